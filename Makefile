@@ -1,0 +1,32 @@
+# make demo, make test, make lint: each sets itself up in .venv
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/.installed
+	$(BIN)/python train.py fit --config configs/image/digits.yaml
+	$(BIN)/python train.py fit --config configs/audio/vowels.yaml
+	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/tensorboard --logdir runs"
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "longseq needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/.installed-test: .venv/.installed
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,51 @@
+"""The contract of an attention mechanism, and the legend of dimensions that every file here uses.
+
+b batch, n tokens, k shortened tokens, d width, h heads, c = d / h channels of a head.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from longseq.attention.layer import AttentionLayer, Stack
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """Where the tokens of a sequence come from: a grid (height, width), or (1, frames), after some prefix tokens.
+
+    Args:
+        size: Rows and columns of the grid, in tokens.
+        num_prefix_tokens: Class and register tokens in front of the grid.
+    """
+
+    size: tuple[int, int]
+    num_prefix_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """n, the length of the whole sequence."""
+        return self.num_prefix_tokens + math.prod(self.size)
+
+
+class Mechanism(ABC):
+    """A small description of an attention mechanism, which builds all the layers of a stack at once.
+
+    All at once, because sharing a projection is a property of the stack: two layers share weights exactly when they
+    hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
+    """
+
+    @abstractmethod
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        """Build one layer for each of timm's attention layers, taking over its weights.
+
+        Args:
+            stack: timm's layers, or those of an earlier mechanism, in the order of the blocks.
+            grid: The tokens that the layers will see; its ``num_tokens`` is the longest sequence.
+
+        Returns:
+            Layers with ``forward(x: (b, n, d), attn_mask=None) -> (b, n, d)``.
+
+        Raises:
+            ValueError: If the mechanism does not fit the stack, naming the argument that is at fault.
+        """

@@ -1,0 +1,14 @@
+"""Exact attention, the reference: Y = softmax(Q K' / sqrt(c)) V (arXiv:1706.03762, equation 1)."""
+
+from dataclasses import dataclass
+
+from longseq.attention.layer import AttentionLayer, Stack, softmax_mix
+from longseq.attention.mechanism import Mechanism, TokenGrid
+
+
+@dataclass(frozen=True)
+class Softmax(Mechanism):
+    """Exact attention through torch's scaled_dot_product_attention; its time grows with n^2 d."""
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        return [AttentionLayer(trained, softmax_mix) for trained in stack]

@@ -1,0 +1,119 @@
+"""Every mechanism against its paper's formula, written naively in float64, in value and in gradient."""
+
+import pytest
+import torch
+from timm.layers.attention import Attention
+from torch import Tensor
+
+from longseq.attention import Linformer, Mechanism, Softmax, TokenGrid, Verma
+
+B, N, K, D, H = 2, 24, 5, 12, 3
+C = D // H
+SHARINGS = ["none", "headwise", "key_value", "layerwise"]
+MECHANISMS = [
+    Softmax(),
+    *(Linformer(K, sharing) for sharing in SHARINGS),
+    Verma(),
+    *(Verma(K, sharing) for sharing in SHARINGS),
+]
+
+
+def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
+    """One clip and one head at a time, each product in the order of the paper, biases before the projection."""
+    weights, bias = layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3)
+    clips = []
+    for clip in x:
+        heads = []
+        for head in range(H):
+            part = slice(head * C, (head + 1) * C)
+            Q, K_, V = (clip @ w[part].T + b[part] for w, b in zip(weights, bias, strict=True))
+            if layer.project_keys is not None:
+                E, F = (
+                    p.weight[head] if p.weight.ndim == 3 else p.weight
+                    for p in (layer.project_keys, layer.project_values)
+                )
+                K_, V = E @ K_, F @ V
+            if isinstance(mechanism, Verma):
+                H_ = torch.softmax(Q / C**0.5, dim=1)
+                L = torch.softmax(K_.T / C**0.5, dim=1)
+                heads.append((H_ @ L) @ V)
+            else:
+                heads.append(torch.softmax(Q @ K_.T / C**0.5, dim=1) @ V)
+        clips.append(torch.cat(heads, dim=1))
+    return torch.stack(clips) @ layer.proj.weight.T + layer.proj.bias
+
+
+def layer_of(mechanism: Mechanism) -> torch.nn.Module:
+    torch.manual_seed(0)
+    attention = Attention(D, num_heads=H, qkv_bias=True)
+    (layer,) = mechanism.layers([attention], TokenGrid((4, N // 4)))
+    layer = layer.double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)  # biases too: their row sums are part of the claim
+    return layer
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+def test_value_and_gradients_are_those_of_the_papers_formula(mechanism: Mechanism) -> None:
+    layer = layer_of(mechanism)
+    x = torch.randn(B, N, D, dtype=torch.float64, requires_grad=True)
+    cotangent = torch.randn(B, N, D, dtype=torch.float64)
+    inputs = [x, *layer.parameters()]
+
+    ours, papers = layer(x), naive(layer, mechanism, x)
+    torch.testing.assert_close(ours, papers, rtol=1e-10, atol=1e-10)
+    for mine, theirs in zip(
+        torch.autograd.grad(ours, inputs, cotangent), torch.autograd.grad(papers, inputs, cotangent), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mechanism", [Linformer(K, "headwise"), Verma(K, "key_value")], ids=repr)
+def test_shortening_before_and_after_the_projection_agree(mechanism: Mechanism) -> None:
+    layer = layer_of(mechanism)
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    early = layer(x)
+    layer.project_keys.commutes = layer.project_values.commutes = False
+    layer.project_keys.forward = lambda tokens: layer.project_keys.weight @ tokens
+    layer.project_values.forward = lambda tokens: layer.project_values.weight @ tokens
+    torch.testing.assert_close(early, layer(x), rtol=1e-10, atol=1e-10)
+
+
+def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
+    """Shen et al., equation 5, with both scales: softmax over features of Q, over tokens of K."""
+    torch.manual_seed(0)
+    layer = layer_of(Verma())
+    x = torch.randn(1, N, D, dtype=torch.float64)
+    q, k, v = layer.qkv(x)[0].view(N, 3, H, C).permute(1, 2, 0, 3)
+    context = torch.einsum("hnc,hne->hce", (k / C**0.5).softmax(1), v)
+    expected = torch.einsum("hnc,hce->nhe", (q / C**0.5).softmax(2), context).reshape(N, D)
+    torch.testing.assert_close(layer(x)[0], layer.proj(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+def test_the_layer_is_a_weighted_mean_of_the_values(mechanism: Mechanism) -> None:
+    """With every value equal to one (and F's rows summing to one), softmax weights that sum to one return it."""
+    layer = layer_of(mechanism)
+    with torch.no_grad():
+        layer.qkv.weight[2 * D :].zero_()
+        layer.qkv.bias[2 * D :].fill_(1.0)
+        layer.proj.weight.copy_(torch.eye(D))
+        layer.proj.bias.zero_()
+        if layer.project_values is not None:
+            layer.project_values.weight /= layer.project_values.weight.sum(-1, keepdim=True)
+    y = layer(torch.randn(B, N, D, dtype=torch.float64))
+    torch.testing.assert_close(y, torch.ones_like(y), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+def test_a_padded_clip_gives_what_it_gives_alone(mechanism: Mechanism) -> None:
+    layer = layer_of(mechanism)
+    clip = torch.randn(1, N - 7, D, dtype=torch.float64)
+    batch = torch.cat([clip, torch.randn(1, 7, D, dtype=torch.float64)], dim=1)
+    present = (torch.arange(N) < N - 7)[None, None, None]
+    torch.testing.assert_close(layer(batch, attn_mask=present)[:, : N - 7], layer(clip), rtol=1e-10, atol=1e-10)
+
+
+def test_causal_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="is_causal"):
+        layer_of(Linformer(K))(torch.randn(1, N, D, dtype=torch.float64), is_causal=True)
