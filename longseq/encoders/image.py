@@ -1,0 +1,58 @@
+"""Images as sequences: one token a pixel, or a patch."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from longseq.attention import Mechanism
+from longseq.encoders.encoder import Encoder
+
+
+class ImageEncoder(Encoder):
+    """A vision transformer (arXiv:2010.11929) over pixels or patches: (b, channels, height, width) -> (b, dim).
+
+    Args:
+        shape: Channels, height and width of an image, in pixels.
+        patch_size: Side of a patch, in pixels; 1 makes every pixel a token.
+        dim: Width of a token.
+        depth: Number of blocks.
+        heads: Attention heads; they divide dim.
+        attention: The mechanism of every block.
+        mlp_ratio: Width of the hidden layer of a block's perceptron, in dims.
+        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
+        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
+        pool: What becomes the features: ``avg``, the mean of the tokens, or ``token``, a class token.
+
+    Raises:
+        ValueError: If the patch does not divide the image, the heads the width, or the mechanism does not fit.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        attention: Mechanism,
+        patch_size: int = 1,
+        dim: int = 128,
+        depth: int = 6,
+        heads: int = 4,
+        mlp_ratio: float = 4.0,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pool: str = "avg",
+    ) -> None:
+        if len(shape) != 3 or min(shape) < 1:
+            raise ValueError(f"shape must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
+        channels, height, width = shape
+        if patch_size < 1 or height % patch_size or width % patch_size:
+            raise ValueError(
+                f"patch_size must divide the image, but {patch_size} does not divide {height} x {width} pixels; "
+                "1 makes every pixel a token"
+            )
+        picture = (channels, height, width)
+        patch = (patch_size, patch_size)
+        super().__init__(picture, patch, dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool)
+        self.shape, self.patch_size = list(shape), patch_size
+
+    def picture(self, batch: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+        return batch.float()

@@ -1,0 +1,101 @@
+"""Sound as sequences of spectrogram frames."""
+
+import numpy as np
+import pytest
+import torch
+
+from longseq.attention import Linformer, Softmax
+from longseq.encoders import SpectrogramEncoder
+from longseq.encoders.spectrogram import fft_length
+
+SMALL = {"dim": 16, "depth": 2, "heads": 2}
+
+
+def encoder(**change: object) -> SpectrogramEncoder:
+    torch.manual_seed(0)
+    arguments = {"sample_rate_hz": 8000, "seconds": 1.0, "attention": Softmax(), **SMALL, **change}
+    return SpectrogramEncoder(**arguments).eval()
+
+
+def test_the_log_mel_is_that_of_a_short_time_fourier_transform_by_hand() -> None:
+    """Hann window, power, the HTK mel scale's triangles, all in NumPy."""
+    model = encoder(num_mels=20)
+    wave = np.random.default_rng(0).standard_normal(8000)
+    n_fft, window, hop = model.log_mel.mel.n_fft, 200, 80
+
+    hann = np.zeros(n_fft)
+    start = (n_fft - window) // 2
+    hann[start : start + window] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    padded = np.pad(wave, n_fft // 2, mode="reflect")
+    frames = np.stack([padded[i * hop : i * hop + n_fft] * hann for i in range(101)], axis=1)
+    power = np.abs(np.fft.rfft(frames, axis=0)) ** 2
+    edges_mel = np.linspace(0, 2595 * np.log10(1 + 4000 / 700), 22)
+    edges = 700 * (10 ** (edges_mel / 2595) - 1)
+    bins = np.linspace(0, 4000, n_fft // 2 + 1)
+    mel = []
+    for low, centre, high in zip(edges, edges[1:], edges[2:], strict=False):
+        triangle = np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)).clip(0)
+        mel.append(triangle @ power)
+    expected = torch.from_numpy(np.log(np.array(mel) + 1e-6)).float()
+
+    ours = model.picture(torch.from_numpy(wave).float()[None])[0, 0]
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_tone_lights_the_band_of_its_frequency() -> None:
+    model = encoder()
+    tone = torch.sin(2 * torch.pi * 1000 * torch.arange(8000) / 8000)
+    band = model.picture(tone[None])[0, 0].mean(-1).argmax()
+    centres = 700 * (10 ** (torch.linspace(0, 2595 * np.log10(1 + 4000 / 700), 66)[1:-1] / 2595) - 1)
+    assert abs(centres[band] - 1000) < 40
+
+
+@pytest.mark.parametrize(("tokens", "count"), [("frames", 101), ([16, 4], 4 * 25), ([64, 10], 10)])
+def test_it_says_how_many_tokens_it_makes(tokens: object, count: int) -> None:
+    model = encoder(tokens=tokens)
+    assert model.num_tokens == count
+    assert model(torch.randn(2, 8000)).shape == (2, 16)
+
+
+def test_the_spectrogram_is_float32_under_mixed_precision() -> None:
+    model, waves = encoder(), torch.randn(2, 8000)
+    expected = model.picture(waves)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model.picture(waves)
+        assert model(waves).isfinite().all()
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, expected)
+
+
+def test_the_spectrogram_is_float32_in_a_bfloat16_model() -> None:
+    model = encoder().to(torch.bfloat16)
+    assert model.picture(torch.randn(2, 8000)).dtype == torch.float32
+    assert model(torch.randn(2, 8000)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("rate", "mels", "window"), [(8000, 64, 200), (8000, 128, 200), (16000, 80, 400)])
+def test_no_mel_filter_is_empty(rate: int, mels: int, window: int) -> None:
+    model = encoder(sample_rate_hz=rate, num_mels=mels)
+    assert model.log_mel.mel.n_fft == fft_length(rate, mels, window)
+    assert (model.log_mel.mel.mel_scale.fb.amax(0) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": -1.0}, "seconds must be positive, got -1"),
+        ({"hop_ms": 0.01}, "hop_ms must be a sample or more"),
+        ({"tokens": [10, 4]}, "tokens must be 'frames' or a patch .* divides 64 mels"),
+        ({"tokens": [64, 200]}, "seconds must hold one token or more"),
+        ({"num_mels": 4000}, "num_mels must be lower"),
+        ({"attention": Linformer(k=102)}, r"k must be in 1\.\.101"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoder(**change)
+
+
+def test_clips_of_another_length_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="8000 samples .* got 7999"):
+        encoder()(torch.randn(1, 7999))
