@@ -1,0 +1,159 @@
+"""The LightningModule: an encoder and a linear head, trained with cross entropy."""
+
+from os import PathLike
+from typing import Any
+
+import pytorch_lightning as pl
+import torch.nn.functional as F
+from jaxtyping import Float
+from pytorch_lightning.utilities import rank_zero_warn
+from timm.optim import list_optimizers
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from longseq.encoders import Encoder
+from longseq.training.checkpoint import build, describe, read_checkpoint
+from longseq.training.optimizer import make_optimizer, warmup_cosine
+
+
+class Classifier(pl.LightningModule):
+    """Classify images or sounds: logits = W encoder(inputs) + b.
+
+    Batches are ``(inputs, labels)`` with labels (b,) of int64. Logged are loss, accuracy (top 1, over samples) and f1
+    (mean over classes) as train/..., val/... and test/....
+
+    Args:
+        encoder: Turns inputs into features (b, dim).
+        num_classes: Number of classes, 2 or more.
+        class_names: Their names, for reports and predictions; numbers if absent.
+        optimizer: Any that timm knows, by its name.
+        learning_rate: The highest, after warm-up.
+        weight_decay: Of matrices only: not of norms, biases, position embeddings and class tokens.
+        warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
+        label_smoothing: Share of the target spread over all classes, in training.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        num_classes: int,
+        class_names: list[str] | None = None,
+        optimizer: str = "adamw",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.05,
+        warmup_fraction: float = 0.1,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be 2 or more, got {num_classes}; one class needs no classifier")
+        if class_names is not None and len(class_names) != num_classes:
+            raise ValueError(
+                f"class_names must be num_classes = {num_classes}, got {len(class_names)}; name each class"
+            )
+        if optimizer not in list_optimizers():
+            raise ValueError(f"optimizer must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some")
+        if learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {learning_rate}; 1e-3 is usual for AdamW")
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative, got {weight_decay}; 0 turns it off")
+        for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+        self.encoder = encoder
+        self.num_classes = num_classes
+        self.class_names = class_names or [str(label) for label in range(num_classes)]
+        self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
+        self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
+        self.head = nn.Linear(encoder.dim, num_classes)
+        nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes), whatever the encoder
+        nn.init.zeros_(self.head.bias)
+        metrics = MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(num_classes, average="micro"),
+                "f1": MulticlassF1Score(num_classes, average="macro"),
+            }
+        )
+        self.train_metrics = metrics.clone(prefix="train/")
+        self.val_metrics = metrics.clone(prefix="val/")
+        self.test_metrics = metrics.clone(prefix="test/")
+        self.save_hyperparameters(describe(self)["init_args"], logger=False)
+
+    def forward(self, inputs: Any) -> Float[Tensor, "b num_classes"]:
+        """Logits of a batch of inputs."""
+        return self.head(self.encoder(inputs))
+
+    def setup(self, stage: str) -> None:
+        """Before a new training, measure the training set's mean and deviation, the same on every rank."""
+        if stage != "fit" or self.trainer.ckpt_path is not None:
+            return
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is None:
+            rank_zero_warn("no data module to measure the inputs of: call encoder.measure(batches) before fit")
+            return
+        loader = datamodule.train_dataloader()
+        batches = DataLoader(loader.dataset, batch_size=256, collate_fn=loader.collate_fn)
+        self.encoder.measure(inputs for inputs, _ in batches)
+
+    def training_step(self, batch: tuple[Any, Tensor], batch_idx: int) -> Tensor:
+        inputs, labels = batch
+        logits = self(inputs)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        self.train_metrics.update(logits.detach(), labels)
+        self.log("train/loss", loss)
+        self.log_dict(self.train_metrics, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Any, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        return self._evaluate(batch, "val", self.val_metrics)
+
+    def test_step(self, batch: tuple[Any, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        return self._evaluate(batch, "test", self.test_metrics)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b num_classes"]:
+        """Probabilities of a batch of inputs; of the inputs alone where the batch has labels."""
+        inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        return self(inputs).float().softmax(dim=-1)
+
+    def _evaluate(self, batch: tuple[Any, Tensor], stage: str, metrics: MetricCollection) -> dict[str, Tensor]:
+        inputs, labels = batch
+        logits = self(inputs)
+        loss = F.cross_entropy(logits, labels)
+        metrics.update(logits, labels)
+        self.log(f"{stage}/loss", loss, batch_size=len(labels), sync_dist=True)
+        self.log_dict(metrics, prog_bar=stage == "val")
+        return {"loss": loss, "logits": logits, "labels": labels}
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""
+        return {"*pos_embed", "*cls_token", "*reg_token"}
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = make_optimizer(self, self.optimizer, self.learning_rate, self.weight_decay)
+        schedule = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup_fraction)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Name the data too, so that a checkpoint alone suffices to test and to predict."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None:
+            checkpoint["data"] = describe(datamodule)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: str | PathLike, map_location: Any = "cpu", **kwargs: Any) -> "Classifier":
+        """Rebuild a trained classifier from its checkpoint alone.
+
+        Args:
+            checkpoint_path: A file that fit has written.
+            map_location: Where its tensors go.
+            kwargs: Arguments of the constructor to change.
+        """
+        checkpoint = read_checkpoint(checkpoint_path, map_location)
+        model = cls(**{**build(checkpoint["hyper_parameters"]), **kwargs})
+        model.load_state_dict(checkpoint["state_dict"])
+        return model
