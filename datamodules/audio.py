@@ -1,0 +1,98 @@
+"""What data modules of sounds share: rate, length, and reading any sound file."""
+
+import math
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
+
+import soundfile
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+from torchaudio.functional import resample
+
+from datamodules.base import DataError, DataModule, require
+
+
+def fit_length(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " {num_samples}"]:
+    """The middle of a longer waveform; a shorter one with zeros behind it."""
+    start = max(len(waveform) - num_samples, 0) // 2
+    waveform = waveform[start : start + num_samples]
+    return torch.nn.functional.pad(waveform, (0, num_samples - len(waveform)))
+
+
+def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
+    """Resample. Rates whose ratio has large terms (44101 to 16000) get one within 1e-6 of it, unheard, for the
+    filter of the exact ratio would take minutes and gigabytes."""
+    ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
+    return resample(waveform, ratio.denominator, ratio.numerator)
+
+
+class AudioDataModule(DataModule):
+    """Sounds as float32 waveforms (samples,) in -1..1, all of one rate and length.
+
+    Args:
+        sample_rate_hz: Samples per second.
+        seconds: Length of every waveform; longer sounds lose both ends, shorter ones get zeros behind them.
+    """
+
+    shape: tuple[int]
+    predict_suffixes: ClassVar[frozenset[str]] = frozenset(
+        {".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"}
+    )
+
+    def __init__(
+        self,
+        sample_rate_hz: int,
+        seconds: float,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, num_workers, val_fraction, seed)
+        require(
+            1000 <= sample_rate_hz <= 192_000,
+            "sample_rate_hz",
+            "in 1000..192000",
+            sample_rate_hz,
+            "8000 is enough for speech",
+        )
+        require(
+            math.isfinite(seconds) and seconds * sample_rate_hz >= 1,
+            "seconds",
+            f"at least one sample (1/{sample_rate_hz} s)",
+            seconds,
+            "give the length of a typical sound",
+        )
+        self.sample_rate_hz = sample_rate_hz
+        self.seconds = seconds
+        self.shape = (round(seconds * sample_rate_hz),)
+
+    def read(self, path: str | os.PathLike[str]) -> Float32[Tensor, " s"]:
+        """One input from a sound file of any rate, length and number of channels (which are averaged).
+
+        Raises:
+            DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite.
+        """
+        if not Path(path).is_file():
+            raise DataError(f"{path}: no such file; check the path")
+        try:
+            with soundfile.SoundFile(path) as file:
+                rate_hz = file.samplerate
+                wanted = math.ceil(self.seconds * rate_hz)  # an hour of sound costs no more than its middle
+                file.seek(max(file.frames - wanted, 0) // 2)
+                frames = file.read(wanted, dtype="float32", always_2d=True)
+        except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: a file without a header (.raw)
+            what = str(getattr(error, "error_string", error)).rstrip(".")
+            raise DataError(f"{path}: not a readable sound ({what}); convert it to WAV or FLAC") from error
+        if not len(frames):
+            raise DataError(f"{path}: holds no sound; leave it out or record it again")
+        if not 1000 <= rate_hz <= 1_000_000:
+            raise DataError(f"{path}: says {rate_hz} samples a second; give it its true rate")
+        waveform = torch.from_numpy(frames.mean(axis=1))
+        if not waveform.isfinite().all():
+            raise DataError(f"{path}: holds values that are not finite; write it again")
+        waveform = change_rate(waveform, rate_hz, self.sample_rate_hz)
+        return fit_length(waveform.clamp(-1, 1), self.shape[0])

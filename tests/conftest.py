@@ -1,0 +1,40 @@
+"""What tests of several folders use: real data, and the command line as a user runs it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+TrainPy = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def train_py(tmp_path: Path) -> TrainPy:
+    """Run ``python train.py ...`` in a process of its own, its runs under tmp_path."""
+
+    def run(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [sys.executable, str(ROOT / "train.py"), *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
+        return result
+
+    return run
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data sets that LONGSEQ_DATA names."""
+    folder = os.environ.get("LONGSEQ_DATA")
+    if not folder:
+        pytest.skip("set LONGSEQ_DATA to a folder that holds free-spoken-digit-dataset/ and MNIST/")
+    return Path(folder)

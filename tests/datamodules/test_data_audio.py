@@ -1,0 +1,178 @@
+"""FSDD, and reading any sound file."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from datamodules import FSDD, DataError
+from datamodules.audio import AudioDataModule, change_rate
+
+DATA = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
+TONE_HZ = 440.0
+
+
+def tone(rate_hz: int, seconds: float, amplitude: float = 0.5) -> np.ndarray:
+    return amplitude * np.sin(2 * math.pi * TONE_HZ * np.arange(round(rate_hz * seconds)) / rate_hz)
+
+
+def assert_is_the_tone(waveform: torch.Tensor, amplitude: float = 0.5) -> None:
+    """One peak in the spectrum, at the tone's frequency, with its amplitude."""
+    assert waveform.shape == DATA.shape
+    assert waveform.dtype == torch.float32
+    middle = waveform[1000:3000].double() * torch.hann_window(2000, dtype=torch.float64)
+    spectrum = torch.fft.rfft(middle).abs() / 500  # the window's mean is a half, a sine's line is half its amplitude
+    assert spectrum.argmax() * 4 == TONE_HZ  # lines are 4 Hz apart
+    assert spectrum.max() == pytest.approx(amplitude, rel=0.02)
+    assert spectrum[4:100].max() < 0.01 * amplitude  # 8 bits have an offset at 0 Hz
+    assert spectrum[120:].max() < 0.01 * amplitude
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 11025, 16000, 22050, 44100, 44101, 48000, 96000])
+@pytest.mark.parametrize("channels", [1, 2, 6])
+def test_a_tone_keeps_its_pitch_and_level_from_any_rate_and_channels(rate_hz, channels, tmp_path):
+    soundfile.write(tmp_path / "x.wav", np.tile(tone(rate_hz, 1.0)[:, None], channels), rate_hz)
+    assert_is_the_tone(DATA.read(tmp_path / "x.wav"))
+
+
+def test_channels_are_averaged(tmp_path):
+    left = tone(44100, 1.0)
+    soundfile.write(tmp_path / "x.wav", np.stack([left, np.zeros_like(left)], axis=1), 44100)
+    assert_is_the_tone(DATA.read(tmp_path / "x.wav"), amplitude=0.25)
+
+
+@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "MS_ADPCM"])
+def test_a_tone_keeps_its_level_in_every_encoding_of_a_wav(subtype, tmp_path):
+    soundfile.write(tmp_path / "x.wav", tone(8000, 1.0), 8000, subtype=subtype)
+    assert_is_the_tone(DATA.read(tmp_path / "x.wav"))
+
+
+@pytest.mark.parametrize("suffix", sorted(AudioDataModule.predict_suffixes))
+def test_every_suffix_that_is_promised_can_be_read(suffix, tmp_path):
+    formats = {".aif": "AIFF", ".opus": "OGG"}
+    subtype = "OPUS" if suffix == ".opus" else None
+    path = tmp_path / f"x{suffix}"
+    soundfile.write(path, tone(48000, 1.0), 48000, subtype=subtype, format=formats.get(suffix))
+    assert_is_the_tone(DATA.read(path))
+
+
+def test_a_long_sound_is_cut_to_its_middle(tmp_path):
+    silence = np.zeros(8000)
+    soundfile.write(tmp_path / "x.wav", np.concatenate([silence, np.full(2000, 0.5), silence]), 8000)
+    waveform = DATA.read(tmp_path / "x.wav")
+    assert (waveform[1001:2999] - 0.5).abs().max() < 1e-4
+    assert waveform[:1000].abs().max() == waveform[3000:].abs().max() == 0
+
+
+def test_a_short_sound_gets_zeros_behind_it(tmp_path):
+    soundfile.write(tmp_path / "x.wav", np.full(1500, 0.25), 8000)
+    waveform = DATA.read(tmp_path / "x.wav")
+    assert (waveform[:1500] - 0.25).abs().max() < 1e-4
+    assert waveform[1500:].abs().max() == 0
+
+
+def test_a_float_file_beyond_full_scale_is_clipped(tmp_path):
+    soundfile.write(tmp_path / "x.wav", np.full(8000, 3.0), 8000, subtype="FLOAT")
+    assert DATA.read(tmp_path / "x.wav").max() == 1
+
+
+def test_rates_without_a_common_divisor_take_no_gigabytes():
+    assert len(change_rate(torch.zeros(44_101), 44_101, 16_000)) == pytest.approx(16_000, abs=1)
+    assert len(change_rate(torch.zeros(44_100), 44_100, 16_001)) == pytest.approx(16_001, abs=1)
+
+
+def wav(frames: bytes, rate_hz: int = 8000) -> bytes:
+    chunks = b"WAVEfmt \x10\0\0\0\x01\0\x01\0" + rate_hz.to_bytes(4, "little") + (2 * rate_hz).to_bytes(4, "little")
+    chunks += b"\x02\0\x10\0data" + len(frames).to_bytes(4, "little") + frames
+    return b"RIFF" + len(chunks).to_bytes(4, "little") + chunks
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("x.wav", b"", "not a readable sound"),
+        ("x.wav", b"these are letters", "not a readable sound"),
+        ("x.mp3", b"these are letters", "not a readable sound"),
+        ("x.raw", bytes(1000), "not a readable sound"),
+        ("x.wav", wav(b""), "holds no sound"),
+        ("x.wav", wav(bytes(100), rate_hz=3), "says 3 samples a second"),
+        ("x.wav", wav(bytes(100), rate_hz=1_000_000_000), "says 1000000000 samples a second"),
+    ],
+)
+def test_a_broken_sound_is_named_on_one_line(name, content, what, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        DATA.read(path)
+    assert str(error.value).startswith(f"{path}: {what}")
+    assert ";" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_sound_with_values_that_are_not_finite_is_refused(tmp_path):
+    soundfile.write(tmp_path / "x.wav", np.array([0.0, np.nan, 0.0] * 1000), 8000, subtype="FLOAT")
+    with pytest.raises(DataError, match=r"x\.wav: holds values that are not finite"):
+        DATA.read(tmp_path / "x.wav")
+
+
+def test_an_absent_sound_is_named():
+    with pytest.raises(DataError, match=r"^no/such\.wav: no such file; "):
+        DATA.read("no/such.wav")
+
+
+def test_fsdd_has_the_documented_counts_and_the_official_split(real_data):
+    data = FSDD(str(real_data))
+    data.setup()
+    assert len(data.train_set) + len(data.val_set) == 2700  # 6 speakers, 10 digits, 50 takes, of which 5 are the test's
+    assert data.test_set.labels.bincount().tolist() == [30] * 10
+    assert data.val_set.labels.bincount().tolist() == [27] * 10
+    recordings = real_data / "free-spoken-digit-dataset" / "recordings"
+    found = {row.numpy().tobytes() for row in data.test_set.inputs}
+    for name, is_test in (("7_jackson_0", True), ("7_jackson_4", True), ("7_jackson_5", False), ("3_theo_49", False)):
+        samples, _ = soundfile.read(recordings / f"{name}.wav", dtype="float32")
+        spare = max(len(samples) - 8000, 0) // 2
+        samples = np.pad(samples[spare : spare + 8000], (0, max(8000 - len(samples), 0)))
+        assert (samples.tobytes() in found) == is_test
+    in_training = {row.numpy().tobytes() for row in torch.cat([data.train_set.inputs, data.val_set.inputs])}
+    assert not found & in_training
+
+
+def test_fsdd_is_found_from_the_parent_the_folder_and_the_recordings(tmp_path):
+    recordings = tmp_path / "free-spoken-digit-dataset" / "recordings"
+    recordings.mkdir(parents=True)
+    for digit in range(10):
+        for index in (0, 4, 5, 6, 7, 31):
+            soundfile.write(recordings / f"{digit}_nobody_{index}.wav", np.full(99, (digit * 40 + index) / 500), 8000)
+    (recordings / "._0_nobody_0.wav").write_bytes(b"what a Mac leaves behind")
+    for root in (tmp_path, recordings.parent, recordings):
+        data = FSDD(str(root), seconds=0.01)
+        data.setup()
+        assert (len(data.train_set), len(data.val_set), len(data.test_set)) == (30, 10, 20)
+        assert torch.allclose(
+            data.test_set.inputs[:, 0], (data.test_set.labels * 40 + torch.tensor([0, 4] * 10)) / 500, atol=1e-4
+        )
+
+
+def test_an_absent_fsdd_says_what_goes_where(tmp_path):
+    with pytest.raises(DataError, match=r": no recordings named DIGIT_SPEAKER_INDEX\.wav; get https://.* root"):
+        FSDD(str(tmp_path / "absent")).setup()
+
+
+def test_an_fsdd_that_was_half_unpacked_is_refused(tmp_path):
+    for digit in range(7):
+        for index in range(10):
+            soundfile.write(tmp_path / f"{digit}_nobody_{index}.wav", np.zeros(99), 8000)
+    with pytest.raises(DataError, match="no training recording of digit 7; "):
+        FSDD(str(tmp_path)).setup()
+
+
+def test_a_broken_recording_of_fsdd_is_named(tmp_path):
+    for digit in range(10):
+        for index in (1, 9):
+            soundfile.write(tmp_path / f"{digit}_nobody_{index}.wav", np.zeros(99), 8000)
+    shutil.copy(__file__, tmp_path / "4_nobody_9.wav")
+    with pytest.raises(DataError, match=r"4_nobody_9\.wav: not a readable sound"):
+        FSDD(str(tmp_path)).setup()

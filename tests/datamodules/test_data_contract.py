@@ -1,0 +1,174 @@
+"""What every data module promises, and the split that they share."""
+
+import copy
+import inspect
+import json
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from datamodules import FSDD, MNIST, DataError, Digits, Vowels
+from datamodules.base import hold_out
+
+ALL = [Digits(size=10), MNIST("nowhere"), Vowels(num_train=180, num_test=60), FSDD("nowhere")]
+EMBEDDED = [Digits(), Vowels(num_train=180, num_test=60)]
+
+
+def of_class(data):
+    return type(data).__name__
+
+
+@pytest.mark.parametrize("data", ALL, ids=of_class)
+def test_constructor_arguments_are_kept_as_plain_attributes_that_rebuild_the_module(data):
+    arguments = {name: getattr(data, name) for name in inspect.signature(type(data)).parameters}
+    assert json.loads(json.dumps(arguments)) == arguments
+    again = type(data)(**arguments)
+    assert {name: getattr(again, name) for name in arguments} == arguments
+    assert {"batch_size", "num_workers", "val_fraction", "seed"} <= set(arguments)
+
+
+@pytest.mark.parametrize(("data", "shape"), list(zip(ALL, [(1, 10, 10), (1, 28, 28), (3200,), (8000,)], strict=True)))
+def test_shape_and_classes_are_known_before_any_file_is_touched(data, shape):
+    assert data.shape == shape
+    assert data.num_classes == len(set(data.class_names)) == 10
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Digits(batch_size=0), "batch_size"),
+        (lambda: Digits(num_workers=-1), "num_workers"),
+        (lambda: MNIST("nowhere", val_fraction=0.0), "val_fraction"),
+        (lambda: MNIST("nowhere", val_fraction=float("nan")), "val_fraction"),
+        (lambda: FSDD("nowhere", val_fraction=1.0), "val_fraction"),
+        (lambda: Digits(seed=-1), "seed"),
+        (lambda: Digits(size=0), "size"),
+        (lambda: FSDD("nowhere", seconds=0.0), "seconds"),
+        (lambda: FSDD("nowhere", seconds=float("inf")), "seconds"),
+        (lambda: Vowels(seconds=0.01), "seconds"),
+        (lambda: Vowels(sample_rate_hz=0), "sample_rate_hz"),
+        (lambda: Vowels(num_train=100), "num_train"),
+        (lambda: Vowels(num_test=0), "num_test"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name_with_value_and_remedy(make, name):
+    with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*; .+") as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("data", EMBEDDED, ids=of_class)
+def test_batches_are_inputs_of_the_shape_with_int64_labels_and_none_is_lost(data):
+    data.setup()
+    for loader, split in (
+        (data.train_dataloader(), data.train_set),
+        (data.val_dataloader(), data.val_set),
+        (data.test_dataloader(), data.test_set),
+    ):
+        inputs, labels = zip(*loader, strict=True)
+        assert all(len(batch) == data.batch_size for batch in labels[:-1])
+        assert torch.cat(inputs).shape == (len(split), *data.shape)
+        assert torch.cat(labels).dtype == torch.int64
+        assert torch.equal(torch.cat(labels).sort()[0], split.labels.sort()[0])
+
+
+def test_training_is_shuffled_anew_every_epoch_in_an_order_that_the_seed_alone_decides():
+    def order(seed: int) -> list[list[int]]:
+        torch.manual_seed(torch.seed() % 2**31)  # the global generator is not to matter
+        data = Digits(seed=seed)
+        data.setup()
+        data.train_set.labels = torch.arange(len(data.train_set))
+        loader = data.train_dataloader()
+        return [torch.cat([labels for _, labels in loader]).tolist() for _ in range(2)]
+
+    first, second = order(0)
+    assert sorted(first) == sorted(second) == list(range(len(first)))
+    assert first != second and first != sorted(first)
+    assert order(0) == [first, second]
+    assert order(1) != [first, second]
+
+
+def test_workers_deliver_the_same_batches_as_none():
+    def epoch(num_workers: int) -> list[torch.Tensor]:
+        data = Digits(num_workers=num_workers)
+        data.setup()
+        return [tensor for batch in data.train_dataloader() for tensor in batch]
+
+    assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(1), strict=True))
+
+
+class _Counts(pl.LightningModule):
+    """Notes what it is given; learns nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen = []
+
+    def training_step(self, batch):
+        self.sampler = self.trainer.train_dataloader.sampler
+        self.seen.append(batch)
+        return self.weight * 1
+
+    def predict_step(self, batch):
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+QUIET = dict(
+    accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)  # fmt: skip
+
+
+def test_whole_batches_survive_the_distributed_sampler_that_lightning_puts_in():
+    model, data = _Counts(), Digits(batch_size=100)
+    pl.Trainer(max_epochs=1, strategy="ddp", **QUIET).fit(model, datamodule=data)
+    torch.distributed.destroy_process_group()
+    assert isinstance(model.sampler, DistributedSampler)
+    assert [len(labels) for _, labels in model.seen] == [100] * 12 + [95]
+    assert torch.equal(torch.cat([labels for _, labels in model.seen]).sort()[0], data.train_set.labels.sort()[0])
+
+
+def test_predicting_reads_foreign_files_in_order_and_needs_no_data_of_its_own(tmp_path):
+    from PIL import Image
+
+    data = MNIST(str(tmp_path / "absent"), download=True, batch_size=2)
+    for grey in (10, 200, 90):
+        Image.new("L", (40, 30), grey).save(tmp_path / f"{grey}.png")
+        data.predict_paths.append(str(tmp_path / f"{grey}.png"))
+    batches = pl.Trainer(**QUIET).predict(_Counts(), datamodule=data)
+    assert [tuple(batch.shape) for batch in batches] == [(2, 1, 28, 28), (1, 1, 28, 28)]
+    assert torch.cat(batches)[:, 0, 0, 0].tolist() == [10, 200, 90]
+
+
+def test_predict_paths_are_not_shared_between_modules():
+    one, other = Digits(), Digits()
+    one.predict_paths.append("a.png")
+    assert other.predict_paths == []
+
+
+def test_hold_out_takes_the_same_share_of_every_class_and_splits_without_overlap():
+    labels = torch.tensor([0] * 100 + [1] * 50 + [2] * 10 + [3] * 2 + [4])[torch.randperm(163)]
+    kept, held = hold_out(labels, 0.2, seed=0)
+    assert labels[held].bincount(minlength=5).tolist() == [20, 10, 2, 1, 0]
+    assert sorted(torch.cat([kept, held]).tolist()) == list(range(163))
+
+
+def test_hold_out_depends_on_the_seed_alone():
+    labels = torch.arange(10).repeat(30)
+    state = copy.copy(torch.get_rng_state())
+    first = hold_out(labels, 0.1, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(7)
+    assert all(torch.equal(a, b) for a, b in zip(first, hold_out(labels, 0.1, seed=3), strict=True))
+    assert not torch.equal(first[1], hold_out(labels, 0.1, seed=4)[1])
+
+
+def test_a_data_error_ends_a_command_with_exit_code_3():
+    assert DataError("x: y; z").exit_code == 3

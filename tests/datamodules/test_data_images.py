@@ -1,0 +1,258 @@
+"""Digits, MNIST, and reading any image file."""
+
+import gzip
+import os
+import shutil
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torchvision import datasets
+
+from datamodules import MNIST, DataError, Digits
+from datamodules.images import ImageDataModule
+
+
+class Colours(ImageDataModule):
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.class_names = ["a"]
+        self.shape = (channels, height, width)
+
+    def load(self):
+        raise AssertionError("reading foreign files loads nothing")
+
+
+GREY, RGB = Colours(1, 12, 20), Colours(3, 12, 20)
+
+
+def bytes_of(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def scikit_learns_digits() -> dict[bytes, int]:
+    source = load_digits()
+    images = np.rint(source.images * 15.9375).astype(np.uint8)
+    return dict(zip((image.tobytes() for image in images), source.target.tolist(), strict=True))
+
+
+def test_digits_are_scikit_learns_in_255_levels_with_a_stratified_fifth_for_test():
+    data = Digits()
+    data.setup()
+    parts = (data.train_set, data.val_set, data.test_set)
+    source = scikit_learns_digits()
+    assert [len(part) for part in parts] == [1295, 143, 359]
+    assert {image.numpy().tobytes(): int(label) for part in parts for image, label in part} == source
+    per_class = np.bincount(list(source.values()))
+    assert np.abs(data.test_set.labels.bincount().numpy() - per_class / 5).max() <= 0.5
+    assert np.abs(data.val_set.labels.bincount().numpy() - per_class * 0.8 / 10).max() <= 0.6
+
+
+def test_the_test_split_of_digits_is_the_same_for_every_seed_and_shares_no_image_with_training():
+    one, other = Digits(seed=0), Digits(seed=1, val_fraction=0.3)
+    one.setup()
+    other.setup()
+    assert torch.equal(one.test_set.inputs, other.test_set.inputs)
+    assert not torch.equal(one.val_set.inputs[:100], other.val_set.inputs[:100])
+    test = bytes_of(one.test_set.inputs)
+    assert not test & bytes_of(torch.cat([one.train_set.inputs, one.val_set.inputs]))
+    assert not bytes_of(one.train_set.inputs) & bytes_of(one.val_set.inputs)
+
+
+def test_larger_digits_keep_their_brightness():
+    small, large = Digits(), Digits(size=32)
+    small.setup()
+    large.setup()
+    assert large.test_set.inputs.shape[1:] == large.shape == (1, 32, 32)
+    difference = large.test_set.inputs.float().mean((1, 2, 3)) - small.test_set.inputs.float().mean((1, 2, 3))
+    assert difference.abs().max() < 8
+
+
+@pytest.fixture
+def packed_mnist(real_data, tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, _ in datasets.MNIST.resources:
+        os.symlink(real_data / "MNIST" / "raw" / name, folder / name)
+    return tmp_path
+
+
+def test_mnist_is_unpacked_without_a_network_and_has_the_documented_counts(packed_mnist, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("opened a connection"))
+    data = MNIST(str(packed_mnist))
+    data.prepare_data()
+    data.setup()
+    assert len(data.train_set) + len(data.val_set) == 60_000
+    # the counts of the test set's digits, as every description of MNIST gives them
+    assert data.test_set.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    share = data.val_set.labels.bincount() / (data.val_set.labels.bincount() + data.train_set.labels.bincount())
+    assert torch.allclose(share, torch.tensor(0.1), atol=1e-3)
+    # the first test image, read here from the documented layout: 16 bytes of header, then 28 x 28 bytes an image
+    with gzip.open(packed_mnist / "MNIST" / "raw" / "t10k-images-idx3-ubyte.gz") as file:
+        first = np.frombuffer(file.read(16 + 784)[16:], np.uint8).reshape(1, 28, 28)
+    assert np.array_equal(data.test_set.inputs[0].numpy(), first)
+
+
+def test_absent_mnist_says_which_file_goes_where(tmp_path):
+    data = MNIST(str(tmp_path))
+    data.prepare_data()
+    with pytest.raises(DataError, match=r"MNIST/raw/train-images-idx3-ubyte.gz: no such file.*; .*download") as error:
+        data.setup()
+    assert "\n" not in str(error.value)
+
+
+def test_an_archive_that_is_not_mnists_is_named_and_not_unpacked(tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, _ in datasets.MNIST.resources:
+        (folder / name).write_bytes(gzip.compress(b"not digits"))
+    data = MNIST(str(tmp_path))
+    data.prepare_data()
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: not the original file"):
+        data.setup()
+
+
+def test_a_folder_that_cannot_be_written_is_named(packed_mnist):
+    (packed_mnist / "MNIST" / "raw" / "train-images-idx3-ubyte").mkdir()  # no file can be written over a folder
+    with pytest.raises(DataError, match=r"MNIST/raw: cannot fetch or unpack the files here \(.+\); copy"):
+        MNIST(str(packed_mnist)).prepare_data()
+
+
+def test_half_unpacked_mnist_is_reported_as_broken(packed_mnist):
+    MNIST(str(packed_mnist)).prepare_data()
+    with open(packed_mnist / "MNIST" / "raw" / "t10k-images-idx3-ubyte", "r+b") as file:
+        file.truncate(100_000)
+    data = MNIST(str(packed_mnist))
+    data.prepare_data()
+    with pytest.raises(DataError, match="MNIST/raw: broken files; delete"):
+        data.setup()
+
+
+def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
+    with pytest.raises(DataError, match=r"MNIST/raw: .+; .+") as error:
+        MNIST(str(tmp_path), download=True).prepare_data()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16"])
+@pytest.mark.parametrize("data", [GREY, RGB], ids=["grey", "rgb"])
+def test_every_mode_of_pillow_becomes_the_modules_channels(mode, data, tmp_path):
+    white = Image.new("L", (7, 5), 255)
+    if mode in ("I", "I;16"):
+        image = Image.fromarray(np.full((5, 7), 65535, np.int32 if mode == "I" else np.uint16))
+    elif mode == "F":
+        image = Image.fromarray(np.ones((5, 7), np.float32))
+    else:
+        image = white.convert("RGB").convert(mode) if mode != "PA" else white.convert("P").convert("PA")
+    assert image.mode == mode
+    path = tmp_path / ("x.png" if mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else "x.tiff")
+    image.save(path)
+    pixels = data.read(path)
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == data.shape
+    assert pixels.min() >= 254
+
+
+def test_colours_and_places_survive(tmp_path):
+    image = Image.new("RGB", (40, 24), (255, 0, 0))
+    image.paste((0, 0, 255), (20, 0, 40, 24))
+    image.save(tmp_path / "x.png")
+    pixels = RGB.read(tmp_path / "x.png")
+    assert pixels[:, 6, 3].tolist() == [255, 0, 0]
+    assert pixels[:, 6, 16].tolist() == [0, 0, 255]
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
+    Image.fromarray(np.full((12, 20), 257 * 100, np.uint16)).save(tmp_path / "x.png")
+    assert GREY.read(tmp_path / "x.png").unique().tolist() == [100]
+
+
+def test_exif_orientation_is_applied(tmp_path):
+    stored = Image.new("L", (12, 20), 0)
+    stored.paste(255, (0, 0, 12, 10))  # bright above
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise: bright to the right
+    stored.save(tmp_path / "x.png", exif=exif)
+    pixels = GREY.read(tmp_path / "x.png")
+    assert pixels[0, :, :9].max() == 0
+    assert pixels[0, :, 11:].min() == 255
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparency_is_laid_over_white_whatever_colour_it_hides(mode, tmp_path):
+    image = Image.new("RGBA", (20, 12), (9, 9, 9, 0)).convert(mode)
+    image.save(tmp_path / "x.png", **({"transparency": image.getpixel((0, 0))} if mode == "P" else {}))
+    assert RGB.read(tmp_path / "x.png").unique().tolist() == [255]
+
+
+def test_shrinking_averages_instead_of_skipping_pixels(tmp_path):
+    stripes = np.zeros((480, 800), np.uint8)
+    stripes[:, ::2] = 255
+    Image.fromarray(stripes).save(tmp_path / "x.png")
+    assert (GREY.read(tmp_path / "x.png").float() - 127.5).abs().max() < 8
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds one pixel."""
+
+    def chunk(content: bytes) -> bytes:
+        return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+
+    header = chunk(b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT" + zlib.compress(bytes(2)))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "not a readable image"),
+        (b"these are letters", "not a readable image (unknown format); "),
+        (png(30, 30), "not a readable image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a readable image"),
+        (png(10_000, 10_000), "more pixels than the limit"),
+        (png(60_000, 60_000), "more pixels than the limit"),
+    ],
+    ids=["empty", "text", "cut off", "postscript", "100 megapixels", "3600 megapixels"],
+)
+def test_a_broken_image_is_named_on_one_line(content, what, tmp_path):
+    path = tmp_path / "broken.png"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        GREY.read(path)
+    assert str(error.value).startswith(f"{path}: {what}")
+    assert ";" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_jpeg_is_refused(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.jpg")
+    content = (tmp_path / "whole.jpg").read_bytes()
+    (tmp_path / "half.jpg").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"half\.jpg: not a readable image \(.*truncated"):
+        GREY.read(tmp_path / "half.jpg")
+
+
+def test_an_absent_image_is_named():
+    with pytest.raises(DataError, match=r"^no/such\.png: no such file; "):
+        GREY.read("no/such.png")
+
+
+def test_what_mnist_reads_from_a_saved_digit_is_that_digit(packed_mnist, tmp_path):
+    data = MNIST(str(packed_mnist))
+    data.prepare_data()
+    data.setup()
+    Image.fromarray(data.test_set.inputs[3, 0].numpy()).save(tmp_path / "x.png")
+    assert torch.equal(data.read(tmp_path / "x.png"), data.test_set.inputs[3])
+    shutil.rmtree(packed_mnist / "MNIST")
+
+
+@pytest.mark.parametrize("suffix", sorted(ImageDataModule.predict_suffixes))
+def test_every_suffix_that_is_promised_can_be_read(suffix, tmp_path):
+    Image.new("L", (20, 12), 77).save(tmp_path / f"x{suffix}")
+    assert (GREY.read(tmp_path / f"x{suffix}").float() - 77).abs().max() <= 2
