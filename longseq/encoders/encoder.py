@@ -21,6 +21,7 @@ class Encoder(nn.Module, ABC):
         num_tokens: n, the length of the sequence that the attention sees.
         dim: Width of the features.
         picture_shape: (channels, height, width) of what the trunk takes.
+        mean, std: Of the training set's pictures: one a channel for images, one a mel band for sound.
     """
 
     mean: Tensor
@@ -29,6 +30,7 @@ class Encoder(nn.Module, ABC):
     def __init__(
         self,
         picture_shape: tuple[int, int, int],
+        statistics: tuple[int, int, int],
         patch: tuple[int, int],
         dim: int,
         depth: int,
@@ -72,8 +74,8 @@ class Encoder(nn.Module, ABC):
             ),
             attention,
         )
-        self.register_buffer("mean", torch.zeros(channels, 1, 1))
-        self.register_buffer("std", torch.ones(channels, 1, 1))
+        self.register_buffer("mean", torch.zeros(statistics))
+        self.register_buffer("std", torch.ones(statistics))
 
     @property
     def num_tokens(self) -> int:
@@ -90,14 +92,15 @@ class Encoder(nn.Module, ABC):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Tensor]) -> None:
-        """Set the mean and the standard deviation of each channel, over all pictures of the training set."""
-        count = 0
-        total = squares = torch.zeros((), dtype=torch.float64, device=self.mean.device)
+        """Set mean and standard deviation to those of all pictures of the training set."""
+        num_pixels = 0
+        total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
         for batch in batches:
-            pixels = self.picture(batch.to(self.mean.device)).double().transpose(0, 1).flatten(1)
-            count += pixels.shape[1]
-            total, squares = total + pixels.sum(1), squares + pixels.square().sum(1)
-        mean = total / count
-        std = (squares / count - mean.square()).clamp(min=0).sqrt()
-        self.mean.copy_(mean[:, None, None])
-        self.std.copy_(torch.where(std > 0, std, 1.0)[:, None, None])  # a channel of one value stays as it is
+            pixels = self.picture(batch.to(self.mean.device)).double()
+            num_pixels += pixels.numel() // total.numel()
+            total = total + pixels.sum(0).sum_to_size(total.shape)
+            squares = squares + pixels.square().sum(0).sum_to_size(total.shape)
+        mean = total / num_pixels
+        std = (squares / num_pixels - mean.square()).clamp(min=0).sqrt()
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 0, std, 1.0))  # what has one value only is shifted, not scaled

@@ -51,7 +51,9 @@ class ImageEncoder(Encoder):
             )
         picture = (channels, height, width)
         patch = (patch_size, patch_size)
-        super().__init__(picture, patch, dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool)
+        super().__init__(
+            picture, (channels, 1, 1), patch, dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool
+        )
         self.shape, self.patch_size = list(shape), patch_size
 
     def picture(self, batch: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:

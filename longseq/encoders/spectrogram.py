@@ -68,19 +68,21 @@ class SpectrogramEncoder(Encoder):
             raise ValueError(
                 f"tokens must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
             )
-        self_samples = round(sample_rate_hz * seconds)
-        num_frames = (1 + self_samples // hop) // frames * frames  # what does not fill a patch is left out
+        num_samples = round(sample_rate_hz * seconds)
+        num_frames = (1 + num_samples // hop) // frames * frames  # what does not fill a patch is left out
         if num_frames == 0:
             raise ValueError(
                 f"seconds must hold one token or more, but {seconds} s hold none of {frames} frames every {hop_ms} ms; "
                 "lengthen the clip or shorten the hop"
             )
         picture = (1, num_mels, num_frames)
-        super().__init__(picture, (mels, frames), dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool)
+        statistics = (1, num_mels, 1)
+        patch = (mels, frames)
+        super().__init__(picture, statistics, patch, dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
-        self.num_samples = self_samples
+        self.num_samples = num_samples
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
     def picture(self, batch: Float[Tensor, "b samples"]) -> Float[Tensor, "b 1 mels frames"]:

@@ -1,5 +1,6 @@
 """The LightningModule: an encoder and a linear head, trained with cross entropy."""
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -100,7 +101,7 @@ class Classifier(pl.LightningModule):
         batches = DataLoader(loader.dataset, batch_size=256, collate_fn=loader.collate_fn)
         self.encoder.measure(inputs for inputs, _ in batches)
 
-    def training_step(self, batch: tuple[Any, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         logits = self(inputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
@@ -109,10 +110,10 @@ class Classifier(pl.LightningModule):
         self.log_dict(self.train_metrics, on_step=False, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: tuple[Any, Tensor], batch_idx: int) -> dict[str, Tensor]:
+    def validation_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
         return self._evaluate(batch, "val", self.val_metrics)
 
-    def test_step(self, batch: tuple[Any, Tensor], batch_idx: int) -> dict[str, Tensor]:
+    def test_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
         return self._evaluate(batch, "test", self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b num_classes"]:
@@ -120,7 +121,7 @@ class Classifier(pl.LightningModule):
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         return self(inputs).float().softmax(dim=-1)
 
-    def _evaluate(self, batch: tuple[Any, Tensor], stage: str, metrics: MetricCollection) -> dict[str, Tensor]:
+    def _evaluate(self, batch: Sequence[Any], stage: str, metrics: MetricCollection) -> dict[str, Tensor]:
         inputs, labels = batch
         logits = self(inputs)
         loss = F.cross_entropy(logits, labels)
@@ -145,7 +146,9 @@ class Classifier(pl.LightningModule):
             checkpoint["data"] = describe(datamodule)
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: str | PathLike, map_location: Any = "cpu", **kwargs: Any) -> "Classifier":
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | PathLike, map_location: Any = "cpu", **kwargs: Any
+    ) -> "Classifier":
         """Rebuild a trained classifier from its checkpoint alone.
 
         Args:

@@ -99,3 +99,12 @@ def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
 def test_clips_of_another_length_are_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match="8000 samples .* got 7999"):
         encoder()(torch.randn(1, 7999))
+
+
+def test_measure_sets_mean_and_deviation_of_each_mel_band() -> None:
+    model = encoder(num_mels=20)
+    clips = [torch.randn(3, 8000), torch.randn(2, 8000) * 5]
+    model.measure(clips)
+    bands = model.picture(torch.cat(clips)).double().permute(2, 0, 1, 3).flatten(1)
+    torch.testing.assert_close(model.mean.flatten().double(), bands.mean(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.std.flatten().double(), bands.std(1, correction=0), rtol=1e-5, atol=1e-5)

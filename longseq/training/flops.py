@@ -1,0 +1,77 @@
+"""What a sample costs, counted and not timed, and what a device can do at best."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric.utilities.throughput import measure_flops
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from longseq.training.classifier import Classifier
+
+# Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets, by
+# the whole name that torch.cuda.get_device_name gives: a MIG slice has a longer name and another peak.
+PEAK_FLOPS = {
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA GH200 480GB": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA A10": 125e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+}
+HALF_PRECISIONS = ("bf16-mixed", "bf16-true", "16-mixed", "16-true")
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Dense FLOP/s of a device at best, or None where the table does not know it.
+
+    Args:
+        device_name: As torch.cuda.get_device_name gives it.
+        precision: As trainer.precision gives it; only the half precisions are in the table.
+    """
+    return PEAK_FLOPS.get(device_name) if precision in HALF_PRECISIONS else None
+
+
+class Flops(NamedTuple):
+    """FLOPs of one sample: a multiplication and an addition are two."""
+
+    forward: int
+    training: int  # forward and backward
+
+
+@torch.inference_mode(False)  # gradients are on, whoever calls
+def flops_per_sample(model: Classifier) -> Flops:
+    """Count the matrix products and convolutions of trunk and head for one sample, on the meta device.
+
+    Left out are the spectrogram, which has no parameters, the optimizer, and everything elementwise. Recomputation
+    under activation checkpointing or in a fused attention's backward pass is not counted: it is not the model's work.
+
+    Raises:
+        RuntimeError: If no parameter is trained.
+    """
+    originals = (model.encoder.trunk, model.head)
+    memo: dict[int, Any] = {}  # what it holds, deepcopy takes as the copy: no memory is needed for a second model
+    for module in originals:
+        memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
+        for weight in module.parameters():
+            memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
+    trunk, head = copy.deepcopy(originals, memo)
+    trunk.set_grad_checkpointing(False)
+    picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.head.weight.dtype, device="meta")
+    # torch's formula for a fused attention kernel adds the recomputed scores; the plain products are what we mean
+    with sdpa_kernel(SDPBackend.MATH):
+        return Flops(
+            forward=measure_flops(trunk, lambda: head(trunk(picture))),
+            training=measure_flops(trunk, lambda: head(trunk(picture)), torch.sum),
+        )

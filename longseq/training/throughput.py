@@ -1,0 +1,156 @@
+"""How fast training goes: measured over the steps from one logged step to the next, and summed over ranks."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.throughput import Throughput
+from torch import Tensor
+
+from longseq.training.classifier import Classifier
+from longseq.training.flops import flops_per_sample, peak_flops
+
+clock = time.perf_counter
+
+
+class ThroughputLogger(pl.Callback):
+    """Log how many samples a second training takes in, and what holds it up, as throughput/...:
+
+    - samples_per_second, tokens_per_second: summed over ranks;
+    - step_ms: of an optimizer step with all its batches, the mean over steps and ranks;
+    - data_wait_ms: the part of step_ms from the end of a batch to the start of the next, in which the host waits for
+      the loader, copies the batch, and runs other callbacks and loggers;
+    - peak_memory_gib: of the rank that took most, since its process began: on CUDA what torch allocated, elsewhere the
+      resident memory of the process (getrusage);
+    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, where that is known.
+
+    A value stands for the steps since the last logged one. The first step, which allocates and compiles, does not
+    count, nor do validation and checkpoints, nor the loading of a batch that they put off. If training ends before
+    anything was logged, its steps are logged then. The device is waited for at logged steps, after the first step and
+    where the clock stops, and nowhere else.
+
+    Args:
+        peak_flops: FLOP/s of one device at best, in the precision of the training; None takes it from flops.py.
+
+    Raises:
+        ValueError: If peak_flops is not positive.
+    """
+
+    def __init__(self, peak_flops: float | None = None) -> None:
+        super().__init__()
+        if peak_flops is not None and peak_flops <= 0:
+            raise ValueError(f"peak_flops must be positive, got {peak_flops}; 989e12 is an H200's in bfloat16")
+        self.peak_flops = peak_flops
+        self._since: float | None = None  # up to when time was counted; None while the clock stands
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        device = pl_module.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._peak = self.peak_flops or peak_flops(name, str(trainer.precision))
+        self._flops = flops_per_sample(pl_module).training if self._peak else 0
+        self._log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # one of its connectors sets it
+        self._throughput = Throughput(window_size=2)  # from one logged step to the next
+        self._global_step = trainer.global_step
+        self._steps = -1  # optimizer steps, the first one not counted
+        self._window_start = 0  # the step after which the window began
+        self._samples = 0
+        self._seconds = self._waited = 0.0
+        self._since = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._since = clock()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Classifier, batch: Any, batch_idx: int) -> None:
+        self._waited += self._advance()
+        self._since = self._since or clock()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Sequence[Any], batch_idx: int
+    ) -> None:
+        self._advance()
+        self._samples += len(batch[1])
+        if trainer.global_step == self._global_step:  # gradients accumulate: no step was taken
+            return
+        self._global_step = trainer.global_step
+        self._steps += 1
+        if self._steps == 0:
+            _wait_for(pl_module.device)
+            self._since, self._seconds, self._samples = clock(), 0.0, 0
+            self._begin_window(pl_module)
+        elif self._log_every and trainer.global_step % self._log_every == 0:
+            samples_per_second = self._log(trainer, pl_module)
+            pl_module.log("samples/s", round(samples_per_second), prog_bar=True, logger=False)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._stop_clock(pl_module)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
+        self._stop_clock(pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._stop_clock(pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        if self._steps > 0 and self._window_start == 0 and self._log_every:
+            self._log(trainer, pl_module)
+
+    def _advance(self) -> float:
+        """Count the time since it was last counted, unless the clock stands, and return it."""
+        if self._since is None:
+            return 0.0
+        now = clock()
+        passed, self._since = now - self._since, now
+        self._seconds += passed
+        return passed
+
+    def _stop_clock(self, pl_module: Classifier) -> None:
+        if self._since is not None:
+            _wait_for(pl_module.device)
+            self._advance()
+            self._since = None
+
+    def _begin_window(self, pl_module: Classifier) -> None:
+        tokens = self._samples * pl_module.encoder.num_tokens
+        self._throughput.update(time=self._seconds, batches=self._steps, samples=self._samples, lengths=tokens)
+        self._window_start, self._waited = self._steps, 0.0
+
+    def _log(self, trainer: pl.Trainer, pl_module: Classifier) -> float:
+        """Log the window, begin the next one, and return the samples a second of all ranks."""
+        _wait_for(pl_module.device)
+        self._advance()
+        wait_ms = 1000 * self._waited / (self._steps - self._window_start)
+        self._begin_window(pl_module)
+        rates = self._throughput.compute()
+        of_rank: dict[str, tuple[float, Callable[[Tensor], Tensor]]] = {
+            "samples_per_second": (rates["device/samples_per_sec"], torch.sum),
+            "tokens_per_second": (rates["device/items_per_sec"], torch.sum),
+            "step_ms": (1000 / rates["device/batches_per_sec"], torch.mean),
+            "data_wait_ms": (wait_ms, torch.mean),
+            "peak_memory_gib": (_peak_memory_gib(pl_module.device), torch.amax),
+        }
+        if self._peak:
+            of_rank["mfu"] = (rates["device/samples_per_sec"] * self._flops / self._peak, torch.mean)
+        values = torch.tensor([value for value, _ in of_rank.values()], device=pl_module.device)
+        of_ranks = trainer.strategy.all_gather(values).reshape(-1, len(values)).cpu()
+        metrics = {
+            f"throughput/{name}": combine(column).item()
+            for (name, (_, combine)), column in zip(of_rank.items(), of_ranks.T, strict=True)
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step - 1)  # Lightning's own axis counts from 0
+        return metrics["throughput/samples_per_second"]
+
+
+def _wait_for(device: torch.device) -> None:
+    torch.get_device_module(device).synchronize()
+
+
+def _peak_memory_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

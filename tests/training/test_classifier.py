@@ -1,0 +1,169 @@
+"""The classifier: what it optimises, what it logs, what its checkpoints hold."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from sklearn.metrics import f1_score
+
+from datamodules import Digits, Vowels
+from longseq.attention import Linformer, Verma
+from longseq.encoders import ImageEncoder, SpectrogramEncoder
+from longseq.training import Classifier
+from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
+
+SMALL = {"dim": 16, "depth": 2, "heads": 2}
+
+
+def classifier(**change: Any) -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(ImageEncoder((1, 8, 8), Linformer(8, "layerwise"), **SMALL), **{"num_classes": 10, **change})
+
+
+def fitted(model: Classifier, folder: Path, data: pl.LightningDataModule, steps: int = 4) -> pl.Trainer:
+    trainer = pl.Trainer(
+        default_root_dir=folder, max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=2,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    return trainer
+
+
+def plain(value: Any) -> bool:
+    """Whether a value is made of tensors and plain types only."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str | int) and plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+
+
+def test_norms_biases_and_position_embeddings_are_not_decayed() -> None:
+    model = classifier(weight_decay=0.1)
+    model._trainer = pl.Trainer(max_steps=10, logger=False, enable_checkpointing=False)
+    model._trainer.fit_loop.max_epochs = -1
+    optimizer = model.configure_optimizers()["optimizer"]
+    assert isinstance(optimizer, torch.optim.AdamW)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed = {names[id(p)] for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    spared = {names[id(p)] for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
+    assert decayed | spared == set(names.values())
+    assert "encoder.trunk.pos_embed" in spared
+    assert all("norm" in name or name.endswith("bias") or name.endswith("pos_embed") for name in spared)
+    assert "encoder.trunk.blocks.0.attn.project_keys.weight" in decayed
+    assert not any("norm" in name or name.endswith("bias") for name in decayed)
+
+
+def test_the_learning_rate_rises_linearly_then_falls_along_a_cosine(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    model = classifier(learning_rate=0.01, warmup_fraction=0.2)
+    trainer = pl.Trainer(max_steps=20, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                         accelerator="cpu", limit_val_batches=0, callbacks=[Watch()])  # fmt: skip
+    trainer.fit(model, datamodule=Digits())
+    warmup = [0.0025, 0.005, 0.0075, 0.01]
+    cosine = [0.005 * (1 + math.cos(math.pi * step / 16)) for step in range(16)]
+    assert rates == pytest.approx(warmup + cosine)
+
+
+def test_the_first_loss_is_the_logarithm_of_the_number_of_classes() -> None:
+    model = classifier()
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    loss = torch.nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 2, 3]))
+    assert loss.item() == pytest.approx(math.log(10))
+
+
+def test_accuracy_is_over_samples_and_f1_over_classes(tmp_path: Path) -> None:
+    model, data = classifier(), Digits()
+    trainer = fitted(model, tmp_path, data, steps=30)
+    (logged,) = trainer.test(model, datamodule=data, verbose=False)
+    predicted = torch.cat([model.eval()(images).argmax(1) for images, _ in data.test_dataloader()])
+    labels = torch.cat([labels for _, labels in data.test_dataloader()])
+    assert logged["test/accuracy"] == pytest.approx((predicted == labels).double().mean().item())
+    assert logged["test/f1"] == pytest.approx(f1_score(labels, predicted, average="macro", zero_division=0.0))
+
+
+@pytest.mark.parametrize("kind", ["image", "audio"])
+def test_a_checkpoint_made_in_python_holds_tensors_and_plain_types_and_loads_alone(kind: str, tmp_path: Path) -> None:
+    if kind == "image":
+        model, data = classifier(label_smoothing=0.1, class_names=list("abcdefghij")), Digits(batch_size=32)
+        inputs = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    else:
+        data = Vowels(batch_size=32)
+        encoder = SpectrogramEncoder(
+            data.sample_rate_hz, data.seconds, Verma(4, "none"), num_mels=32, tokens=[8, 2], **SMALL
+        )
+        model, inputs = Classifier(encoder, data.num_classes), torch.randn(4, *data.shape)
+    trainer = fitted(model, tmp_path, data)
+    path = tmp_path / "made.ckpt"
+    trainer.save_checkpoint(path)
+
+    checkpoint = torch.load(path, weights_only=True)
+    assert plain(checkpoint), checkpoint.keys()
+    loaded = Classifier.load_from_checkpoint(path)
+    assert torch.equal(loaded.eval()(inputs), model.eval()(inputs))
+    assert describe(loaded) == describe(model)
+    again = build(checkpoint["data"])
+    assert type(again) is type(data)
+    assert again.batch_size == 32
+
+
+def test_layers_share_their_projection_after_loading_too(tmp_path: Path) -> None:
+    model = classifier()
+    fitted(model, tmp_path, Digits()).save_checkpoint(tmp_path / "made.ckpt")
+    first, second = (
+        block.attn for block in Classifier.load_from_checkpoint(tmp_path / "made.ckpt").encoder.trunk.blocks
+    )
+    assert first.project_keys is first.project_values is second.project_keys is second.project_values
+
+
+def test_the_training_sets_statistics_are_in_the_encoder_after_fit(tmp_path: Path) -> None:
+    model, data = classifier(), Digits()
+    fitted(model, tmp_path, data)
+    pixels = data.train_set.inputs.double()
+    assert model.encoder.mean.item() == pytest.approx(pixels.mean().item(), rel=1e-5)
+    assert model.encoder.std.item() == pytest.approx(pixels.std(correction=0).item(), rel=1e-5)
+
+
+def test_a_class_of_a_foreign_package_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CheckpointError, match="canary.Bird: no class of a trusted package"):
+        build({"encoder": {"class_path": "canary.Bird", "init_args": {}}})
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
+def test_a_file_that_is_no_checkpoint_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="broken.ckpt: not a readable checkpoint"):
+        read_checkpoint(path)
+
+
+def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    with pytest.raises(CheckpointError, match="foreign.ckpt: not a checkpoint of longseq"):
+        read_checkpoint(tmp_path / "foreign.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_classes": 1}, "num_classes must be 2 or more, got 1"),
+        ({"class_names": ["a"]}, "class_names must be num_classes = 10, got 1"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive, got -1"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be in"),
+        ({"optimizer": "adamm"}, "optimizer must be one of timm's, got 'adamm'"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        classifier(**change)

@@ -1,0 +1,230 @@
+"""What the callbacks leave in TensorBoard's event files, read back with TensorBoard's own reader."""
+
+import io
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from longseq.attention import Linformer
+from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
+from longseq.training import Classifier
+from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples, draw_confusions, mel_row
+
+NAMES = ["cat", "dog", "who'd"]
+SIZE = {"dim": 8, "depth": 1, "heads": 1}
+RATE_HZ = 4000
+
+
+class Samples(Dataset):
+    """Twelve inputs, whose augmentation draws from torch's global generator."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        torch.rand(1)
+        return self.inputs[index], index % 3
+
+
+def images() -> tuple[Encoder, Samples]:
+    return ImageEncoder((3, 4, 4), Linformer(4), **SIZE), Samples(torch.randint(0, 256, (12, 3, 4, 4)).byte())
+
+
+def sounds() -> tuple[Encoder, Samples]:
+    encoder = SpectrogramEncoder(RATE_HZ, 0.25, Linformer(4), num_mels=16, **SIZE)
+    time = torch.arange(RATE_HZ // 4) / RATE_HZ
+    return encoder, Samples(0.1 * torch.sin(2 * torch.pi * 440 * time).repeat(12, 1))
+
+
+def loader(dataset: Dataset, batch_size: int, **options: Any) -> DataLoader:
+    return DataLoader(dataset, batch_size, collate_fn=lambda samples: tuple(default_collate(samples)), **options)
+
+
+class Scripted(Classifier):
+    """Takes a scripted share of validation's samples for what they are, one share an epoch, and the rest for dogs."""
+
+    shares = (0.5, 1.0, 0.75)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        labels = batch[1]
+        share = 0.0 if self.trainer.sanity_checking else self.shares[self.trainer.current_epoch]
+        right = torch.arange(len(labels)) < share * len(labels)
+        answers = torch.where(right, labels, 1)
+        self.log("val/accuracy", (answers == labels).float().mean())
+        return {"logits": torch.nn.functional.one_hot(answers, 3).float(), "labels": labels}
+
+
+def fit(folder: Path, callbacks: list[pl.Callback], kind: Any = images, **options: Any) -> pl.Trainer:
+    torch.manual_seed(0)
+    encoder, dataset = kind()
+    model = Scripted(encoder, 3, NAMES)
+    trainer = pl.Trainer(
+        accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, enable_checkpointing=False,
+        callbacks=callbacks, limit_train_batches=1,
+        **{"max_epochs": 3, "logger": TensorBoardLogger(folder, "", "run", default_hp_metric=False)} | options,
+    )  # fmt: skip
+    trainer.fit(model, loader(dataset, 4, shuffle=True), loader(dataset, 12))
+    return trainer
+
+
+def read(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder / "run"), {"images": 0, "audio": 0, "scalars": 0}).Reload()
+
+
+def hparams(events: EventAccumulator) -> dict[str, Any]:
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    values = HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in values.items()}
+
+
+def picture(image: Any) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(image.encoded_image_string)))
+
+
+def test_the_confusion_matrix_is_an_image_of_every_epoch_on_lightnings_axis(tmp_path: Path) -> None:
+    fit(tmp_path, [ConfusionMatrixImage()])
+    shown = read(tmp_path).Images("val/confusion")
+    assert [image.step for image in shown] == [0, 1, 2]  # one training step an epoch; the first is 0
+    first, second, third = (picture(image) for image in shown)
+    assert first.shape == second.shape == third.shape
+    assert not np.array_equal(first, second) and not np.array_equal(second, third)
+
+
+def test_the_confusion_matrix_counts_what_validation_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+
+    def draw(matrix: Tensor, class_names: list[str]) -> Any:
+        assert class_names == NAMES
+        drawn.append(matrix)
+        return draw_confusions(matrix, class_names)
+
+    monkeypatch.setattr("longseq.training.tensorboard.draw_confusions", draw)
+    fit(tmp_path, [ConfusionMatrixImage()], max_epochs=2)
+    assert drawn[0].tolist() == [[2, 2, 0], [0, 4, 0], [0, 2, 2]]  # the first six right, the others called dogs
+    assert drawn[1].tolist() == [[4, 0, 0], [0, 4, 0], [0, 0, 4]]
+
+
+def brightness(figure: Figure) -> Callable[[int, int], float]:
+    """0..255 of the cell of a row and a column."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].mean(-1)
+
+    def cell(row: int, column: int) -> float:
+        x, y = figure.axes[0].transData.transform((column + 0.3, row + 0.3))  # beside the number
+        return pixels[round(len(pixels) - y), round(x)]
+
+    return cell
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 50, 51, 200])
+def test_a_confusion_matrix_of_few_or_many_classes_is_drawn_legibly(num_classes: int) -> None:
+    matrix = torch.diag(torch.arange(num_classes))  # of class 0 there is none
+    figure = draw_confusions(matrix, [f"class {label}" for label in range(num_classes)])
+    cell = brightness(figure)
+    assert cell(0, 0) > 230 and cell(num_classes - 1, num_classes - 1) < 100
+    assert max(figure.get_size_inches() * figure.dpi) <= 1400
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert ("class 1" in labels) == (num_classes <= 50)
+
+
+def test_a_confusion_is_coloured_by_its_share_of_the_true_class() -> None:
+    cell = brightness(draw_confusions(torch.tensor([[1, 0], [99, 1]]), NAMES[:2]))
+    assert cell(0, 0) < 100 and cell(1, 0) < 100  # all of class 0, and nearly all of class 1
+    assert cell(0, 1) > cell(1, 1) + 10  # none, and one in a hundred, which is to be seen
+
+
+def test_images_are_shown_once_and_the_training_order_stays_the_same(tmp_path: Path) -> None:
+    class Order(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *_: Any) -> None:
+            seen[-1].append(batch[0])
+
+    seen: list[list[Tensor]] = [[]]
+    fit(tmp_path, [Order(), InputSamples(3)])
+    events = read(tmp_path)
+    assert len(events.Images("inputs/samples")) == 1
+    assert events.Tags()["audio"] == []
+    seen.append([])
+    fit(tmp_path / "without", [Order()])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_sounds_can_be_heard_at_their_rate_and_full_volume(tmp_path: Path) -> None:
+    fit(tmp_path, [InputSamples(3)], sounds)
+    events = read(tmp_path)
+    assert len(events.Images("inputs/samples")) == 1
+    tags = events.Tags()["audio"]
+    assert len(tags) == 3 and all(tag.split("_")[1] in ("cat", "dog", "whod") for tag in tags)
+    (heard,) = events.Audio(tags[0])
+    assert heard.sample_rate == RATE_HZ
+    with wave.open(io.BytesIO(heard.encoded_audio_string)) as file:
+        assert file.getframerate() == RATE_HZ and file.getnframes() == RATE_HZ // 4
+        assert np.abs(np.frombuffer(file.readframes(RATE_HZ), "<i2")).max() == 32767
+
+
+@pytest.mark.parametrize("hertz", [250, 500, 1000, 2000])
+def test_the_frequency_axis_tells_where_a_tone_lies(hertz: int) -> None:
+    encoder = SpectrogramEncoder(16000, 0.5, Linformer(4), num_mels=80, **SIZE)
+    tone = torch.sin(2 * torch.pi * hertz * torch.arange(8000) / 16000)
+    loudest = int(encoder.picture(tone[None])[0, 0, :, 25].argmax())
+    assert mel_row(hertz, 80, 16000) == pytest.approx(loudest + 0.5, abs=1)
+
+
+def test_the_hparams_tab_shows_the_best_accuracy_not_the_last_beside_flat_choices(tmp_path: Path) -> None:
+    fit(tmp_path, [BestAccuracy()])
+    events = read(tmp_path)
+    assert [scalar.value for scalar in events.Scalars("hp/val_accuracy")] == pytest.approx([0.0, 2 / 3, 1.0, 1.0])
+    choices = hparams(events)
+    assert choices["encoder"] == "ImageEncoder" and choices["encoder.dim"] == 8
+    assert choices["encoder.attention"] == "Linformer" and choices["encoder.attention.k"] == 4
+    assert choices["learning_rate"] == 1e-3
+    assert not any("class_path" in name or "init_args" in name or "class_names" in name for name in choices)
+
+
+def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
+    first = BestAccuracy()
+    trainer = fit(tmp_path / "first", [first], max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    encoder, dataset = images()
+    trainer = pl.Trainer(
+        accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, enable_checkpointing=False,
+        logger=TensorBoardLogger(tmp_path, "", "run", default_hp_metric=False), callbacks=[BestAccuracy()],
+        max_epochs=3, limit_train_batches=1,
+    )  # fmt: skip
+    trainer.fit(
+        Scripted(encoder, 3, NAMES),
+        loader(dataset, 4),
+        loader(dataset, 12),
+        ckpt_path=tmp_path / "last.ckpt",
+        weights_only=True,
+    )
+    assert [scalar.value for scalar in read(tmp_path).Scalars("hp/val_accuracy")] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_without_tensorboard_nothing_happens(tmp_path: Path, other: bool) -> None:
+    callbacks = [ConfusionMatrixImage(), InputSamples(), BestAccuracy()]
+    fit(tmp_path, callbacks, logger=CSVLogger(tmp_path) if other else False, max_epochs=1)
+    assert not list(tmp_path.rglob("events*"))
+
+
+def test_no_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_samples must be positive"):
+        InputSamples(0)

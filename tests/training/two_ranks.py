@@ -1,0 +1,30 @@
+"""Trains on two processes and writes what each rank ends with: python two_ranks.py SHARING FOLDER."""
+
+import sys
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from datamodules import Digits
+from longseq.attention import Linformer
+from longseq.encoders import ImageEncoder
+from longseq.training import Classifier
+
+if __name__ == "__main__":
+    sharing, folder = sys.argv[1:]
+    torch.manual_seed(0)
+    encoder = ImageEncoder((1, 8, 8), Linformer(8, sharing), dim=16, depth=3, heads=2)  # type: ignore[arg-type]
+    model = Classifier(encoder, num_classes=10)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=8, limit_val_batches=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=Digits())
+    ends = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    layers = [block.attn for block in model.encoder.trunk.blocks]
+    projections = len({id(p) for layer in layers for p in (layer.project_keys.weight, layer.project_values.weight)})
+    torch.save(
+        {"start": start, "ends": ends, "projections": projections}, Path(folder) / f"rank{trainer.global_rank}.pt"
+    )
