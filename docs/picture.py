@@ -1,0 +1,84 @@
+"""Draw the README's picture from two runs: python docs/picture.py runs/digits/0 runs/vowels/0.
+
+One row a run: an input as the model reads it, what the first layer's learned E makes of its tokens, and the run's
+validation accuracy. Needs the run's data where the checkpoint says that it was (``--root DIR`` where it is now).
+"""
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from longseq.encoders import SpectrogramEncoder
+from longseq.training import Classifier
+from longseq.training.checkpoint import build, read_checkpoint
+
+INK, ACCENT = "#1f2933", "#c2410c"
+
+
+def draw_input(axes: Axes, model: Classifier, inputs: torch.Tensor, label: str) -> None:
+    """The picture that the encoder makes of one input; every cell is a part of one token."""
+    picture = model.encoder.picture(inputs[None])[0]
+    if isinstance(model.encoder, SpectrogramEncoder):
+        seconds = model.encoder.seconds
+        axes.imshow(picture[0], origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, picture.shape[1]))
+        axes.set(xlabel="time (s): a token every frame", ylabel="mel band")
+    else:
+        axes.imshow(picture[0], cmap="gray", aspect="equal")
+        axes.set(xlabel="every pixel is a token", xticks=[], yticks=[])
+    axes.set_title(f"{label!r}: {model.encoder.num_tokens} tokens", loc="left")
+
+
+def draw_projection(axes: Axes, model: Classifier) -> None:
+    """The learned matrix E of the first layer."""
+    matrix = model.encoder.trunk.blocks[0].attn.project_keys.weight.detach()
+    limit = matrix.abs().max()
+    axes.imshow(matrix, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    axes.set(xlabel=f"{matrix.shape[1]} tokens", ylabel=f"{matrix.shape[0]} summaries")
+    axes.set_title("learned E of the first layer", loc="left")
+
+
+def draw_accuracy(axes: Axes, run: Path, mechanism: str) -> None:
+    """Validation accuracy over the steps of training."""
+    points = EventAccumulator(str(run)).Reload()
+    curve = points.Scalars("val/accuracy")
+    axes.plot([point.step for point in curve], [point.value for point in curve], color=ACCENT, linewidth=2)
+    test = points.Scalars("test/accuracy")[-1].value
+    axes.set(xlabel="step", ylabel="validation accuracy", ylim=(0, 1.02))
+    axes.grid(alpha=0.2)
+    axes.set_title(f"{mechanism}: test accuracy {test:.3f}", loc="left")
+
+
+def main() -> None:
+    parser = ArgumentParser(description="Draw the README's picture from two runs.")
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--root", help="where the data is, if it has moved")
+    parser.add_argument("--out", type=Path, default=Path("docs/picture.png"))
+    arguments = parser.parse_args()
+
+    figure = Figure(figsize=(12, 3.4 * len(arguments.runs)), layout="constrained")
+    grid: Any = figure.subplots(len(arguments.runs), 3, squeeze=False, width_ratios=(1, 1.3, 1.3))
+    for row, run in zip(grid, arguments.runs, strict=True):
+        model = Classifier.load_from_checkpoint(run / "best.ckpt").eval()
+        description = read_checkpoint(run / "best.ckpt")["data"]
+        if arguments.root is not None and "root" in description["init_args"]:
+            description["init_args"]["root"] = arguments.root
+        data = build(description)
+        data.prepare_data()
+        data.setup("test")
+        inputs, label = data.test_set[int(np.flatnonzero(data.test_set.labels == 3)[0])]
+        draw_input(row[0], model, inputs, model.class_names[int(label)])
+        draw_projection(row[1], model)
+        draw_accuracy(row[2], run, type(model.encoder.attention).__name__)
+        for axes in row:
+            axes.title.set_color(INK)
+    figure.savefig(arguments.out, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

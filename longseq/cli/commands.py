@@ -1,0 +1,285 @@
+"""The commands fit, validate, test and predict: LightningCLI with longseq's defaults and manners."""
+
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import Namespace
+from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from longseq.cli.errors import OneLineParser, UserError, locate
+from longseq.cli.runs import new_run, write_metrics
+from longseq.training import Classifier
+from longseq.training.checkpoint import CheckpointError, read_checkpoint
+from longseq.training.summary import SequenceSummary
+from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
+from longseq.training.throughput import ThroughputLogger
+
+# What the data module knows and the model is told; the encoder takes those that its class has.
+LINKS = {
+    "data.num_classes": "model.num_classes",
+    "data.class_names": "model.class_names",
+    "data.shape": "model.encoder.init_args.shape",
+    "data.sample_rate_hz": "model.encoder.init_args.sample_rate_hz",
+    "data.seconds": "model.encoder.init_args.seconds",
+}
+# What the optimizer's state in a checkpoint decides when a training goes on.
+RESTORED = ("learning_rate", "weight_decay")
+
+
+class Commands(LightningCLI):
+    """Parses, builds data, model and trainer, and runs one command."""
+
+    def __init__(self, args: list[str]) -> None:
+        self.args = args
+        self.checkpoint: dict[str, Any] | None = None
+        super().__init__(
+            Classifier,
+            pl.LightningDataModule,
+            subclass_mode_data=True,
+            parser_class=OneLineParser,
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10},
+            auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
+            load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        # a checkpoint is always read with weights_only=True
+        fixed = {"model", "datamodule", "weights_only"}
+        return {
+            "fit": fixed | {"train_dataloaders", "val_dataloaders"},
+            "validate": fixed | {"dataloaders", "verbose"},
+            "test": fixed | {"dataloaders", "verbose"},
+            "predict": fixed | {"dataloaders", "return_predictions"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--experiment", type=str | None, help="Name of the runs' folder; else the config file's.")
+        parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+        for source, target in LINKS.items():
+            parser.link_arguments(source, target, apply_on="instantiate")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_argument("--input", type=str, required=True, help="A file, or a folder of files, to classify.")
+        return parser
+
+    @property
+    def settings(self) -> Namespace:
+        """The configuration of the command that was asked for."""
+        return self.config[self.config.subcommand]
+
+    # Parsing
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse, with a checkpoint's own model and data as the configuration under all flags."""
+        args = self.args
+        finder = ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--ckpt_path")
+        path = finder.parse_known_args(args)[0].ckpt_path
+        if path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
+            raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
+        if path is not None:
+            self.checkpoint = read_checkpoint(path)
+            args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, path)), *args[1:]]
+        self.config = parser.parse_args(args)
+        for source, target in LINKS.items():
+            if self.settings.get(target) is not None:
+                key = target.replace("init_args.", "")
+                raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
+
+    # Building
+
+    def instantiate_classes(self) -> None:
+        """Build data, model and trainer; a value that one of them refuses is the user's mistake."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:  # "<argument> must ...", which jsonargparse may have wrapped
+            said = re.search(r"(\w+) (must .+)", str(error))
+            if said is None:
+                raise
+            raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
+        if self.checkpoint is not None and self.subcommand == "fit":
+            for name in RESTORED:
+                ours, restored = getattr(self.model, name), self.checkpoint["hyper_parameters"][name]
+                if ours != restored:
+                    rank_zero_warn(f"model.{name}: {ours} has no effect, the checkpoint's optimizer has {restored}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        config = self.settings
+        _refuse_missing_cores(config.trainer)
+        if self.subcommand != "fit":
+            self.save_config_callback = None  # it belongs to a run, and this is none
+            kwargs["logger"] = False
+            if self.subcommand == "predict":
+                kwargs["enable_progress_bar"] = False  # standard output is for the predictions alone
+            return self._trainer(**kwargs)
+        root = Path(config.trainer.default_root_dir or ".")
+        experiment = config.experiment or _experiment(config)
+        # the other ranks are told the folder by Lightning, which broadcasts rank zero's
+        self.run = new_run(root, experiment) if rank_zero_only.rank == 0 else root / "runs" / experiment
+        self.checkpoints = ModelCheckpoint(
+            self.run, "best", monitor="val/accuracy", mode="max", save_last=True, enable_version_counter=False
+        )
+        callbacks: list[pl.Callback] = [self.checkpoints, SequenceSummary(), ThroughputLogger()]
+        if config.trainer.logger in (None, True):
+            name, number = self.run.parent.name, self.run.name
+            kwargs["logger"] = TensorBoardLogger(self.run.parent.parent, name, number, default_hp_metric=False)
+        if config.trainer.logger is not False:
+            callbacks += [LearningRateMonitor("step"), ConfusionMatrixImage(), InputSamples(), BestAccuracy()]
+        self.trainer_defaults["callbacks"] = callbacks
+        return self._trainer(**kwargs)
+
+    def _trainer(self, **kwargs: Any) -> pl.Trainer:
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError, TypeError) as error:  # Lightning's words for a wrong flag
+            what = str(error).strip().split("\n")[0]
+            named = re.search(r"`(?:Trainer\()?(\w+)", what)
+            key = locate({"trainer": self.settings.trainer.as_dict()}, named[1]) if named else "trainer"
+            raise UserError(f"{key}: {what.rstrip('.!')}; see --help") from error
+
+    # Running
+
+    def fit(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str | None = None) -> None:
+        """Train, test the best checkpoint, and say where everything is."""
+        self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
+        best = self.checkpoints.best_model_path
+        if not best:  # the training was shorter than the first validation
+            best = str(self.run / "last.ckpt")
+            self.trainer.save_checkpoint(best)
+        (metrics,) = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
+        if not self.trainer.is_global_zero:
+            return
+        if self.checkpoints.best_model_score is not None:
+            metrics = {**metrics, "val/accuracy": self.checkpoints.best_model_score}
+        write_metrics(self.run, metrics)
+        print(f"test accuracy: {metrics['test/accuracy']:.4f}")
+        print(f"checkpoint:    {best}")
+        print(f"logs:          {self.run}")
+
+    def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
+        """Print the figures of the validation split."""
+        self._report(self.trainer.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
+
+    def test(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
+        """Print the figures of the test split."""
+        self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
+
+    def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
+        """Print path, class and probability of each input."""
+        datamodule.predict_paths = _files(Path(self.config.predict.input), datamodule.predict_suffixes)
+        loader = datamodule.predict_dataloader()
+        batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
+        rows = [row for batch in batches or [] for row in batch]
+        for path, row in zip(datamodule.predict_paths, rows, strict=True):
+            probability, label = row.max(dim=0)
+            print(f"{path}\t{model.class_names[int(label)]}\t{probability:.4f}")
+
+    def _report(self, results: Any) -> None:
+        if self.trainer.is_global_zero:
+            for name, value in sorted(results[0].items()):
+                print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
+    args = sys.argv[1:] if args is None else args
+    _quieten()
+    try:
+        Commands(args)
+    except Exception as error:
+        said = _as_said_to_the_user(error)
+        if said is None or "--debug" in args:
+            raise
+        message, exit_code = said
+        if rank_zero_only.rank == 0:
+            print(f"error: {message}", file=sys.stderr)
+        sys.exit(exit_code)
+
+
+def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
+    """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
+    if "Error(s) in loading state_dict" in str(error):
+        first = re.sub(r"\s+", " ", str(error).split("\n\t")[1]).rstrip(".")
+        return f"ckpt_path: does not fit the model: {first}; leave out the flags that change its shape", 4
+    if isinstance(error, MisconfigurationException):
+        return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
+    exit_code = getattr(error, "exit_code", None)
+    return None if exit_code is None else (str(error), exit_code)
+
+
+def _quieten() -> None:
+    """Leave out what Lightning says at every start and nobody can act on."""
+    for package in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(package).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers",  # data in memory needs none
+        ".*callbacks used to create the checkpoint",  # a test needs none of them
+        ".*exists and is not empty",  # the run's folder, which is ours
+        ".*LeafSpec",  # between Lightning and torch
+        ".*smaller than the logging interval",  # the end of an epoch is logged all the same
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
+    """The configuration that a checkpoint was trained with, less what the data module tells the model."""
+    if "data" not in checkpoint:
+        raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
+    config = {"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}
+    for target in LINKS.values():
+        *parents, name = target.split(".")
+        group = config
+        for parent in parents:
+            group = group[parent]
+        group.pop(name, None)
+    return config
+
+
+def _experiment(config: Namespace) -> str:
+    """The name of the first configuration file, or else of the data module's class."""
+    files = [Path(str(path)) for path in config.config or [] if str(path).endswith((".yaml", ".yml", ".json"))]
+    return files[0].stem if files else config.data.class_path.rpartition(".")[2].lower()
+
+
+def _refuse_missing_cores(trainer: Namespace) -> None:
+    """Lightning checks GPUs, but starts any number of processes on a CPU."""
+    devices, cores = trainer.devices, os.cpu_count() or 1
+    on_cpu = trainer.accelerator == "cpu"
+    if on_cpu and str(devices).isdecimal() and int(devices) > cores:
+        raise UserError(f"trainer.devices: {devices} processes on {cores} CPU cores; ask for {cores} or fewer")
+
+
+def _files(path: Path, suffixes: frozenset[str]) -> list[str]:
+    """The file itself, or all files of a folder with one of the suffixes, hidden ones left out."""
+    if path.is_file():
+        return [str(path)]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
+    found = sorted(
+        str(file)
+        for file in path.rglob("*")
+        if file.suffix.lower() in suffixes and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not found:
+        raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)
+    return found

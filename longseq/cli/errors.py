@@ -1,0 +1,130 @@
+"""A user's mistake becomes one line: ``error: <path or key>: <what>; <remedy>``.
+
+jsonargparse answers a typo with a hundred lines of usage and a nested report; here the report is taken apart into the
+key that is at fault, what was said of it, and the name that the user may have meant.
+"""
+
+import difflib
+import importlib
+import inspect
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import pytorch_lightning as pl
+from pytorch_lightning.cli import LightningArgumentParser
+
+from longseq.attention import Mechanism, Projection
+from longseq.encoders import Encoder
+
+
+class UserError(Exception):
+    """A mistake in flags or configuration: exit code 2, or that of its cause."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class OneLineParser(LightningArgumentParser):
+    """Raises every error as a UserError, and takes no abbreviation for a flag."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:  # a parser within a parser: the outer one adds its key and reports
+            super().error(message, ex)
+        raise UserError(one_line(message, _options(self))) from ex
+
+
+def one_line(message: str, options: Iterable[str]) -> str:
+    """Rewrite an error report of jsonargparse as ``<key>: <what>; <remedy>``.
+
+    Args:
+        message: The report, of many lines.
+        options: Names of the flags that the parser knows.
+    """
+    key = ".".join(re.findall(r'Parser key "([^"]+)"', message)) or "arguments"
+    if found := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
+        name = (found[1] or found[2]).replace("init_args.", "")
+        return f"{name}: no such option; {_nearest(name, options)}"
+    if found := re.search(r"Option '([^']+)' is not accepted", message):
+        accepted = inspect.signature(_imported(re.findall(r"class_path '([^']+)'", message)[-1])).parameters
+        return f"{key}.{found[1]}: no such option; {_nearest(found[1], accepted)}"
+    if found := re.search(r"dot import path string: (\S+)", message):
+        return f"{key}: no class {found[1]}; {_nearest(found[1], _class_names())}"
+    if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+        return f"{found[1]}: no such command; {_nearest(found[1], re.findall(r'[a-z]+', found[2]))}"
+    if 'expected "subcommand"' in message:
+        return "command: missing; choose one of " + message.partition("{")[2].partition("}")[0].replace(",", ", ")
+    if found := re.search(r"arguments are required: (.*)", message):
+        return f"{found[1].replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
+    if found := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
+        return f"{key}: got {found[2]}; give {_type_name(found[1])}"
+    if found := re.search(r"Given value: (.*)", message):
+        expected = dict.fromkeys(_type_name(kind) for kind in re.findall(r"- Expected an? (.+)", message))
+        return f"{key}: got {found[1]}; give " + " or ".join(expected)
+    if found := re.search(r"File does not exist: '(.*)'|Problems parsing config: ", message):
+        if found[1]:
+            return f"{found[1]}: no such file; configs/ holds some to start from"
+        return f"config: not YAML: {_flat(message.partition(': ')[2])}; mend the file"
+    said = _flat(re.sub(r"Parser key .*?:\n", "", message))
+    return f"{key}: {said}; see --help"
+
+
+def locate(config: Mapping[str, Any], name: str) -> str:
+    """The full key of an argument in a configuration, ``k`` -> ``model.encoder.attention.k``; else its bare name."""
+    return next((key for key in _keys(config) if key.rpartition(".")[2] == name), name)
+
+
+def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """All keys of a nested configuration as a user types them, without the ``init_args`` in between."""
+    for name, value in config.items():
+        key = prefix if name == "init_args" else f"{prefix}.{name}".lstrip(".")
+        if isinstance(value, Mapping):
+            yield from _keys(value, key)
+        else:
+            yield key
+
+
+def _options(parser: ArgumentParser) -> set[str]:
+    """Names of a parser's flags, those of its commands included."""
+    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    commands = [action.choices for action in parser._actions if isinstance(action.choices, Mapping)]
+    return names.union(*(_options(command) for choices in commands for command in choices.values()))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = sorted(set(known))
+    # a nested flag is compared by its whole path, and failing that by its last part
+    near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], known, 1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"choose one of {', '.join(known)}" if 0 < len(known) < 20 else "see --help"
+
+
+def _class_names() -> set[str]:
+    found: set[str] = set()
+    pending: list[type] = [Mechanism, Projection, Encoder, pl.LightningDataModule]
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        if not inspect.isabstract(kind) and not kind.__module__.startswith("pytorch_lightning"):
+            found.add(kind.__name__)
+    return found
+
+
+def _imported(class_path: str) -> type:
+    module, _, name = class_path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _type_name(text: str) -> str:
+    text = re.sub(r"<class '([\w.]+)'>", r"\1", text).replace("typing.", "").replace("NoneType", "null")
+    return text.replace("Literal[", "one of [").strip()
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip().rstrip(".")

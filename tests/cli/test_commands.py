@@ -1,0 +1,157 @@
+"""The commands as a user types them, each in a process of its own."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "configs/image/digits.yaml")
+VOWELS = str(ROOT / "configs/audio/vowels.yaml")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one short run on the digits."""
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("digits")
+    main(["fit", "--config", DIGITS, "--trainer.default_root_dir", str(folder), "--trainer.max_epochs", "2"])
+    return folder / "runs/digits/0"
+
+
+def figures(stdout: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^(\w+ \w+): +([\d.]+)$", stdout, re.MULTILINE)}
+
+
+def test_fit_ends_with_the_test_of_the_best_checkpoint(train_py, tmp_path: Path) -> None:
+    stdout = train_py("fit", "--config", DIGITS, "--trainer.max_epochs", "3").stdout
+    run = tmp_path / "runs/digits/0"
+    assert (
+        f"checkpoint:    {run.relative_to(tmp_path)}/best.ckpt" in stdout or f"checkpoint:    {run}/best.ckpt" in stdout
+    )
+    assert "logs:          " in stdout
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert figures(stdout)["test accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-4)
+
+    again = train_py("test", "--ckpt_path", str(run / "best.ckpt")).stdout  # a checkpoint is enough
+    assert figures(again)["test accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-4)
+    assert figures(again)["test f1"] == pytest.approx(metrics["test/f1"], abs=1e-4)
+    validated = train_py("validate", "--ckpt_path", str(run / "best.ckpt")).stdout
+    assert figures(validated)["val accuracy"] == pytest.approx(metrics["val/accuracy"], abs=1e-4)
+
+
+def test_the_same_command_twice_makes_two_runs(train_py, tmp_path: Path) -> None:
+    for _ in range(2):
+        train_py("fit", "--config", DIGITS, "--trainer.max_steps", "2", "--trainer.limit_val_batches", "1")
+    assert {folder.name for folder in (tmp_path / "runs/digits").iterdir()} == {"0", "1"}
+
+
+def test_a_checkpoint_of_the_command_line_holds_plain_types(run: Path) -> None:
+    checkpoint = torch.load(run / "best.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["encoder"]["init_args"]["attention"]["init_args"]["k"] == 16
+    assert checkpoint["data"]["class_path"].endswith("Digits")
+
+
+def test_another_mechanism_keeps_the_k_of_the_config(train_py, tmp_path: Path) -> None:
+    train_py(
+        "fit", "--config", DIGITS, "--model.encoder.attention", "Verma", "--trainer.max_steps", "1",
+        "--trainer.limit_val_batches", "1",
+    )  # fmt: skip
+    checkpoint = torch.load(tmp_path / "runs/digits/0/last.ckpt", weights_only=True)
+    attention = checkpoint["hyper_parameters"]["encoder"]["init_args"]["attention"]
+    assert attention["class_path"].endswith("Verma")
+    assert attention["init_args"]["k"] == 16
+
+
+def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(train_py, run: Path) -> None:
+    result = train_py(
+        "fit", "--ckpt_path", str(run / "last.ckpt"), "--trainer.max_epochs", "3", "--model.learning_rate", "0.5"
+    )
+    assert "model.learning_rate: 0.5 has no effect, the checkpoint's optimizer has 0.002" in result.stderr
+
+
+def test_flags_that_do_not_fit_the_checkpoint_are_refused_on_one_line(train_py, run: Path) -> None:
+    result = train_py("test", "--ckpt_path", str(run / "best.ckpt"), "--model.encoder.attention.k", "8", expect=4)
+    assert result.stderr.strip().split("\n")[-1].startswith("error: ckpt_path: does not fit the model: size mismatch")
+    assert "Traceback" not in result.stderr
+
+
+def test_predict_prints_class_and_probability_of_images_of_any_size(train_py, run: Path, tmp_path: Path) -> None:
+    digits = load_digits()
+    (tmp_path / "images").mkdir()
+    for i in range(40):
+        image = Image.fromarray((digits.images[i] * 255 / 16).astype("uint8"))
+        image.resize((20 + i, 60)).convert("RGB" if i % 2 else "L").save(tmp_path / f"images/{i:02}.png")
+    (tmp_path / "images/.hidden.png").write_bytes(b"")
+    (tmp_path / "images/notes.txt").write_text("no image")
+    stdout = train_py("predict", "--ckpt_path", str(run / "best.ckpt"), "--input", str(tmp_path / "images")).stdout
+    rows = [line.split("\t") for line in stdout.strip().split("\n")]
+    assert [Path(path).name for path, _, _ in rows] == [f"{i:02}.png" for i in range(40)]
+    assert all(0.1 <= float(probability) <= 1 for _, _, probability in rows)
+    one = train_py("predict", "--ckpt_path", str(run / "best.ckpt"), "--input", rows[0][0]).stdout
+    assert one.strip().split("\t") == rows[0]
+
+
+def test_predict_reads_sounds_of_any_rate_and_length(train_py, tmp_path: Path) -> None:
+    train_py("fit", "--config", VOWELS, "--trainer.max_steps", "2", "--trainer.limit_val_batches", "1")
+    tone = np.sin(2 * np.pi * 440 * np.arange(44100) / 44100)
+    soundfile.write(tmp_path / "tone.flac", np.stack([tone, tone], 1), 44100)
+    checkpoint = tmp_path / "runs/vowels/0/last.ckpt"
+    stdout = train_py("predict", "--ckpt_path", str(checkpoint), "--input", str(tmp_path / "tone.flac")).stdout
+    path, word, probability = stdout.strip().split("\t")
+    assert path.endswith("tone.flac") and word in (
+        "heed",
+        "hid",
+        "head",
+        "had",
+        "hod",
+        "hawed",
+        "hood",
+        "who'd",
+        "hud",
+        "heard",
+    )
+    assert 0.1 <= float(probability) <= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "content"), [("nothing", None), ("empty", {}), ("broken", {"a.png": b"\x89PNG broken"})]
+)
+def test_predict_on_missing_or_broken_files_is_one_line(
+    path: str, content: dict | None, train_py, run: Path, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / path).mkdir()
+        for name, data in content.items():
+            (tmp_path / path / name).write_bytes(data)
+    result = train_py("predict", "--ckpt_path", str(run / "best.ckpt"), "--input", str(tmp_path / path), expect=3)
+    assert result.stderr.strip().split("\n")[-1].startswith(f"error: {tmp_path / path}")
+    assert "Traceback" not in result.stderr
+
+
+def test_tensorboard_has_every_curve_and_picture(run: Path) -> None:
+    events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0}).Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert {f"{stage}/{name}" for stage in ("train", "val", "test") for name in ("loss", "accuracy", "f1")} <= scalars
+    throughput = {"samples_per_second", "tokens_per_second", "step_ms", "data_wait_ms", "peak_memory_gib"}
+    assert {f"throughput/{name}" for name in throughput} <= scalars
+    assert any(tag.startswith("lr-") for tag in scalars)
+    assert len(events.Tags()["images"]) >= 2  # the confusion matrix, and a few inputs
+
+
+def test_two_processes_train_from_the_command_line(train_py, tmp_path: Path) -> None:
+    result = train_py(
+        "fit", "--config", DIGITS, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu",
+        "--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.precision", "bf16-mixed",
+    )  # fmt: skip
+    assert result.stdout.count("test accuracy:") == 1  # said by one rank
+    assert [folder.name for folder in (tmp_path / "runs/digits").iterdir()] == ["0"]
+    assert (tmp_path / "runs/digits/0/best.ckpt").is_file()

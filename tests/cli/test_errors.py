@@ -1,0 +1,157 @@
+"""A user's mistakes, as the user sees them: one line that names what, where and the remedy, and an exit code."""
+
+from pathlib import Path
+
+import pytest
+
+import datamodules  # noqa: F401  (its names are what --data resolves)
+from longseq.cli import main
+from longseq.cli.errors import one_line
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "configs/image/digits.yaml")
+FSDD = str(ROOT / "configs/audio/fsdd.yaml")
+
+MISTAKES = {
+    "a typo in a group": (
+        ["--model.encodr", "x"],
+        "model.encodr: no such option; did you mean model.encoder?",
+    ),
+    "a typo in a flag": (
+        ["--model.learning_rat", "1"],
+        "model.learning_rat: no such option; did you mean model.learning_rate?",
+    ),
+    "an abbreviation": (
+        ["--trainer.max_epoch", "1"],
+        "trainer.max_epoch: no such option; did you mean trainer.max_epochs?",
+    ),
+    "an argument that the class lacks": (
+        ["--model.encoder.attention.kk", "3"],
+        "model.encoder.attention.kk: no such option; did you mean k?",
+    ),
+    "an unknown mechanism": (
+        ["--model.encoder.attention", "Verna"],
+        "model.encoder.attention: no class Verna; did you mean Verma?",
+    ),
+    "an unknown data set": (["--data", "Digit"], "data: no class Digit; did you mean Digits?"),
+    "a word for a number": (["--model.encoder.attention.k", "many"], "model.encoder.attention.k: got many; give int"),
+    "a word that is no choice": (
+        ["--model.encoder.attention.sharing", "all"],
+        "model.encoder.attention.sharing: got all; give one of ['none', 'headwise', 'key_value', 'layerwise']",
+    ),
+    "k beyond the sequence": (
+        ["--model.encoder.attention.k", "65"],
+        "model.encoder.attention.k: must be in 1..64 (the sequence length), got 65; lower k or lengthen the sequence",
+    ),
+    "k of nothing": (
+        ["--model.encoder.attention.k", "0"],
+        "model.encoder.attention.k: must be in 1..64 (the sequence length), got 0; lower k or lengthen the sequence",
+    ),
+    "heads that do not divide the width": (
+        ["--model.encoder.heads", "5"],
+        "model.encoder.heads: must divide dim, but 5 does not divide 64; change one of them",
+    ),
+    "a patch that does not divide the image": (
+        ["--model.encoder.patch_size", "3"],
+        "model.encoder.patch_size: must divide the image, but 3 does not divide 8 x 8 pixels; "
+        "1 makes every pixel a token",
+    ),
+    "a negative number for the model": (
+        ["--model.learning_rate", "-1"],
+        "model.learning_rate: must be positive, got -1.0; 1e-3 is usual for AdamW",
+    ),
+    "a negative number for the data": (
+        ["--data.batch_size", "-1"],
+        "data.batch_size: must be at least 1, got -1; 64 is a good start",
+    ),
+    "a negative number for the trainer": (["--trainer.max_epochs", "-5"], "trainer.max_epochs: "),
+    "more processes than cores": (
+        ["--trainer.accelerator", "cpu", "--trainer.devices", "4096"],
+        "trainer.devices: 4096 processes on ",
+    ),
+    "a precision that there is not": (["--trainer.precision", "bf17"], "trainer.precision: got bf17; give "),
+    "what the data decides": (
+        ["--model.encoder.shape", "[1,2,3]"],
+        "model.encoder.shape: follows from data.shape; leave it out and set the data's arguments instead",
+    ),
+    "an unknown optimizer": (["--model.optimizer", "adamm"], "model.optimizer: must be one of timm's, got 'adamm'; "),
+    "a stray word": (["digits"], "digits: no such option; see --help"),
+}
+
+
+def said(capsys: pytest.CaptureFixture[str], arguments: list[str], exit_code: int) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    printed = capsys.readouterr().err
+    assert stop.value.code == exit_code
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1, printed
+    return printed.removeprefix("error: ").strip()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags, message = MISTAKES[mistake]
+    line = said(capsys, ["fit", "--config", DIGITS, "--trainer.default_root_dir", str(tmp_path), *flags], 2)
+    assert line == message or (line.startswith(message) and message.endswith(" "))
+    assert not list(tmp_path.glob("runs/*/*/*")), "nothing is written before the flags are known to be right"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        ([], 2, "command: missing; choose one of fit, validate, test, predict"),
+        (["ft"], 2, "ft: no such command; did you mean fit?"),
+        (["fit"], 2, "model.encoder, data: missing; give --config, one of configs/, or these flags"),
+        (["fit", "--config", "/nowhere.yaml"], 2, "/nowhere.yaml: no such file; configs/ holds some to start from"),
+        (["test"], 2, "ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt"),
+        (
+            ["test", "--ckpt_path", "/nowhere.ckpt"],
+            4,
+            "/nowhere.ckpt: no such file; give a checkpoint of fit, such as runs/digits/0/best.ckpt",
+        ),
+        (["test", "--ckpt_path", DIGITS], 4, f"{DIGITS}: not a readable checkpoint (UnpicklingError); give another"),
+    ],
+)
+def test_a_command_without_what_it_needs_is_one_line(
+    arguments: list[str], exit_code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, arguments, exit_code) == message
+
+
+def test_missing_data_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = said(
+        capsys,
+        ["fit", "--config", FSDD, "--data.root", "/nowhere", "--trainer.default_root_dir", str(tmp_path)],
+        3,
+    )
+    assert line.startswith("/nowhere: ")
+
+
+def test_broken_yaml_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("model: [\n")
+    assert said(capsys, ["fit", "--config", str(tmp_path / "broken.yaml")], 2).startswith("config: not YAML: ")
+
+
+def test_a_misspelt_key_in_yaml_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = Path(DIGITS).read_text().replace("learning_rate", "learning_rte")
+    (tmp_path / "typo.yaml").write_text(text)
+    assert said(capsys, ["fit", "--config", str(tmp_path / "typo.yaml")], 2) == (
+        "model.learning_rte: no such option; did you mean model.learning_rate?"
+    )
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"must be in 1\.\.64"):
+        main(["fit", "--config", DIGITS, "--model.encoder.attention.k", "65", "--debug"])
+
+
+def test_a_mistake_in_a_process_of_its_own_leaves_no_traceback(train_py) -> None:
+    result = train_py("fit", "--config", DIGITS, "--model.encoder.attention.k", "65", expect=2)
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: model.encoder.attention.k: ")
+
+
+def test_an_unforeseen_report_still_becomes_one_line() -> None:
+    assert one_line('Parser key "a":\n  something\n   went wrong.\n', []) == "a: something went wrong; see --help"

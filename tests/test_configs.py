@@ -1,0 +1,53 @@
+"""Every YAML file loads against the real signatures, and a short fit of each experiment runs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = sorted((ROOT / "configs").glob("[ai]*/*.yaml"))  # audio/ and image/
+OVERLAYS = sorted((ROOT / "configs/trainer").glob("*.yaml"))
+ON_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.strategy", "auto"]
+
+
+def needs_files(experiment: Path) -> bool:
+    return "root" in yaml.safe_load(experiment.read_text())["data"].get("init_args", {})
+
+
+def short_fit(train_py, experiment: Path, *flags: str) -> None:
+    train_py(
+        "fit", "--config", str(experiment), "--trainer.max_steps", "3", "--trainer.limit_val_batches", "1",
+        "--trainer.limit_test_batches", "1", *flags,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
+def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, request: pytest.FixtureRequest) -> None:
+    root = ["--data.root", str(request.getfixturevalue("real_data"))] if needs_files(experiment) else []
+    short_fit(train_py, experiment, *root)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_every_trainer_config_lies_over_an_experiment(overlay: Path, train_py) -> None:
+    short_fit(train_py, ROOT / "configs/image/digits.yaml", "--config", str(overlay), *ON_CPU)
+
+
+@pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)
+def test_every_config_says_what_it_is(config: Path) -> None:
+    header = [line for line in config.read_text().split("\n") if line.startswith("# ")]
+    assert len(header) >= 2 or (config in OVERLAYS and header)
+    assert config in OVERLAYS or any(f"fit --config {config.relative_to(ROOT)}" in line for line in header)
+
+
+def test_no_experiment_differs_from_another_by_one_flag_only() -> None:
+    def flat(value: object, key: str = "") -> dict[str, object]:
+        if not isinstance(value, dict):
+            return {key: value}
+        return {name: item for part in value for name, item in flat(value[part], f"{key}.{part}").items()}
+
+    loaded = {path: flat(yaml.safe_load(path.read_text())) for path in EXPERIMENTS}
+    for path, first in loaded.items():
+        for other, second in loaded.items():
+            differing = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
+            assert path == other or len(differing) > 1, (path, other)
