@@ -1,7 +1,10 @@
 """The commands as a user types them, each in a process of its own."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +23,9 @@ VOWELS = str(ROOT / "configs/audio/vowels.yaml")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one short run on the digits."""
-    from longseq.cli import main
-
     folder = tmp_path_factory.mktemp("digits")
-    main(["fit", "--config", DIGITS, "--trainer.default_root_dir", str(folder), "--trainer.max_epochs", "2"])
+    command = [sys.executable, str(ROOT / "train.py"), "fit", "--config", DIGITS, "--trainer.max_epochs", "2"]
+    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     return folder / "runs/digits/0"
 
 
