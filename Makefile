@@ -10,7 +10,7 @@ demo: .venv/.installed
 	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/tensorboard --logdir runs"
 
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

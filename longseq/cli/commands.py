@@ -69,6 +69,9 @@ class Commands(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--experiment", type=str | None, help="Name of the runs' folder; else the config file's.")
+        parser.add_argument(
+            "--peak_flops", type=float | None, help="The device's dense peak in FLOP/s, for MFU where it is not known."
+        )
         parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
@@ -139,7 +142,7 @@ class Commands(LightningCLI):
         self.checkpoints = ModelCheckpoint(
             self.run, "best", monitor="val/accuracy", mode="max", save_last=True, enable_version_counter=False
         )
-        callbacks: list[pl.Callback] = [self.checkpoints, SequenceSummary(), ThroughputLogger()]
+        callbacks: list[pl.Callback] = [self.checkpoints, SequenceSummary(), ThroughputLogger(config.peak_flops)]
         if config.trainer.logger in (None, True):
             name, number = self.run.parent.name, self.run.name
             kwargs["logger"] = TensorBoardLogger(self.run.parent.parent, name, number, default_hp_metric=False)
