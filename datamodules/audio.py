@@ -2,24 +2,54 @@
 
 import math
 import os
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import soundfile
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchaudio.functional import resample
 
-from datamodules.base import DataError, DataModule, require
+from datamodules.base import DataError, DataModule, LabelledTensors, require
 
 
-def fit_length(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " {num_samples}"]:
-    """The middle of a longer waveform; a shorter one with zeros behind it."""
+class Clips(LabelledTensors):
+    """Waveforms in memory, with zeros behind the shorter ones, and their lengths.
+
+    A batch is ({"waveforms": (b, s), "lengths": (b,)}, labels), where s is the length of its longest clip.
+    """
+
+    def __init__(
+        self, waveforms: Float32[Tensor, "n s"], lengths: Int64[Tensor, " n"], labels: Int64[Tensor, " n"]
+    ) -> None:
+        super().__init__(waveforms, labels)
+        self.lengths = lengths
+
+    def __getitem__(self, index: Any) -> tuple[dict[str, Tensor], Tensor]:
+        lengths = self.lengths[index]
+        waveforms = self.inputs[index][..., : int(lengths.max())]
+        return {"waveforms": waveforms, "lengths": lengths}, self.labels[index]
+
+    __getitems__ = __getitem__
+
+    def subset(self, indices: Int64[Tensor, " m"]) -> "Clips":
+        return Clips(self.inputs[indices], self.lengths[indices], self.labels[indices])
+
+
+def pad_clips(waveforms: Sequence[Float32[Tensor, " s"]]) -> dict[str, Tensor]:
+    """Clips of any lengths as one tensor, with zeros behind the shorter ones, and their lengths."""
+    lengths = torch.tensor([len(waveform) for waveform in waveforms])
+    return {"waveforms": pad_sequence(list(waveforms), batch_first=True), "lengths": lengths}
+
+
+def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
+    """The middle of a longer waveform; a shorter one as it is."""
     start = max(len(waveform) - num_samples, 0) // 2
-    waveform = waveform[start : start + num_samples]
-    return torch.nn.functional.pad(waveform, (0, num_samples - len(waveform)))
+    return waveform[start : start + num_samples]
 
 
 def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
@@ -30,11 +60,14 @@ def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Fl
 
 
 class AudioDataModule(DataModule):
-    """Sounds as float32 waveforms (samples,) in -1..1, all of one rate and length.
+    """Sounds as float32 waveforms in -1..1, all of one rate and each of its own length.
+
+    Inputs are {"waveforms": (b, s), "lengths": (b,)}: waveforms with zeros behind the shorter ones, and how many
+    samples each has.
 
     Args:
         sample_rate_hz: Samples per second.
-        seconds: Length of every waveform; longer sounds lose both ends, shorter ones get zeros behind them.
+        seconds: Length of the longest waveform; longer sounds lose both ends.
     """
 
     shape: tuple[int]
@@ -70,6 +103,9 @@ class AudioDataModule(DataModule):
         self.seconds = seconds
         self.shape = (round(seconds * sample_rate_hz),)
 
+    def collate(self, inputs: list[Float32[Tensor, " s"]]) -> dict[str, Tensor]:
+        return pad_clips(inputs)
+
     def read(self, path: str | os.PathLike[str]) -> Float32[Tensor, " s"]:
         """One input from a sound file of any rate, length and number of channels (which are averaged).
 
@@ -95,4 +131,4 @@ class AudioDataModule(DataModule):
         if not waveform.isfinite().all():
             raise DataError(f"{path}: holds values that are not finite; write it again")
         waveform = change_rate(waveform, rate_hz, self.sample_rate_hz)
-        return fit_length(waveform.clamp(-1, 1), self.shape[0])
+        return crop_middle(waveform.clamp(-1, 1), self.shape[0])

@@ -62,6 +62,10 @@ class LabelledTensors(Dataset):
     # process, but under DDP Lightning replaces the sampler, and with it the batches.
     __getitems__ = __getitem__
 
+    def subset(self, indices: Int64[Tensor, " m"]) -> "LabelledTensors":
+        """The samples at these indices."""
+        return type(self)(self.inputs[indices], self.labels[indices])
+
 
 class _Files(Dataset):
     """Foreign files, each read when it is asked for."""
@@ -84,7 +88,8 @@ def _as_it_is(batch: Any) -> Any:
 class DataModule(pl.LightningDataModule, ABC):
     """A labelled data set with its three splits, and a way to read foreign files as inputs of the same kind.
 
-    A batch is `(inputs, labels)`: inputs (b, *shape), labels int64 (b,). A batch of predict_dataloader is inputs only.
+    A batch is `(inputs, labels)`, labels int64 (b,). Inputs are a tensor (b, *shape), or, of sounds, a dictionary of
+    waveforms and their lengths. A batch of predict_dataloader is inputs only.
 
     Every constructor argument of a subclass is of a plain type (int, float, str, bool, None, list) and is kept as an
     attribute of the same name, so that a checkpoint can describe the data module. The constructor touches no file:
@@ -139,11 +144,15 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def read(self, path: str | os.PathLike[str]) -> Shaped[Tensor, "..."]:
-        """One model input, of `shape`, from a foreign file.
+        """One model input from a foreign file.
 
         Raises:
             DataError: If the file cannot be read; the message names it.
         """
+
+    def collate(self, inputs: list[Tensor]) -> Any:
+        """The inputs of a batch, of what `read` gave."""
+        return torch.stack(inputs)
 
     def split_validation(self, train: LabelledTensors) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
         """The indices of `train` to train on and those to validate on: the same share of every class."""
@@ -154,8 +163,7 @@ class DataModule(pl.LightningDataModule, ABC):
             return
         train, test = self.load()
         kept, held_out = self.split_validation(train)
-        self.train_set, self.val_set = LabelledTensors(*train[kept]), LabelledTensors(*train[held_out])
-        self.test_set = test
+        self.train_set, self.val_set, self.test_set = train.subset(kept), train.subset(held_out), test
 
     def train_dataloader(self) -> DataLoader:
         # A generator of the loader's own: the order does not depend on who else drew from torch's global one.
@@ -169,7 +177,7 @@ class DataModule(pl.LightningDataModule, ABC):
         return self._loader(self.test_set, collate_fn=_as_it_is)
 
     def predict_dataloader(self) -> DataLoader:
-        return self._loader(_Files(self.predict_paths, self.read))
+        return self._loader(_Files(self.predict_paths, self.read), collate_fn=self.collate)
 
     def _loader(self, dataset: Dataset, **options: Any) -> DataLoader:
         return DataLoader(

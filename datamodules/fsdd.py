@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from datamodules.audio import AudioDataModule
-from datamodules.base import DataError, LabelledTensors
+from datamodules.audio import AudioDataModule, Clips, pad_clips
+from datamodules.base import DataError
 
 _NAME = re.compile(r"([0-9])_([a-z]+)_([0-9]+)\.wav")  # DIGIT_SPEAKER_INDEX.wav
 _FOLDERS = ("free-spoken-digit-dataset/recordings", "recordings", ".")
@@ -41,7 +41,7 @@ class FSDD(AudioDataModule):
         self.class_names = [str(digit) for digit in range(10)]
         self.root = root
 
-    def load(self) -> tuple[LabelledTensors, LabelledTensors]:
+    def load(self) -> tuple[Clips, Clips]:
         paths, digits, indices = self._recordings()
         labels = torch.tensor(digits)
         is_test = torch.tensor(indices) < _FIRST_TRAIN_INDEX
@@ -49,11 +49,8 @@ class FSDD(AudioDataModule):
             missing = set(range(10)) - set(labels[part].tolist())
             if missing:
                 raise DataError(f"{self.root}: no {name} recording of digit {min(missing)}; {_REMEDY}")
-        waveforms = torch.stack([self.read(path) for path in paths])
-        return (
-            LabelledTensors(waveforms[~is_test], labels[~is_test]),
-            LabelledTensors(waveforms[is_test], labels[is_test]),
-        )
+        clips = Clips(**pad_clips([self.read(path) for path in paths]), labels=labels)
+        return clips.subset((~is_test).nonzero()[:, 0]), clips.subset(is_test.nonzero()[:, 0])
 
     def _recordings(self) -> tuple[list[Path], list[int], list[int]]:
         """The paths, digits and indices of the recordings, in the order of their names."""

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from datamodules.audio import AudioDataModule
-from datamodules.base import LabelledTensors, hold_out, require
+from datamodules.audio import AudioDataModule, Clips, pad_clips
+from datamodules.base import hold_out, require
 
 # Mean formant frequencies F1, F2, F3 in Hz. G. E. Peterson and H. L. Barney, Control methods used in a study of the
 # vowels, J. Acoust. Soc. Am. 24 (1952) 175-184, table II.
@@ -68,20 +68,20 @@ class Vowels(AudioDataModule):
         self.num_test = num_test
         self.class_names = list(PETERSON_BARNEY_HZ)
 
-    def load(self) -> tuple[LabelledTensors, LabelledTensors]:
+    def load(self) -> tuple[Clips, Clips]:
         generator = torch.Generator().manual_seed(self.seed)
         return self._speak(self.num_train, generator), self._speak(self.num_test, generator)
 
-    def split_validation(self, train: LabelledTensors) -> tuple[Tensor, Tensor]:
+    def split_validation(self, train: Clips) -> tuple[Tensor, Tensor]:
         """Whole speakers are held out, the same share of men, women and children."""
         speakers = torch.arange(len(train)).view(-1, _CLIPS_OF_SPEAKER)
         kept, held_out = hold_out(torch.arange(len(speakers)) % 3, self.val_fraction, self.seed)
         return speakers[kept].flatten(), speakers[held_out].flatten()
 
-    def _speak(self, num_clips: int, generator: torch.Generator) -> LabelledTensors:
+    def _speak(self, num_clips: int, generator: torch.Generator) -> Clips:
         clips = [speak(self.shape[0], self.sample_rate_hz, generator) for _ in range(num_clips // _CLIPS_OF_TRIPLE)]
         labels = torch.arange(len(self.class_names)).repeat(num_clips // len(self.class_names))
-        return LabelledTensors(torch.cat(clips), labels)
+        return Clips(**pad_clips(torch.cat(clips).unbind()), labels=labels)
 
 
 def speak(num_samples: int, sample_rate_hz: int, generator: torch.Generator) -> Float32[Tensor, "60 s"]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,15 +20,15 @@ from longseq.training.checkpoint import build, read_checkpoint
 INK, ACCENT = "#1f2933", "#c2410c"
 
 
-def draw_input(axes: Axes, model: Classifier, inputs: torch.Tensor, label: str) -> None:
-    """The picture that the encoder makes of one input; every cell is a part of one token."""
-    picture = model.encoder.picture(inputs[None])[0]
+def draw_input(axes: Axes, model: Classifier, inputs: Any, label: str) -> None:
+    """The picture that the encoder makes of a batch of one input; every cell is a part of one token."""
+    picture = model.encoder.picture(inputs)[0][0, 0]
     if isinstance(model.encoder, SpectrogramEncoder):
-        seconds = model.encoder.seconds
-        axes.imshow(picture[0], origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, picture.shape[1]))
+        seconds = len(picture) * model.encoder.hop_ms / 1000
+        axes.imshow(picture.T, origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, picture.shape[1]))
         axes.set(xlabel="time (s): a token every frame", ylabel="mel band")
     else:
-        axes.imshow(picture[0], cmap="gray", aspect="equal")
+        axes.imshow(picture, cmap="gray", aspect="equal")
         axes.set(xlabel="every pixel is a token", xticks=[], yticks=[])
     axes.set_title(f"{label!r}: {model.encoder.num_tokens} tokens", loc="left")
 
@@ -71,7 +70,7 @@ def main() -> None:
         data = build(description)
         data.prepare_data()
         data.setup("test")
-        inputs, label = data.test_set[int(np.flatnonzero(data.test_set.labels == 3)[0])]
+        inputs, (label,) = data.test_set[np.flatnonzero(data.test_set.labels == 3)[:1].tolist()]
         draw_input(row[0], model, inputs, model.class_names[int(label)])
         draw_projection(row[1], model)
         draw_accuracy(row[2], run, type(model.encoder.attention).__name__)

@@ -1,5 +1,22 @@
 """longseq: classifiers of images and sound as very long sequences, at linear cost."""
 
-from longseq.attention import Linear, Linformer, Mechanism, Softmax, Verma, plug
+from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Projection, Softmax, Verma, plug
+from longseq.encoders import ImageEncoder, SpectrogramEncoder, TimmEncoder, resize
 
-__all__ = ["Linear", "Linformer", "Mechanism", "Softmax", "Verma", "plug"]
+__all__ = [
+    "Conv",
+    "Gaussian",
+    "ImageEncoder",
+    "Linear",
+    "Linformer",
+    "Max",
+    "Mean",
+    "Mechanism",
+    "Projection",
+    "Softmax",
+    "SpectrogramEncoder",
+    "TimmEncoder",
+    "Verma",
+    "plug",
+    "resize",
+]

@@ -1,10 +1,27 @@
 """Attention at linear cost, for any timm vision transformer: tensors only, no training and no data."""
 
+from longseq.attention.grid import TokenGrid
 from longseq.attention.linformer import Linformer
-from longseq.attention.mechanism import Mechanism, TokenGrid
-from longseq.attention.plug import plug
-from longseq.attention.projection import Linear, Projection
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.plug import carry, plug
+from longseq.attention.projection import Conv, Gaussian, Linear, Max, Mean, Projection
 from longseq.attention.softmax import Softmax
+from longseq.attention.start import start_from_inputs
 from longseq.attention.verma import Verma
 
-__all__ = ["Linear", "Linformer", "Mechanism", "Projection", "Softmax", "TokenGrid", "Verma", "plug"]
+__all__ = [
+    "Conv",
+    "Gaussian",
+    "Linear",
+    "Linformer",
+    "Max",
+    "Mean",
+    "Mechanism",
+    "Projection",
+    "Softmax",
+    "TokenGrid",
+    "Verma",
+    "carry",
+    "plug",
+    "start_from_inputs",
+]

@@ -2,23 +2,26 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from longseq.attention.projection import ProjectionLayer
+from longseq.attention.projection import ProjectionLayer, RaggedProjection
 
-# A mechanism's formula, once the heads are split: queries (b, h, n, c), keys and values (b, h, k, c), a mask
-# (b, 1, 1, k) or None, and the dropout rate of the weights, to (b, h, n, c).
-Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+# A mechanism's formula, once the heads are split: queries (b, h, n, c), keys and values (b, h, k, c), which queries
+# (b, 1, n, 1) and which keys (b, 1, 1, k) are there or None if all are, and the dropout rate of the weights, to
+# (b, h, n, c). The values of absent tokens are zero.
+Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float], Tensor]
 
 
 class AttentionLayer(nn.Module):
     """Takes the place of one of timm's attention layers, with its weights under the same state-dict names.
 
     Where a projection commutes with the key and value matrices, X is shortened first, (E X) W for E (X W), so that
-    keys and values cost 2 k d^2 and not 2 n d^2; a bias b becomes (E 1) b, and the result is the paper's exactly.
+    keys and values cost 2 k d^2 and not 2 n d^2; a bias b becomes (E 1) b, and the result is the paper's exactly. A
+    norm of the keys (qk_norm) falls on the shortened ones, which are those that meet the queries.
 
     Args:
         trained: timm's layer; its parameters are taken over, not copied.
@@ -31,8 +34,8 @@ class AttentionLayer(nn.Module):
         self,
         trained: "Attention | AttentionLayer",
         mix: Mix,
-        project_keys: ProjectionLayer | None = None,
-        project_values: ProjectionLayer | None = None,
+        project_keys: ProjectionLayer | RaggedProjection | None = None,
+        project_values: ProjectionLayer | RaggedProjection | None = None,
     ) -> None:
         super().__init__()
         self.mix = mix
@@ -63,43 +66,56 @@ class AttentionLayer(nn.Module):
             raise ValueError("is_causal must be False: shortened keys mix the future into every token")
         present = None if attn_mask is None else attn_mask[:, 0, 0, :, None]
         queries, keys, values = self._queries_keys_values(x, present)
-        mixed = self.mix(
-            self.q_norm(self._split(queries)),
-            self.k_norm(self._split(keys)),
-            self._split(values),
-            attn_mask if self.project_keys is None else None,
-            self.attn_drop.p if self.training else 0.0,
-        )
+        queries = self.q_norm(_split(queries, self.num_heads))
+        if isinstance(self.project_keys, RaggedProjection):  # a head has its own k, and is mixed alone
+            heads = zip(queries.split(1, dim=1), self.project_keys, keys, values, strict=True)
+            mixed = torch.cat([self._mix(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)
+        else:
+            mixed = self._mix(queries, self.project_keys, keys, values, present)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))
         if self.gate is not None:
             mixed = mixed * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(mixed))
 
-    def _split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n c"]:
-        return tokens.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def _mix(
+        self,
+        queries: Float[Tensor, "b h n c"],
+        project_keys: ProjectionLayer | None,
+        keys: Float[Tensor, "b k hc"],
+        values: Float[Tensor, "b k hc"],
+        present: Bool[Tensor, "b n 1"] | None,
+    ) -> Float[Tensor, "b h n c"]:
+        filled = present if present is None or project_keys is None else project_keys.filled(present)
+        heads = queries.shape[1]
+        return self.mix(
+            queries,
+            self.k_norm(_split(keys, heads)),
+            _split(values, heads),
+            None if present is None else present[:, None],
+            None if filled is None else filled[:, None].mT,
+            self.attn_drop.p if self.training else 0.0,
+        )
 
-    def _queries_keys_values(
-        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
-    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b k d"], Float[Tensor, "b k d"]]:
+    def _queries_keys_values(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None):
+        """Queries (b, n, d), keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
         weights, bias = self.qkv.weight, self.qkv.bias
         d = self.attn_dim
 
         def linear(tokens: Tensor, rows: slice) -> Tensor:
             return F.linear(tokens, weights[rows], None if bias is None else bias[rows])
 
-        def shorten(project: ProjectionLayer, rows: slice) -> Tensor:
+        def shorten(project: ProjectionLayer | RaggedProjection, rows: slice):
             if not project.commutes:
-                tokens = linear(x, rows)
-                return project(tokens if present is None else tokens * present)
-            short = F.linear(project(x if present is None else x * present), weights[rows])
+                return project(linear(x, rows), present)
+            short = F.linear(project(x, present), weights[rows])
             if bias is None:
                 return short
-            ones = x.new_ones(1, x.shape[1], 1) if present is None else present.to(x.dtype)
-            return short + project(ones) * bias[rows]
+            ones = x.new_ones(1 if present is None else len(x), x.shape[1], 1)
+            return short + project(ones, present) * bias[rows]
 
         if self.project_keys is None or self.project_values is None:
             queries, keys, values = self.qkv(x).split(d, dim=-1)
-            return queries, keys, values if present is None else values * present
+            return queries, keys, values if present is None else values.masked_fill(~present, 0)
         queries = linear(x, slice(0, d))
         if self.project_keys is self.project_values and self.project_keys.commutes:
             keys, values = shorten(self.project_keys, slice(d, 3 * d)).split(d, dim=-1)
@@ -115,8 +131,13 @@ def softmax_mix(
     queries: Float[Tensor, "b h n c"],
     keys: Float[Tensor, "b h k c"],
     values: Float[Tensor, "b h k c"],
-    mask: Bool[Tensor, "b 1 1 k"] | None,
+    query_mask: Bool[Tensor, "b 1 n 1"] | None,
+    key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
 ) -> Float[Tensor, "b h n c"]:
     """softmax(Q K' / sqrt(c)) V, by the fastest kernel that torch has for it."""
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
+
+
+def _split(tokens: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
+    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)

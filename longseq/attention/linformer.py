@@ -2,28 +2,31 @@
 
 from dataclasses import dataclass
 
+from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_mix
-from longseq.attention.mechanism import Mechanism, TokenGrid
+from longseq.attention.mechanism import Mechanism
 from longseq.attention.projection import Linear, Projection
-from longseq.attention.sharing import Sharing, shared_projections
+from longseq.attention.sharing import Lengths, Sharing, shared_projections
 
 
 @dataclass(frozen=True)
 class Linformer(Mechanism):
     """Y = softmax_k(Q (E K)' / sqrt(c)) (F V), with E and F of k x n: time and memory grow with n k, not n^2.
 
+    A layer costs 4 n d^2 FLOPs for queries and output, 2 n k d for E (twice where F is another), 4 k d^2 for keys and
+    values, and 4 n k d for scores and mix; it holds n k weights in each matrix.
+
     Args:
-        k: Length of the shortened sequence, 1 <= k <= n.
+        k: Length of the shortened sequence, 1 <= k <= n: a number, a list of one a layer, or, with sharing ``none``, a
+            list a layer of one a head.
         sharing: Which heads, keys and values, and layers share a matrix.
         projection: What E and F are.
     """
 
-    k: int
+    k: Lengths
     sharing: Sharing = "key_value"
     projection: Projection = Linear()
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        pairs = shared_projections(
-            self.projection, self.sharing, n=grid.num_tokens, k=self.k, heads=stack[0].num_heads, depth=len(stack)
-        )
+        pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         return [AttentionLayer(trained, softmax_mix, *pair) for trained, pair in zip(stack, pairs, strict=True)]

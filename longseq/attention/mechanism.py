@@ -3,29 +3,10 @@
 b batch, n tokens, k shortened tokens, d width, h heads, c = d / h channels of a head.
 """
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
+from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
-
-
-@dataclass(frozen=True)
-class TokenGrid:
-    """Where the tokens of a sequence come from: a grid (height, width), or (1, frames), after some prefix tokens.
-
-    Args:
-        size: Rows and columns of the grid, in tokens.
-        num_prefix_tokens: Class and register tokens in front of the grid.
-    """
-
-    size: tuple[int, int]
-    num_prefix_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """n, the length of the whole sequence."""
-        return self.num_prefix_tokens + math.prod(self.size)
 
 
 class Mechanism(ABC):

@@ -1,13 +1,17 @@
-"""Put a mechanism's layers into any timm vision transformer."""
+"""Put a mechanism's layers into any timm vision transformer, and carry a trained one to another grid of tokens."""
 
 from typing import Any
 
+import torch
 from timm.layers.attention import Attention
+from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
-from longseq.attention.mechanism import Mechanism, TokenGrid
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.projection import ProjectionLayer
 
 
 def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
@@ -34,7 +38,54 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
                 f"vit must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
                 f" holds {type(attention).__name__}; choose a plain ViT or DeiT"
             )
-    grid = TokenGrid(tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens)
-    for block, layer in zip(vit.blocks, mechanism.layers(attentions, grid), strict=True):
+    for block, layer in zip(vit.blocks, mechanism.layers(attentions, token_grid(vit)), strict=True):
         block.attn = layer
     return vit
+
+
+def token_grid(vit: VisionTransformer) -> TokenGrid:
+    """The tokens that a timm ViT makes."""
+    return TokenGrid(tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens)
+
+
+@torch.no_grad()
+def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
+    """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
+
+    Position embeddings are resampled as timm does; E and F are interpolated along the grid, row sums kept, and a
+    convolution's kernel is stretched with its window. All else is copied.
+
+    Returns:
+        The projections that keep the weights they have, because the trained model has none of their class and k.
+
+    Raises:
+        ValueError: If a weight that does not depend on the grid has another shape, naming it.
+    """
+    old_grid, new_grid = token_grid(trained), token_grid(new)
+    sources = {name: layer for name, layer in trained.named_modules(remove_duplicate=False)}
+    weights = {name: weight for name, weight in trained.state_dict().items() if "project_" not in name}
+    if "pos_embed" in weights:
+        prefix = 0 if new.no_embed_class else new.num_prefix_tokens
+        size = list(new_grid.size)
+        weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], size, list(old_grid.size), prefix)
+    for name, ours in new.state_dict().items():
+        if "project_" not in name and (name not in weights or weights[name].shape != ours.shape):
+            was = tuple(weights[name].shape) if name in weights else "absent"
+            raise ValueError(
+                f"{name} must have one shape, got {was} in the trained model and {tuple(ours.shape)} in the new one"
+            )
+    new.load_state_dict(weights, strict=False)
+    fresh = []
+    for name, layer in new.named_modules(remove_duplicate=False):
+        if isinstance(layer, ProjectionLayer):
+            source = sources.get(name)
+            if type(source) is type(layer) and _shapes_but_last(source) == _shapes_but_last(layer):
+                layer.carry(source, old_grid, new_grid)
+            else:
+                fresh.append(name)
+    return fresh
+
+
+def _shapes_but_last(layer: nn.Module) -> list[tuple[int, ...]]:
+    """Of all weights; the last dimension is the grid's."""
+    return [tuple(weight.shape[:-1]) for weight in layer.state_dict().values()]

@@ -1,11 +1,16 @@
 """Projections shorten a sequence from n to k tokens before it becomes keys and values (Linformer, section 4)."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+from longseq.attention.grid import TokenGrid
 
 
 class ProjectionLayer(nn.Module, ABC):
@@ -16,48 +21,302 @@ class ProjectionLayer(nn.Module, ABC):
             and values be made from k shortened tokens; otherwise they are made from n tokens and shortened after.
     """
 
-    commutes: bool
+    commutes: ClassVar[bool]
 
     @abstractmethod
-    def forward(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
-        """Shorten; a sequence shorter than the configured n meets the projection's first columns."""
+    def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> Tensor:
+        """Shorten as if absent tokens did not exist, to (b, k, d).
+
+        Args:
+            tokens: A sequence; one shorter than the configured n meets the projection's first columns or windows.
+            present: False where a token is padding, which is behind the others; None if all are there.
+        """
+
+    def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None:
+        """Which of the k shortened tokens hold anything; None if each holds a share of every token."""
+        return None
+
+    @torch.no_grad()
+    def carry(self, trained: Any, old: TokenGrid, new: TokenGrid) -> None:
+        """Take over the weights of a trained projection of the same k, interpolated from its grid of tokens to ours."""
 
 
 class Projection(ABC):
     """A description of a projection, chosen in YAML; it builds the layers once n, k and the heads are known."""
 
     @abstractmethod
-    def build(self, n: int, k: int, heads: int | None = None) -> ProjectionLayer:
-        """Build one projection of n to k tokens: one for all heads, or with ``heads`` one for each of them."""
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
+        """Build one projection.
+
+        Args:
+            grid: The n tokens that it shortens.
+            k: Tokens out, 1 <= k <= n.
+            dim: Width of a token.
+            heads: None for one projection of all heads, or their number for one of each.
+        """
+
+    def pair(
+        self, tied: bool, grid: TokenGrid, k: int, dim: int, heads: int | None = None
+    ) -> tuple[ProjectionLayer, ProjectionLayer]:
+        """Build E, for the keys, and F, for the values: the same object if they are tied."""
+        keys = self.build(grid, k, dim, heads)
+        return keys, keys if tied else self.build(grid, k, dim, heads)
 
 
 class LinearProjection(ProjectionLayer):
-    """Shorten a sequence with a learned matrix: E or F of Linformer (arXiv:2006.04768), equation 7.
+    """Shorten a sequence with a matrix for all heads, E X: Linformer (arXiv:2006.04768), equation 7.
 
     Args:
-        n: Tokens in; the matrix fixes the longest sequence.
-        k: Tokens out, 1 <= k <= n.
-        heads: None for one matrix (k, n), or the number of heads for a matrix each, (h, k, n). A matrix a head treats
-            channels differently, so it does not commute with the key and value projections.
+        weight: E, (k, n): learned if it is a Parameter, fixed if it is a Buffer.
     """
 
-    def __init__(self, n: int, k: int, heads: int | None = None) -> None:
-        super().__init__()
-        self.commutes = heads is None
-        self.weight = nn.Parameter(torch.empty((k, n) if heads is None else (heads, k, n)))
-        nn.init.normal_(self.weight, std=n**-0.5)  # fan-in keeps the keys' variance; 1/k would raise it by n/k
+    commutes = True
 
-    def forward(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
-        weight = self.weight[..., : tokens.shape[1]]
-        if self.commutes:
-            return weight @ tokens
-        by_head = tokens.unflatten(-1, (len(weight), -1)).transpose(1, 2)
-        return (weight @ by_head).transpose(1, 2).flatten(2)
+    def __init__(self, weight: nn.Parameter | nn.Buffer) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        return self.weight[:, : tokens.shape[1]] @ _blank(tokens, present)
+
+    @torch.no_grad()
+    def carry(self, trained: "LinearProjection", old: TokenGrid, new: TokenGrid) -> None:
+        self.weight.copy_(resample_columns(trained.weight, old, new))
+
+
+class LinearProjectionByHead(ProjectionLayer):
+    """Shorten each head's channels with a matrix of its own; channels differ, so it does not commute.
+
+    Args:
+        weight: (h, k, n): learned if it is a Parameter, fixed if it is a Buffer.
+    """
+
+    commutes = False
+
+    def __init__(self, weight: nn.Parameter | nn.Buffer) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        by_head = _blank(tokens, present).unflatten(-1, (len(self.weight), -1)).transpose(1, 2)
+        return (self.weight[..., : tokens.shape[1]] @ by_head).transpose(1, 2).flatten(2)
+
+    @torch.no_grad()
+    def carry(self, trained: "LinearProjectionByHead", old: TokenGrid, new: TokenGrid) -> None:
+        self.weight.copy_(resample_columns(trained.weight, old, new))
+
+
+class RaggedProjection(nn.ModuleList):
+    """A projection a head, each to a length of its own: (b, n, d) -> a list of (b, k of the head, c)."""
+
+    commutes = False
+
+    def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> list[Tensor]:
+        heads = tokens.chunk(len(self), dim=-1)
+        return [project(head, present) for project, head in zip(self, heads, strict=True)]
+
+
+class WindowProjection(ProjectionLayer):
+    """Windows of ceil(n / k) tokens, side by side along the sequence, the last one short where k does not divide n.
+
+    There are ceil(n / window) of them, which is k or, where rounding up leaves no token for the last ones, fewer. The
+    window follows from the configured n: a shorter sequence has fewer windows, not smaller ones.
+
+    Args:
+        n: Tokens in.
+        k: Tokens out at most.
+    """
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.window = math.ceil(n / k)
+
+    def windows(self, tokens: Tensor, padding: float = 0.0) -> Tensor:
+        """(b, n, d) -> (b, k, window, d), with padding behind the last token."""
+        missing = -tokens.shape[1] % self.window
+        if missing:
+            tokens = F.pad(tokens, (0, 0, 0, missing), value=padding)
+        return tokens.unflatten(1, (-1, self.window))
+
+    def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"]:
+        return self.windows(present).any(dim=2)
+
+
+class MeanProjection(WindowProjection):
+    """The mean over each window, of the tokens that are there."""
+
+    commutes = True
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        if present is None:
+            present = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool)
+        counts = self.windows(present).sum(dim=2).clamp(min=1)
+        return self.windows(_blank(tokens, present)).sum(dim=2) / counts.to(tokens.dtype)
+
+
+class MaxProjection(WindowProjection):
+    """The maximum over each window, channel by channel; not linear, so it does not commute."""
+
+    commutes = False
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        lowest = -float("inf")
+        if present is None:
+            return self.windows(tokens, lowest).amax(dim=2)
+        short = self.windows(tokens.masked_fill(~present, lowest), lowest).amax(dim=2)
+        return short.masked_fill(~self.filled(present), 0.0)
+
+
+class ConvProjection(WindowProjection):
+    """A learned convolution whose kernel and stride are the window; kernels differ by channel, so it does not commute.
+
+    Args:
+        n: Tokens in.
+        k: Tokens out at most.
+        dim: Channels in and out.
+        groups: dim for a depthwise kernel, 1 for a full one, the number of heads for a full one in each head.
+    """
+
+    commutes = False
+
+    def __init__(self, n: int, k: int, dim: int, groups: int) -> None:
+        super().__init__(n, k)
+        self.convolution = nn.Conv1d(dim, dim, self.window, self.window, groups=groups, bias=False)
+        nn.init.normal_(self.convolution.weight, std=(dim // groups * self.window) ** -0.5)  # as learned E: by fan-in
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        missing = -tokens.shape[1] % self.window
+        channels = F.pad(_blank(tokens, present).mT, (0, missing))
+        return self.convolution(channels).mT
+
+    @torch.no_grad()
+    def carry(self, trained: "ConvProjection", old: TokenGrid, new: TokenGrid) -> None:
+        kernel = trained.convolution.weight
+        ratio = trained.window / self.window  # keeps the kernel's sum, as E keeps its row sums
+        self.convolution.weight.copy_(F.interpolate(kernel, self.window, mode="linear", antialias=False) * ratio)
 
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """Learned matrices E and F, as in the paper's main experiments (Linformer, equation 7)."""
+    """Learned matrices E and F, as in the paper's main experiments (Linformer, equation 7).
 
-    def build(self, n: int, k: int, heads: int | None = None) -> LinearProjection:
-        return LinearProjection(n, k, heads)
+    Args:
+        start: ``random``, N(0, 1/n); ``mean``, the means over windows that tile the token grid, near to what the keys
+            of a pretrained model expect; or ``singular``: random until ``start_from_inputs`` sets it to the k leading
+            left singular vectors, over tokens, of the layer's inputs, which a training does with its first batch.
+    """
+
+    start: Literal["random", "mean", "singular"] = "random"
+
+    def __post_init__(self) -> None:
+        if self.start not in ("random", "mean", "singular"):
+            raise ValueError(f"start must be random, mean or singular, got {self.start!r}; choose one of them")
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
+        if self.start == "mean":
+            weight = grid.window_means(k).repeat(heads or 1, 1, 1)
+        else:  # fan-in keeps the keys' variance; 1/k would raise it by n/k
+            weight = torch.randn(heads or 1, k, grid.num_tokens) * grid.num_tokens**-0.5
+        return _linear(weight, heads, nn.Parameter)
+
+
+@dataclass(frozen=True)
+class Mean(Projection):
+    """Mean pooling with window and stride n / k; nothing is learned."""
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> MeanProjection:
+        return MeanProjection(grid.num_tokens, k)
+
+
+@dataclass(frozen=True)
+class Max(Projection):
+    """Max pooling with window and stride n / k; nothing is learned."""
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> MaxProjection:
+        return MaxProjection(grid.num_tokens, k)
+
+
+@dataclass(frozen=True)
+class Conv(Projection):
+    """A learned convolution with kernel and stride n / k.
+
+    Args:
+        full: Mix the channels, (d, d, n/k) weights, or with sharing ``none`` those of a head; else depthwise, (d, n/k).
+    """
+
+    full: bool = False
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ConvProjection:
+        return ConvProjection(grid.num_tokens, k, dim, (heads or 1) if self.full else dim)
+
+
+@dataclass(frozen=True)
+class Gaussian(Projection):
+    """The fixed matrices of the theorems: E = delta R and F = exp(-delta) R, R of N(0, 1/k) (Linformer, theorem 2).
+
+    For trying the theorems, not for training. Keys and values of a layer have the same R whatever the sharing; with
+    ``layerwise`` sharing all layers have.
+
+    Args:
+        delta: The theorems let it fall to 2^-n, where all scores vanish and the softmax is uniform.
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.delta <= 0:
+            raise ValueError(f"delta must be positive, got {self.delta}; 1.0 leaves R as it is")
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
+        return self.pair(False, grid, k, dim, heads)[0]
+
+    def pair(
+        self, tied: bool, grid: TokenGrid, k: int, dim: int, heads: int | None = None
+    ) -> tuple[ProjectionLayer, ProjectionLayer]:
+        R = torch.randn(heads or 1, k, grid.num_tokens) * k**-0.5
+        return _linear(self.delta * R, heads, nn.Buffer), _linear(math.exp(-self.delta) * R, heads, nn.Buffer)
+
+
+def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "*h k m"]:
+    """Carry E from one grid of tokens to another so that it says the same of the same picture: E' (B X) = E X.
+
+    B is linear interpolation of tokens along rows and columns (smoothed where the grid shrinks), and E' = E B^+ its
+    pseudo-inverse's answer, as FlexiViT (arXiv:2212.08013, section 3.4) resizes patches. To interpolate E itself would
+    blur it, for learned columns are rough. Each row keeps its sum: exactly where the grid grows, since B 1 = 1, and by
+    an even correction where it shrinks. Columns of prefix tokens are copied.
+    """
+    if new == old:
+        return weight
+    if new.num_prefix_tokens != old.num_prefix_tokens:
+        raise ValueError(f"prefix tokens must stay {old.num_prefix_tokens}, got {new.num_prefix_tokens}; keep the pool")
+    prefix, columns = weight.split([old.num_prefix_tokens, math.prod(old.size)], dim=-1)
+    by_row, by_column = (_unsample(*lengths).to(weight) for lengths in zip(old.size, new.size, strict=True))
+    grown = torch.einsum("...yx,yY,xX->...YX", columns.unflatten(-1, old.size), by_row, by_column).flatten(-2)
+    grown = grown + (columns.sum(-1, keepdim=True) - grown.sum(-1, keepdim=True)) / grown.shape[-1]
+    return torch.cat([prefix, grown], dim=-1)
+
+
+def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
+    """The pseudo-inverse of linear interpolation from old points to new ones."""
+    points = torch.eye(old, dtype=torch.float64)[None, :, None]
+    sample = F.interpolate(points, (1, new), mode="bilinear", antialias=new < old)[0, :, 0].T
+    return torch.linalg.pinv(sample)
+
+
+def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> ProjectionLayer:
+    return LinearProjection(kind(weight[0].clone())) if heads is None else LinearProjectionByHead(kind(weight))
+
+
+def _blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
+    """The tokens, with zeros in place of the absent ones."""
+    return tokens if present is None else tokens.masked_fill(~present, 0)

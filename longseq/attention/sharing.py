@@ -2,38 +2,73 @@
 
 from typing import Literal, get_args
 
-from longseq.attention.projection import Projection, ProjectionLayer
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import Stack
+from longseq.attention.projection import Projection, ProjectionLayer, RaggedProjection
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 
+# The shortened length: of all layers, one a layer, or one a head of each layer.
+Lengths = int | list[int] | list[list[int]]
+
+Pair = tuple[ProjectionLayer, ProjectionLayer] | tuple[RaggedProjection, RaggedProjection]
+
 
 def shared_projections(
-    projection: Projection, sharing: Sharing, *, n: int, k: int, heads: int, depth: int
-) -> list[tuple[ProjectionLayer, ProjectionLayer]]:
+    projection: Projection, sharing: Sharing, *, k: Lengths, grid: TokenGrid, stack: Stack
+) -> list[Pair]:
     """Build E, for the keys, and F, for the values, of each layer of a stack.
 
     Args:
         projection: What E and F are.
         sharing: ``none``: an E and an F for each head; ``headwise``: an E and an F a layer; ``key_value``: one E = F a
             layer; ``layerwise``: one E = F in all. At 12 layers of 12 heads these are 288, 24, 12 and 1 matrices.
-        n: Tokens of the sequence.
         k: Tokens of the shortened sequence.
-        heads: Heads of a layer.
-        depth: Layers of the stack.
+        grid: The tokens of the sequence.
+        stack: The layers, which know the width of keys and values and the number of heads.
 
     Raises:
-        ValueError: If k is not in 1..n, or there is no such sharing.
+        ValueError: If a k is not in 1..n, there are not as many as layers and heads, or the sharing forbids that they
+            differ.
     """
-    if not 1 <= k <= n:
-        raise ValueError(f"k must be in 1..{n} (the sequence length), got {k}; lower k or lengthen the sequence")
-    match sharing:
-        case "none":
-            return [(projection.build(n, k, heads), projection.build(n, k, heads)) for _ in range(depth)]
-        case "headwise":
-            return [(projection.build(n, k), projection.build(n, k)) for _ in range(depth)]
-        case "key_value":
-            return [(shared, shared) for shared in (projection.build(n, k) for _ in range(depth))]
-        case "layerwise":
-            shared = projection.build(n, k)
-            return [(shared, shared)] * depth
-    raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, got {sharing!r}; choose one of them")
+    if sharing not in get_args(Sharing):
+        raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, got {sharing!r}; choose one of them")
+    dim, heads, depth = stack[0].attn_dim, stack[0].num_heads, len(stack)
+    by_layer = _by_layer(k, sharing, grid.num_tokens, heads, depth)
+    if sharing == "layerwise":
+        return [projection.pair(True, grid, by_layer[0], dim)] * depth  # type: ignore[arg-type]  # one k, as checked
+    pairs: list[Pair] = []
+    for length in by_layer:
+        if isinstance(length, list):
+            of_heads = [projection.pair(False, grid, of_head, dim // heads) for of_head in length]
+            pairs.append((RaggedProjection(E for E, _ in of_heads), RaggedProjection(F for _, F in of_heads)))
+        elif sharing == "none":
+            pairs.append(projection.pair(False, grid, length, dim, heads))
+        else:
+            pairs.append(projection.pair(sharing == "key_value", grid, length, dim))
+    return pairs
+
+
+def _by_layer(k: Lengths, sharing: Sharing, n: int, heads: int, depth: int) -> list[int] | list[list[int]]:
+    """k of each layer, checked against all that it must fit."""
+    by_layer = k if isinstance(k, list) else [k] * depth
+    if len(by_layer) != depth:
+        raise ValueError(f"k must be one number or one for each of the {depth} layers, got {len(by_layer)}; count them")
+    for lengths in by_layer:
+        if isinstance(lengths, list):
+            if sharing != "none":
+                raise ValueError(
+                    f"sharing must be none for a k of each head, got {sharing!r}, whose heads share a matrix; "
+                    "give one k a layer, or set sharing to none"
+                )
+            if len(lengths) != heads:
+                raise ValueError(f"k must be one number for each of the {heads} heads, got {lengths}; count them")
+        for length in lengths if isinstance(lengths, list) else [lengths]:
+            if not 1 <= length <= n:
+                raise ValueError(f"k must be in 1..{n} (the sequence length), got {length}; lower k or lengthen n")
+    if sharing == "layerwise" and len(set(by_layer)) > 1:  # type: ignore[arg-type]  # numbers, as checked
+        raise ValueError(
+            f"sharing must not be layerwise for a k of each layer, got k = {k}: one matrix has one k; "
+            "give one k, or set sharing to key_value"
+        )
+    return by_layer  # type: ignore[return-value]

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_mix
-from longseq.attention.mechanism import Mechanism, TokenGrid
+from longseq.attention.mechanism import Mechanism
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.image import ImageEncoder
+from longseq.encoders.pretrained import TimmEncoder
+from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpectrogramEncoder
 
-__all__ = ["Encoder", "ImageEncoder", "SpectrogramEncoder"]
+__all__ = ["Encoder", "ImageEncoder", "SpectrogramEncoder", "TimmEncoder", "resize"]

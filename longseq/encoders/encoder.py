@@ -1,12 +1,15 @@
-"""What every encoder is: a batch becomes a normalised picture, and a timm ViT turns its pixels into features."""
+"""What every encoder is: a batch becomes a normalised picture, and a timm ViT turns its tokens into features."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from longseq.attention import Mechanism, plug
 
@@ -16,11 +19,16 @@ class Encoder(nn.Module, ABC):
 
     Constructor arguments of every encoder are kept as attributes of the same name, so that a checkpoint can name them.
 
-    Attributes:
-        trunk: timm's VisionTransformer, plugged.
-        num_tokens: n, the length of the sequence that the attention sees.
-        dim: Width of the features.
+    Args:
+        trunk: timm's VisionTransformer without a head; its attention is replaced.
+        attention: The mechanism that replaces it.
         picture_shape: (channels, height, width) of what the trunk takes.
+        statistics: Shape of mean and std, which a picture's broadcasts over.
+        checkpointing: Whether the blocks' activations are computed again in the backward pass and not kept.
+
+    Attributes:
+        num_tokens: n, the length of the sequence that the attention sees.
+        dim, depth, heads: Width of the features, blocks, and heads of each.
         mean, std: Of the training set's pictures: one a channel for images, one a mel band for sound.
     """
 
@@ -29,51 +37,18 @@ class Encoder(nn.Module, ABC):
 
     def __init__(
         self,
+        trunk: nn.Module,
+        attention: Mechanism,
         picture_shape: tuple[int, int, int],
         statistics: tuple[int, int, int],
-        patch: tuple[int, int],
-        dim: int,
-        depth: int,
-        heads: int,
-        attention: Mechanism,
-        mlp_ratio: float,
-        dropout: float,
-        drop_path: float,
-        pool: str,
+        checkpointing: bool,
     ) -> None:
         super().__init__()
-        for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}; the README's configs have values that work")
-        for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
-        if dim % heads:
-            raise ValueError(f"heads must divide dim, but {heads} does not divide {dim}; change one of them")
-        if pool not in ("avg", "token"):
-            raise ValueError(f"pool must be avg or token, got {pool!r}; choose one of them")
-        self.dim, self.depth, self.heads, self.attention = dim, depth, heads, attention
-        self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
-        self.picture_shape = picture_shape
-        channels, height, width = picture_shape
-        self.trunk = plug(
-            VisionTransformer(
-                img_size=(height, width),
-                patch_size=patch,
-                in_chans=channels,
-                num_classes=0,
-                global_pool=pool,
-                class_token=pool == "token",
-                embed_dim=dim,
-                depth=depth,
-                num_heads=heads,
-                mlp_ratio=mlp_ratio,
-                pos_drop_rate=dropout,
-                proj_drop_rate=dropout,
-                drop_path_rate=drop_path,
-            ),
-            attention,
-        )
+        self.trunk = plug(trunk, attention)
+        self.trunk.set_grad_checkpointing(checkpointing)
+        self.attention, self.picture_shape, self.checkpointing = attention, picture_shape, checkpointing
+        blocks = self.trunk.blocks
+        self.dim, self.depth, self.heads = self.trunk.num_features, len(blocks), blocks[0].attn.num_heads
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
 
@@ -83,24 +58,126 @@ class Encoder(nn.Module, ABC):
         return self.trunk.patch_embed.num_patches + self.trunk.num_prefix_tokens
 
     @abstractmethod
-    def picture(self, batch: Tensor) -> Float[Tensor, "b channels height width"]:
-        """Make the picture that the trunk sees, before it is normalised; in float32."""
+    def picture(self, inputs: Any) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
+        """Make the pictures that the trunk sees, before they are normalised, in float32.
 
-    def forward(self, batch: Tensor) -> Float[Tensor, "b dim"]:
+        Returns:
+            Pictures, which may be less high than picture_shape, and of each the rows that are there: those behind are
+            padding. None if all rows of all pictures are there.
+        """
+
+    def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
-        return self.trunk(((self.picture(batch) - self.mean) / self.std).to(self.mean.dtype))
+        picture, rows = self.picture(inputs)
+        picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
+        return self.trunk(picture) if rows is None else self._encode_padded(picture, rows)
+
+    def _encode_padded(
+        self, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"]
+    ) -> Float[Tensor, "b dim"]:
+        """Encode pictures with rows missing at their end as if each were alone: padding is masked from the first
+        token to the pooling. timm's forward_features would leave activation checkpointing out under a mask."""
+        trunk, height = self.trunk, self.picture_shape[1]
+        picture = picture.masked_fill(~_first(rows, picture.shape[2])[:, None, :, None], 0)
+        tokens = trunk._pos_embed(trunk.patch_embed(F.pad(picture, (0, 0, 0, height - picture.shape[2]))))
+        in_row, prefix = trunk.patch_embed.grid_size[1], trunk.num_prefix_tokens
+        patch = trunk.patch_embed.patch_size[0]
+        longest = prefix + -(-picture.shape[2] // patch) * in_row
+        present = _first(prefix + -(-rows // patch) * in_row, longest)
+        tokens, mask = trunk.norm_pre(tokens[:, :longest]), present[:, None, None]
+        for block in trunk.blocks:
+            if trunk.grad_checkpointing and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, attn_mask=mask, use_reentrant=False)
+            else:
+                tokens = block(tokens, attn_mask=mask)
+        tokens = trunk.norm(tokens)
+        if trunk.global_pool != "avg":
+            return trunk.forward_head(tokens)
+        present = present[:, prefix:, None]
+        mean = tokens[:, prefix:].masked_fill(~present, 0).sum(1) / present.sum(1).to(tokens.dtype)
+        return trunk.head_drop(trunk.fc_norm(mean))
 
     @torch.no_grad()
-    def measure(self, batches: Iterable[Tensor]) -> None:
-        """Set mean and standard deviation to those of all pictures of the training set."""
+    def measure(self, batches: Iterable[Any]) -> None:
+        """Set mean and standard deviation to those of all pictures of the training set, padding left out.
+
+        Args:
+            batches: Inputs as the data module yields them, on the encoder's device.
+        """
         num_pixels = 0
         total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
-        for batch in batches:
-            pixels = self.picture(batch.to(self.mean.device)).double()
-            num_pixels += pixels.numel() // total.numel()
-            total = total + pixels.sum(0).sum_to_size(total.shape)
-            squares = squares + pixels.square().sum(0).sum_to_size(total.shape)
+        for inputs in batches:
+            picture, rows = self.picture(inputs)
+            picture = picture.double()
+            num_rows = len(picture) * picture.shape[2]
+            if rows is not None:
+                picture = picture.masked_fill(~_first(rows, picture.shape[2])[:, None, :, None], 0)
+                num_rows = int(rows.sum())
+            num_pixels += num_rows * picture.shape[1] * picture.shape[3] // total.numel()
+            total = total + picture.sum(0).sum_to_size(total.shape)
+            squares = squares + picture.square().sum(0).sum_to_size(total.shape)
         mean = total / num_pixels
         std = (squares / num_pixels - mean.square()).clamp(min=0).sqrt()
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, 1.0))  # what has one value only is shifted, not scaled
+
+
+def make_trunk(
+    picture_shape: tuple[int, int, int],
+    patch: tuple[int, int],
+    dim: int,
+    depth: int,
+    heads: int,
+    mlp_ratio: float,
+    dropout: float,
+    drop_path: float,
+    pool: str,
+) -> VisionTransformer:
+    """A new timm ViT without a head.
+
+    Raises:
+        ValueError: If a number is out of its range, or the heads do not divide the width.
+    """
+    for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}; the README's configs have values that work")
+    for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+    if dim % heads:
+        raise ValueError(f"heads must divide dim, but {heads} does not divide {dim}; change one of them")
+    if pool not in ("avg", "token"):
+        raise ValueError(f"pool must be avg or token, got {pool!r}; choose one of them")
+    channels, height, width = picture_shape
+    return VisionTransformer(
+        img_size=(height, width),
+        patch_size=patch,  # type: ignore[arg-type]  # timm takes a pair too
+        in_chans=channels,
+        num_classes=0,
+        global_pool=pool,  # type: ignore[arg-type]
+        class_token=pool == "token",
+        embed_dim=dim,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=mlp_ratio,
+        pos_drop_rate=dropout,
+        proj_drop_rate=dropout,
+        drop_path_rate=drop_path,
+    )
+
+
+def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Check the shape of an image.
+
+    Raises:
+        ValueError: Unless it is channels, height and width.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"shape must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
+    channels, height, width = shape
+    return channels, height, width
+
+
+def _first(counts: Int64[Tensor, " b"], length: int) -> Tensor:
+    """(b, length), True at the first ones of each row."""
+    return torch.arange(length, device=counts.device) < counts[:, None]

@@ -1,12 +1,14 @@
 """Images as sequences: one token a pixel, or a patch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from longseq.attention import Mechanism
-from longseq.encoders.encoder import Encoder
+from longseq.encoders.encoder import Encoder, make_trunk, picture_shape
+from longseq.encoders.pretrained import TimmEncoder
 
 
 class ImageEncoder(Encoder):
@@ -23,6 +25,7 @@ class ImageEncoder(Encoder):
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What becomes the features: ``avg``, the mean of the tokens, or ``token``, a class token.
+        checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
 
     Raises:
         ValueError: If the patch does not divide the image, the heads the width, or the mechanism does not fit.
@@ -40,21 +43,27 @@ class ImageEncoder(Encoder):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         pool: str = "avg",
+        checkpointing: bool = False,
     ) -> None:
-        if len(shape) != 3 or min(shape) < 1:
-            raise ValueError(f"shape must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
-        channels, height, width = shape
+        picture = picture_shape(shape)
+        height, width = picture[1:]
         if patch_size < 1 or height % patch_size or width % patch_size:
             raise ValueError(
                 f"patch_size must divide the image, but {patch_size} does not divide {height} x {width} pixels; "
                 "1 makes every pixel a token"
             )
-        picture = (channels, height, width)
         patch = (patch_size, patch_size)
-        super().__init__(
-            picture, (channels, 1, 1), patch, dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool
-        )
-        self.shape, self.patch_size = list(shape), patch_size
+        trunk = make_trunk(picture, patch, dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
+        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing)
+        self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
+        self.mlp_ratio, self.dropout, self.drop_path = mlp_ratio, dropout, drop_path
 
-    def picture(self, batch: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
-        return batch.float()
+    def picture(
+        self, inputs: Shaped[Tensor, "b channels height width"]
+    ) -> tuple[Float[Tensor, "b channels height width"], None]:
+        return inputs.float(), None
+
+    @staticmethod
+    def from_timm(model: str, attention: Mechanism, **options: Any) -> TimmEncoder:
+        """Plug a timm vision transformer, with its pretrained weights: the TimmEncoder of these arguments."""
+        return TimmEncoder(model, attention, **options)

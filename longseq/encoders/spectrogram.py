@@ -1,26 +1,30 @@
 """Sound as sequences: one token a spectrogram frame, or a patch of mels and frames."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 from torchaudio.transforms import MelSpectrogram
 
 from longseq.attention import Mechanism
-from longseq.encoders.encoder import Encoder
+from longseq.encoders.encoder import Encoder, make_trunk
 
 
 class SpectrogramEncoder(Encoder):
     """A vision transformer over a log-mel spectrogram: waveforms (b, samples) -> (b, dim).
 
-    The spectrogram is part of the encoder: computed for the whole batch, on its device, always in float32.
+    The spectrogram is part of the encoder: computed for the whole batch, on its device, in float32 whatever the
+    precision of the rest. It is the trunk's picture with time downwards, (1, frames, mels), so that the tokens of a
+    clip are in the order of time and a shorter clip has the first ones. A batch is waveforms of one length, or a
+    dictionary of waveforms with silence behind the shorter ones, and their lengths in samples: a clip then gives the
+    features that it gives alone.
 
     Args:
         sample_rate_hz: Samples a second of the waveforms.
-        seconds: Length of a clip.
+        seconds: Length of the longest clip.
         num_mels: Mel bands.
         hop_ms: Milliseconds from frame to frame.
         window_ms: Length of a frame's window, in milliseconds.
@@ -33,6 +37,7 @@ class SpectrogramEncoder(Encoder):
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What becomes the features: ``avg``, the mean of the tokens, or ``token``, a class token.
+        checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads the width, or the
@@ -55,6 +60,7 @@ class SpectrogramEncoder(Encoder):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         pool: str = "avg",
+        checkpointing: bool = False,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         for name, value in sizes.items() | {"hop_ms": hop_ms, "window_ms": window_ms}.items():
@@ -69,33 +75,41 @@ class SpectrogramEncoder(Encoder):
                 f"tokens must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
             )
         num_samples = round(sample_rate_hz * seconds)
-        num_frames = (1 + num_samples // hop) // frames * frames  # what does not fill a patch is left out
-        if num_frames == 0:
-            raise ValueError(
-                f"seconds must hold one token or more, but {seconds} s hold none of {frames} frames every {hop_ms} ms; "
-                "lengthen the clip or shorten the hop"
-            )
-        picture = (1, num_mels, num_frames)
-        statistics = (1, num_mels, 1)
-        patch = (mels, frames)
-        super().__init__(picture, statistics, patch, dim, depth, heads, attention, mlp_ratio, dropout, drop_path, pool)
+        num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is filled up with the mean
+        picture = (1, num_rows * frames, num_mels)
+        trunk = make_trunk(picture, (frames, mels), dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
+        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
-        self.num_samples = num_samples
+        self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
+        self.num_samples, self.hop = num_samples, hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
-    def picture(self, batch: Float[Tensor, "b samples"]) -> Float[Tensor, "b 1 mels frames"]:
-        if batch.shape[-1] != self.num_samples:
+    def picture(
+        self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, "b 1 frames mels"], Int64[Tensor, " b"] | None]:
+        if isinstance(inputs, Mapping):
+            waveforms, lengths = inputs["waveforms"], inputs["lengths"]
+        else:
+            waveforms, lengths = inputs, None
+        if waveforms.shape[-1] > self.num_samples:
             raise ValueError(
-                f"seconds must be that of the clips: {self.num_samples} samples ({self.seconds} s) are expected, "
-                f"got {batch.shape[-1]}; pad or crop them"
+                f"seconds must be those of the longest clip: {self.num_samples} samples ({self.seconds} s) are "
+                f"expected at most, got {waveforms.shape[-1]}; crop the clips"
             )
-        return self.log_mel(batch)[:, None, :, : self.picture_shape[-1]]
+        picture = self.log_mel(waveforms).mT[:, None]
+        if lengths is None and picture.shape[2] == self.picture_shape[1]:
+            return picture, None
+        if lengths is None:
+            lengths = waveforms.new_full((len(waveforms),), waveforms.shape[-1], dtype=torch.int64)
+        return picture, 1 + lengths // self.hop
 
 
 class LogMel(nn.Module):
-    """log(mel power + 1e-6) of waveforms in float32, under mixed precision and in a bfloat16 model too.
+    """log(mel power + 1e-6) of waveforms, frame i centred on sample i * hop, with silence before and behind the clip.
+
+    In float32, under mixed precision and in a bfloat16 model too; a float64 model has it in float64.
 
     Args:
         sample_rate_hz: Samples a second.
@@ -107,15 +121,18 @@ class LogMel(nn.Module):
     def __init__(self, sample_rate_hz: int, num_mels: int, hop: int, window: int) -> None:
         super().__init__()
         bins = fft_length(sample_rate_hz, num_mels, window)
-        self.mel = MelSpectrogram(sample_rate_hz, bins, win_length=window, hop_length=hop, n_mels=num_mels)
+        self.mel = MelSpectrogram(
+            sample_rate_hz, bins, win_length=window, hop_length=hop, n_mels=num_mels, pad_mode="constant"
+        )
 
     def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
         with torch.autocast(waveforms.device.type, enabled=False):  # torch.fft knows no bfloat16
-            return (self.mel(waveforms.float()) + 1e-6).log()
+            return (self.mel(waveforms.to(self.mel.spectrogram.window.dtype)) + 1e-6).log()
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        self.mel.float()  # whatever precision the rest of the model is moved to
+        if self.mel.spectrogram.window.dtype != torch.float64:
+            self.mel.float()  # whatever lower precision the rest of the model is moved to
         return self
 
 

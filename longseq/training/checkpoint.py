@@ -1,17 +1,17 @@
 """Objects as plain values and back, so that a checkpoint holds tensors and plain types and nothing else.
 
-An object is described by its class path and its constructor's arguments. This works for every class that keeps each
-argument as an attribute of the same name: mechanisms, encoders, the classifier and the data modules all do.
+An object is described by its class path and its constructor's arguments.
 """
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from longseq.arguments import arguments_of
 
 TRUSTED_PACKAGES = ("longseq", "datamodules", "torch", "torchvision", "torchaudio", "torchmetrics", "timm")
 
@@ -33,13 +33,9 @@ def describe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     kind = type(value)
-    arguments = inspect.signature(kind).parameters
-    missing = [name for name in arguments if not hasattr(value, name)]
-    if missing:
-        raise TypeError(f"{kind.__qualname__} must keep its arguments {missing} as attributes, or no checkpoint can")
     return {
         "class_path": f"{kind.__module__}.{kind.__qualname__}",
-        "init_args": {name: describe(getattr(value, name)) for name in arguments},
+        "init_args": {name: describe(argument) for name, argument in arguments_of(value).items()},
     }
 
 

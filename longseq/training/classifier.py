@@ -5,8 +5,10 @@ from os import PathLike
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
 from torch import Tensor, nn
@@ -14,8 +16,9 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from longseq.attention import carry, start_from_inputs
 from longseq.encoders import Encoder
-from longseq.training.checkpoint import build, describe, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
 from longseq.training.optimizer import make_optimizer, warmup_cosine
 
 
@@ -34,6 +37,10 @@ class Classifier(pl.LightningModule):
         weight_decay: Of matrices only: not of norms, biases, position embeddings and class tokens.
         warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
         label_smoothing: Share of the target spread over all classes, in training.
+        init_from: A checkpoint to start a new training from. Its images may have been of another size, its clips of
+            another length: position embeddings and projections are carried over. Its classes may have been others: the
+            head then starts anew.
+        compile: Whether to compile the encoder, in place: names in checkpoints stay as they are.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -49,6 +56,8 @@ class Classifier(pl.LightningModule):
         weight_decay: float = 0.05,
         warmup_fraction: float = 0.1,
         label_smoothing: float = 0.0,
+        init_from: str | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         if num_classes < 2:
@@ -71,6 +80,7 @@ class Classifier(pl.LightningModule):
         self.class_names = class_names or [str(label) for label in range(num_classes)]
         self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
         self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
+        self.init_from, self._compile = init_from, compile
         self.head = nn.Linear(encoder.dim, num_classes)
         nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes), whatever the encoder
         nn.init.zeros_(self.head.bias)
@@ -90,16 +100,55 @@ class Classifier(pl.LightningModule):
         return self.head(self.encoder(inputs))
 
     def setup(self, stage: str) -> None:
-        """Before a new training, measure the training set's mean and deviation, the same on every rank."""
-        if stage != "fit" or self.trainer.ckpt_path is not None:
-            return
+        """Before a new training, start from where it should; every rank does the same."""
+        if stage == "fit" and self.trainer.ckpt_path is None:
+            fresh = self.init_from is None or self._start_from_checkpoint(self.init_from)
+            loader = self._training_inputs()
+            if loader is not None:
+                self._start_from_inputs(loader, fresh)
+        if self._compile and self.encoder._compiled_call_impl is None:
+            self.encoder.compile()
+
+    def _start_from_checkpoint(self, path: str) -> bool:
+        """Take over what fits, say what changed, and return whether any projection is left as it was."""
+        trained = Classifier.load_from_checkpoint(path)
+        try:
+            fresh = carry(trained.encoder.trunk, self.encoder.trunk)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; build the encoder with the same arguments") from error
+        said = [f"started from {path}"]
+        old, new = (model.encoder.trunk.patch_embed.grid_size for model in (trained, self))
+        if old != new:
+            said.append(f"tokens {old[0]} x {old[1]} before, {new[0]} x {new[1]} now: position embeddings resampled")
+            if len(fresh) == 0:
+                said[-1] += ", projections interpolated"
+        if fresh:
+            said.append(f"{len(fresh)} projections start anew: their class or k differs")
+        if trained.class_names == self.class_names:
+            self.head.load_state_dict(trained.head.state_dict())
+        else:
+            said.append(f"the head starts anew: {trained.num_classes} classes before, {self.num_classes} now")
+        if self.trainer.is_global_zero:
+            print("; ".join(said))
+        return bool(fresh)
+
+    def _training_inputs(self) -> DataLoader | None:
+        """Batches of the training set, at random but the same in every run."""
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None:
             rank_zero_warn("no data module to measure the inputs of: call encoder.measure(batches) before fit")
-            return
+            return None
         loader = datamodule.train_dataloader()
-        batches = DataLoader(loader.dataset, batch_size=256, collate_fn=loader.collate_fn)
-        self.encoder.measure(inputs for inputs, _ in batches)
+        order = torch.Generator().manual_seed(0)
+        return DataLoader(loader.dataset, 256, shuffle=True, generator=order, collate_fn=loader.collate_fn)
+
+    def _start_from_inputs(self, loader: DataLoader, fresh: bool) -> None:
+        """Measure the training set's mean and deviation, and start projections from it that ask for this."""
+        self.encoder.measure(move_data_to_device(inputs, self.device) for inputs, _ in loader)
+        projection = getattr(self.encoder.attention, "projection", None)
+        if fresh and getattr(projection, "start", None) == "singular":
+            inputs = move_data_to_device(next(iter(loader))[0], self.device)
+            start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
@@ -117,7 +166,7 @@ class Classifier(pl.LightningModule):
         return self._evaluate(batch, "test", self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b num_classes"]:
-        """Probabilities of a batch of inputs; of the inputs alone where the batch has labels."""
+        """Probabilities of a batch of inputs; of the inputs alone where the batch is (inputs, labels)."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         return self(inputs).float().softmax(dim=-1)
 

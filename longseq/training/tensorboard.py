@@ -11,13 +11,14 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from longseq.encoders import SpectrogramEncoder
@@ -72,17 +73,25 @@ class InputSamples(pl.Callback):
         dataset = trainer.train_dataloader.dataset  # type: ignore[union-attr]
         if isinstance(dataset, IterableDataset):
             return
+        chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[: self.num_samples]
+        samples = DataLoader(
+            Subset(dataset, chosen.tolist()), len(chosen), collate_fn=trainer.train_dataloader.collate_fn
+        )
         with isolate_rng():  # a data set may augment at random
-            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
-            samples = [dataset[index] for index in order[: self.num_samples].tolist()]
-        inputs = torch.stack([sample for sample, _ in samples])
-        names = [pl_module.class_names[int(label)] for _, label in samples]
+            inputs, labels = next(iter(samples))
+        names = [pl_module.class_names[int(label)] for label in labels]
         encoder = pl_module.encoder
-        pictures = encoder.picture(inputs.to(pl_module.device)).cpu()
+        pictures, rows = encoder.picture(move_data_to_device(inputs, pl_module.device))
+        pictures = pictures.cpu()
         if isinstance(encoder, SpectrogramEncoder):
-            figure = draw_spectrograms(pictures[:, 0], names, encoder)
-            for number, (name, waveform) in enumerate(zip(names, inputs, strict=True)):
+            frames = [pictures.shape[2]] * len(names) if rows is None else rows.tolist()
+            spectrograms = [picture[0, :count].T for picture, count in zip(pictures, frames, strict=True)]
+            figure = draw_spectrograms(spectrograms, names, encoder)
+            waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
+            lengths = inputs["lengths"] if isinstance(inputs, Mapping) else [waveforms.shape[-1]] * len(names)
+            for number, (name, clip, length) in enumerate(zip(names, waveforms, lengths, strict=True)):
                 tag = f"inputs/{number}_" + re.sub(r"\W", "", name)
+                waveform = clip[:length]
                 loud = waveform / waveform.abs().max().clamp(min=1e-6)
                 logger.experiment.add_audio(tag, loud, _step(trainer), encoder.sample_rate_hz)
         else:
@@ -154,18 +163,18 @@ def draw_images(pictures: Float[Tensor, "b channels height width"], names: Seque
 
 
 def draw_spectrograms(
-    pictures: Float[Tensor, "b mels frames"], names: Sequence[str], encoder: SpectrogramEncoder
+    pictures: Sequence[Float[Tensor, "mels frames"]], names: Sequence[str], encoder: SpectrogramEncoder
 ) -> Figure:
-    """Draw log-mel spectrograms, each down to 60 dB under its loudest point, over seconds and hertz."""
+    """Draw log-mel spectrograms as long as their clips, 60 dB down from their loudest points, in seconds and hertz."""
     figure, grid = _grid(len(names), cell=(2.6, 2.2))
-    mels, frames = pictures.shape[1:]
+    mels = encoder.num_mels
     hertz = [hz for hz in (250, 500, 1000, 2000, 4000, 8000, 16000) if hz < encoder.sample_rate_hz / 2]
     for axes, picture, name in zip(grid, pictures, names, strict=True):
         loudest = float(picture.max())
         axes.imshow(
             picture.numpy(), cmap="magma", vmin=loudest - 6 * math.log(10), vmax=loudest,
             origin="lower", aspect="auto", interpolation="nearest",
-            extent=(0, frames * encoder.hop_ms / 1000, 0, mels),
+            extent=(0, picture.shape[1] * encoder.hop_ms / 1000, 0, mels),
         )  # fmt: skip
         axes.set_yticks([mel_row(hz, mels, encoder.sample_rate_hz) for hz in hertz], map(str, hertz))
         axes.set_title(name)

@@ -5,7 +5,7 @@ import torch
 from timm.layers.attention import Attention
 from torch import Tensor
 
-from longseq.attention import Linformer, Mechanism, Softmax, TokenGrid, Verma
+from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Softmax, TokenGrid, Verma
 
 B, N, K, D, H = 2, 24, 5, 12, 3
 C = D // H
@@ -15,7 +15,31 @@ MECHANISMS = [
     *(Linformer(K, sharing) for sharing in SHARINGS),
     Verma(),
     *(Verma(K, sharing) for sharing in SHARINGS),
+    Verma(normalize="columns"),
+    Verma(K, normalize="columns"),
+    *(
+        kind(K, sharing, projection)
+        for kind in (Linformer, Verma)
+        for sharing in ("none", "key_value")
+        for projection in (Mean(), Max(), Conv(), Conv(full=True), Gaussian())
+    ),
+    Verma(K, projection=Mean(), normalize="columns"),
+    Linformer([[3, 5, 7]], "none"),
+    Linformer([[3, 5, 7]], "none", Max()),
+    Verma([[3, 5, 7]], "none", Conv(full=True)),
 ]
+
+
+def shortened(project: torch.nn.Module | None, tokens: Tensor) -> list[Tensor]:
+    """Of one clip (n, d), each head's shortened tokens (k, c): matrices are multiplied by hand, others called."""
+    if project is None:
+        return list(tokens.split(C, dim=1))
+    if isinstance(project, torch.nn.ModuleList):  # a projection for each head alone
+        return [p(head[None])[0] for p, head in zip(project, tokens.split(C, dim=1), strict=True)]
+    weight = getattr(project, "weight", None)
+    if weight is None:
+        return list(project(tokens[None])[0].split(C, dim=1))
+    return [(weight[i] if weight.ndim == 3 else weight) @ head for i, head in enumerate(tokens.split(C, dim=1))]
 
 
 def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
@@ -23,19 +47,15 @@ def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
     weights, bias = layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3)
     clips = []
     for clip in x:
+        q, k, v = (clip @ w.T + b for w, b in zip(weights, bias, strict=True))
         heads = []
-        for head in range(H):
-            part = slice(head * C, (head + 1) * C)
-            Q, K_, V = (clip @ w[part].T + b[part] for w, b in zip(weights, bias, strict=True))
-            if layer.project_keys is not None:
-                E, F = (
-                    p.weight[head] if p.weight.ndim == 3 else p.weight
-                    for p in (layer.project_keys, layer.project_values)
-                )
-                K_, V = E @ K_, F @ V
+        for Q, K_, V in zip(
+            q.split(C, dim=1), shortened(layer.project_keys, k), shortened(layer.project_values, v), strict=True
+        ):
             if isinstance(mechanism, Verma):
-                H_ = torch.softmax(Q / C**0.5, dim=1)
-                L = torch.softmax(K_.T / C**0.5, dim=1)
+                axis = 1 if mechanism.normalize == "rows" else 0
+                H_ = torch.softmax(Q / C**0.5, dim=axis)
+                L = torch.softmax(K_.T / C**0.5, dim=axis)
                 heads.append((H_ @ L) @ V)
             else:
                 heads.append(torch.softmax(Q @ K_.T / C**0.5, dim=1) @ V)
@@ -68,14 +88,12 @@ def test_value_and_gradients_are_those_of_the_papers_formula(mechanism: Mechanis
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("mechanism", [Linformer(K, "headwise"), Verma(K, "key_value")], ids=repr)
-def test_shortening_before_and_after_the_projection_agree(mechanism: Mechanism) -> None:
+@pytest.mark.parametrize("mechanism", [Linformer(K, "headwise"), Verma(K, "key_value"), Verma(K, projection=Mean())])
+def test_shortening_before_and_after_the_projection_agree(mechanism: Mechanism, monkeypatch) -> None:
     layer = layer_of(mechanism)
     x = torch.randn(B, N, D, dtype=torch.float64)
     early = layer(x)
-    layer.project_keys.commutes = layer.project_values.commutes = False
-    layer.project_keys.forward = lambda tokens: layer.project_keys.weight @ tokens
-    layer.project_values.forward = lambda tokens: layer.project_values.weight @ tokens
+    monkeypatch.setattr(type(layer.project_keys), "commutes", False)
     torch.testing.assert_close(early, layer(x), rtol=1e-10, atol=1e-10)
 
 
@@ -90,7 +108,11 @@ def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
     torch.testing.assert_close(layer(x)[0], layer.proj(expected), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+@pytest.mark.parametrize(
+    "mechanism",
+    [m for m in MECHANISMS if getattr(m, "normalize", "rows") == "rows" and getattr(m, "projection", None) == Linear()],
+    ids=repr,
+)
 def test_the_layer_is_a_weighted_mean_of_the_values(mechanism: Mechanism) -> None:
     """With every value equal to one (and F's rows summing to one), softmax weights that sum to one return it."""
     layer = layer_of(mechanism)
@@ -99,10 +121,25 @@ def test_the_layer_is_a_weighted_mean_of_the_values(mechanism: Mechanism) -> Non
         layer.qkv.bias[2 * D :].fill_(1.0)
         layer.proj.weight.copy_(torch.eye(D))
         layer.proj.bias.zero_()
-        if layer.project_values is not None:
-            layer.project_values.weight /= layer.project_values.weight.sum(-1, keepdim=True)
+        for project in (layer.project_values or torch.nn.Module()).modules():
+            if hasattr(project, "weight"):
+                project.weight /= project.weight.sum(-1, keepdim=True)
     y = layer(torch.randn(B, N, D, dtype=torch.float64))
     torch.testing.assert_close(y, torch.ones_like(y), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_and_columns_differ_and_only_rows_sum_to_one() -> None:
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    rows, columns = layer_of(Verma()), layer_of(Verma(normalize="columns"))
+    for layer in (rows, columns):
+        layer.load_state_dict(rows.state_dict())
+        with torch.no_grad():
+            layer.qkv.weight[2 * D :].zero_()
+            layer.qkv.bias[2 * D :].fill_(1.0)
+            layer.proj.weight.copy_(torch.eye(D))
+            layer.proj.bias.zero_()
+    torch.testing.assert_close(rows(x), torch.ones_like(x))
+    assert (columns(x) - 1).abs().min() > 0.01
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)

@@ -3,19 +3,13 @@
 import pytest
 import timm
 import torch
+from small_vit import vit
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils.flop_counter import FlopCounterMode
 
 from longseq.attention import Linformer, Mechanism, Softmax, Verma, plug
 
 SHARINGS = ["none", "headwise", "key_value", "layerwise"]
-
-
-def vit(size: int = 8, depth: int = 2, heads: int = 4, dim: int = 32, **kwargs: object) -> VisionTransformer:
-    torch.manual_seed(0)
-    return VisionTransformer(
-        img_size=size, patch_size=1, in_chans=1, num_classes=10, embed_dim=dim, depth=depth, num_heads=heads, **kwargs
-    )
 
 
 def matrices(model: VisionTransformer) -> int:

@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from datamodules import FSDD, DataError
-from datamodules.audio import AudioDataModule, change_rate
+from datamodules.audio import AudioDataModule, Clips, change_rate
 
 DATA = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
 TONE_HZ = 440.0
@@ -67,11 +67,26 @@ def test_a_long_sound_is_cut_to_its_middle(tmp_path):
     assert waveform[:1000].abs().max() == waveform[3000:].abs().max() == 0
 
 
-def test_a_short_sound_gets_zeros_behind_it(tmp_path):
-    soundfile.write(tmp_path / "x.wav", np.full(1500, 0.25), 8000)
-    waveform = DATA.read(tmp_path / "x.wav")
-    assert (waveform[:1500] - 0.25).abs().max() < 1e-4
-    assert waveform[1500:].abs().max() == 0
+def test_a_short_sound_keeps_its_length_and_a_batch_has_zeros_behind_it(tmp_path):
+    soundfile.write(tmp_path / "short.wav", np.full(1500, 0.25), 8000)
+    soundfile.write(tmp_path / "long.wav", np.full(9000, 0.25), 8000)
+    data = FSDD("nowhere", seconds=0.5, batch_size=2)
+    data.predict_paths = [str(tmp_path / "short.wav"), str(tmp_path / "long.wav")]
+    (batch,) = data.predict_dataloader()
+    assert batch["lengths"].tolist() == [1500, 4000]
+    assert batch["waveforms"].shape == (2, 4000)
+    assert (batch["waveforms"][0, :1500] - 0.25).abs().max() < 1e-4
+    assert not batch["waveforms"][0, 1500:].any()
+
+
+def test_a_batch_is_as_long_as_its_longest_clip_and_a_subset_keeps_lengths():
+    waveforms = torch.zeros(3, 100)
+    clips = Clips(waveforms, torch.tensor([40, 100, 70]), torch.tensor([0, 1, 2]))
+    inputs, labels = clips[[0, 2]]
+    assert inputs["waveforms"].shape == (2, 70)
+    assert (inputs["lengths"].tolist(), labels.tolist()) == ([40, 70], [0, 2])
+    assert clips.subset(torch.tensor([2, 0])).lengths.tolist() == [70, 40]
+    assert clips[1][0]["waveforms"].shape == (100,)
 
 
 def test_a_float_file_beyond_full_scale_is_clipped(tmp_path):

@@ -70,6 +70,9 @@ def test_batches_are_inputs_of_the_shape_with_int64_labels_and_none_is_lost(data
     ):
         inputs, labels = zip(*loader, strict=True)
         assert all(len(batch) == data.batch_size for batch in labels[:-1])
+        if isinstance(inputs[0], dict):
+            assert torch.cat([batch["lengths"] for batch in inputs]).tolist() == [data.shape[0]] * len(split)
+            inputs = [batch["waveforms"] for batch in inputs]
         assert torch.cat(inputs).shape == (len(split), *data.shape)
         assert torch.cat(labels).dtype == torch.int64
         assert torch.equal(torch.cat(labels).sort()[0], split.labels.sort()[0])

@@ -26,7 +26,7 @@ def test_the_log_mel_is_that_of_a_short_time_fourier_transform_by_hand() -> None
     hann = np.zeros(n_fft)
     start = (n_fft - window) // 2
     hann[start : start + window] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
-    padded = np.pad(wave, n_fft // 2, mode="reflect")
+    padded = np.pad(wave, n_fft // 2)
     frames = np.stack([padded[i * hop : i * hop + n_fft] * hann for i in range(101)], axis=1)
     power = np.abs(np.fft.rfft(frames, axis=0)) ** 2
     edges_mel = np.linspace(0, 2595 * np.log10(1 + 4000 / 700), 22)
@@ -38,19 +38,19 @@ def test_the_log_mel_is_that_of_a_short_time_fourier_transform_by_hand() -> None
         mel.append(triangle @ power)
     expected = torch.from_numpy(np.log(np.array(mel) + 1e-6)).float()
 
-    ours = model.picture(torch.from_numpy(wave).float()[None])[0, 0]
+    ours = model.picture(torch.from_numpy(wave).float()[None])[0][0, 0].T
     torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_tone_lights_the_band_of_its_frequency() -> None:
     model = encoder()
     tone = torch.sin(2 * torch.pi * 1000 * torch.arange(8000) / 8000)
-    band = model.picture(tone[None])[0, 0].mean(-1).argmax()
+    band = model.picture(tone[None])[0][0, 0].mean(0).argmax()
     centres = 700 * (10 ** (torch.linspace(0, 2595 * np.log10(1 + 4000 / 700), 66)[1:-1] / 2595) - 1)
     assert abs(centres[band] - 1000) < 40
 
 
-@pytest.mark.parametrize(("tokens", "count"), [("frames", 101), ([16, 4], 4 * 25), ([64, 10], 10)])
+@pytest.mark.parametrize(("tokens", "count"), [("frames", 101), ([16, 4], 4 * 26), ([64, 10], 11), ([64, 200], 1)])
 def test_it_says_how_many_tokens_it_makes(tokens: object, count: int) -> None:
     model = encoder(tokens=tokens)
     assert model.num_tokens == count
@@ -59,9 +59,9 @@ def test_it_says_how_many_tokens_it_makes(tokens: object, count: int) -> None:
 
 def test_the_spectrogram_is_float32_under_mixed_precision() -> None:
     model, waves = encoder(), torch.randn(2, 8000)
-    expected = model.picture(waves)
+    expected, _ = model.picture(waves)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = model.picture(waves)
+        mixed, _ = model.picture(waves)
         assert model(waves).isfinite().all()
     assert mixed.dtype == torch.float32
     assert torch.equal(mixed, expected)
@@ -69,7 +69,7 @@ def test_the_spectrogram_is_float32_under_mixed_precision() -> None:
 
 def test_the_spectrogram_is_float32_in_a_bfloat16_model() -> None:
     model = encoder().to(torch.bfloat16)
-    assert model.picture(torch.randn(2, 8000)).dtype == torch.float32
+    assert model.picture(torch.randn(2, 8000))[0].dtype == torch.float32
     assert model(torch.randn(2, 8000)).dtype == torch.bfloat16
 
 
@@ -86,7 +86,6 @@ def test_no_mel_filter_is_empty(rate: int, mels: int, window: int) -> None:
         ({"seconds": -1.0}, "seconds must be positive, got -1"),
         ({"hop_ms": 0.01}, "hop_ms must be a sample or more"),
         ({"tokens": [10, 4]}, "tokens must be 'frames' or a patch .* divides 64 mels"),
-        ({"tokens": [64, 200]}, "seconds must hold one token or more"),
         ({"num_mels": 4000}, "num_mels must be lower"),
         ({"attention": Linformer(k=102)}, r"k must be in 1\.\.101"),
     ],
@@ -96,15 +95,15 @@ def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
         encoder(**change)
 
 
-def test_clips_of_another_length_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match="8000 samples .* got 7999"):
-        encoder()(torch.randn(1, 7999))
+def test_longer_clips_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="8000 samples .* got 8001"):
+        encoder()(torch.randn(1, 8001))
 
 
 def test_measure_sets_mean_and_deviation_of_each_mel_band() -> None:
     model = encoder(num_mels=20)
     clips = [torch.randn(3, 8000), torch.randn(2, 8000) * 5]
     model.measure(clips)
-    bands = model.picture(torch.cat(clips)).double().permute(2, 0, 1, 3).flatten(1)
+    bands = model.picture(torch.cat(clips))[0].double().permute(3, 0, 1, 2).flatten(1)
     torch.testing.assert_close(model.mean.flatten().double(), bands.mean(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model.std.flatten().double(), bands.std(1, correction=0), rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ def test_a_layerwise_projection_is_counted_once() -> None:
     total = sum(parameter.numel() for parameter in model.parameters())
     assert lines["parameters"] == f"{total / 1000:.1f} k, 1.3 k of them in projections"  # one E of 20 x 64
     assert lines["tokens"] == "64 a sample, in a grid of 8 x 8"
-    assert lines["attention"] == "Linformer(k=20, sharing='layerwise', projection=Linear())"
+    assert lines["attention"] == "Linformer(k=20, sharing='layerwise', projection=Linear(start='random'))"
     flops = flops_per_sample(model)
     assert (
         lines["cost"]
@@ -28,7 +28,7 @@ def test_a_layerwise_projection_is_counted_once() -> None:
 def test_frames_and_class_tokens_are_told_apart() -> None:
     encoder = SpectrogramEncoder(4000, 0.5, Softmax(), num_mels=16, dim=8, depth=1, heads=1, pool="token")
     text = summary(Classifier(encoder, 2))
-    assert "52 a sample, in a grid of 1 x 51 and 1 in front" in text
+    assert "52 a sample, in a grid of 51 x 1 and 1 in front" in text
     assert text.startswith("encoder     SpectrogramEncoder: 1 blocks")
     assert "0.0 of them in projections" in text
 

@@ -1,0 +1,52 @@
+"""Start learned projections from data: E as the directions, over tokens, in which a layer's inputs vary most."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from longseq.attention.layer import AttentionLayer
+from longseq.attention.projection import LinearProjection, LinearProjectionByHead, RaggedProjection
+
+
+@torch.no_grad()
+def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
+    """Set each learned E and F to the k leading left singular vectors, over tokens, of its layers' inputs.
+
+    Inputs of a layer are X of (b, n, d), or of all layers that share the matrix; written side by side they make
+    (n, b d), whose left singular vectors are patterns over tokens. Rows of E are orthonormal then, and of the length
+    that random ones have on average. Layers are taken as they are now: those behind see the outputs of random ones.
+
+    Args:
+        model: Holds AttentionLayers.
+        forward: Runs the model once on a batch; columns of E for tokens that it lacks become zero.
+    """
+    inputs: dict[LinearProjection | LinearProjectionByHead, list[Tensor]] = {}
+
+    def remember(layer: AttentionLayer, x: tuple[Tensor, ...]) -> None:
+        for side in (layer.project_keys, layer.project_values):
+            for projection in side if isinstance(side, RaggedProjection) else [side]:
+                if isinstance(projection, LinearProjection | LinearProjectionByHead):
+                    inputs.setdefault(projection, []).append(x[0].detach().transpose(0, 1).flatten(1).float())
+
+    hooks = [
+        layer.register_forward_pre_hook(remember) for layer in model.modules() if isinstance(layer, AttentionLayer)
+    ]
+    was_training = model.training
+    try:
+        model.eval()
+        forward()
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    for projection, of_layers in inputs.items():
+        k = projection.weight.shape[-2]
+        X = torch.cat(of_layers, dim=1)
+        n = len(X)
+        vectors = torch.linalg.eigh(X @ X.T if n <= X.shape[1] else X.T @ X)[1].flip(-1)
+        left = vectors if n <= X.shape[1] else nn.functional.normalize(X @ vectors, dim=0)
+        if left.shape[1] < k:
+            raise ValueError(f"k must be in 1..{left.shape[1]} (tokens times width of the batch), got {k}; lower k")
+        projection.weight.zero_()
+        projection.weight[..., : len(X)] = left[:, :k].T

@@ -1,0 +1,91 @@
+"""Any plain vision transformer of timm, with its pretrained weights, as an image encoder."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from longseq.attention import Mechanism
+from longseq.encoders.encoder import Encoder, picture_shape
+
+
+class TimmEncoder(Encoder):
+    """A timm vision transformer with its attention replaced: (b, channels, height, width) of 0..255 -> (b, dim).
+
+    Pixels are normalised by the mean and deviation that the model was trained with, not by the data's. Position
+    embeddings are resampled, and the first convolution adapted, where shape differs from the model's own.
+
+    Args:
+        model: timm's name, such as ``vit_tiny_patch16_224``; its blocks must hold timm's Attention.
+        attention: The mechanism of every block.
+        shape: Channels, height and width of an image, in pixels; None for the model's own.
+        pretrained: True for timm's weights, which it downloads once; the path of a file of weights that timm can read;
+            False for random ones.
+        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
+        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
+        checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
+
+    Raises:
+        ValueError: If timm has no such model, its weights cannot be had, it is no plain vision transformer, or the
+            mechanism does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        attention: Mechanism,
+        shape: Sequence[int] | None = None,
+        pretrained: bool | str = True,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        checkpointing: bool = False,
+    ) -> None:
+        if not timm.is_model(model):
+            near = get_close_matches(model, timm.list_models(), n=1) or ["vit_tiny_patch16_224"]
+            raise ValueError(f"model must be one of timm's, got {model!r}; {near[0]} is one")
+        config: Any = timm.get_pretrained_cfg(model)
+        picture = picture_shape(config.input_size if shape is None else shape)
+        options: dict[str, Any] = {"proj_drop_rate": dropout, "pos_drop_rate": dropout, "drop_path_rate": drop_path}
+        if isinstance(pretrained, str):
+            if not Path(pretrained).is_file():
+                raise ValueError(
+                    f"pretrained must be true, false or a file of weights, got {pretrained!r}: no such file"
+                )
+            options["pretrained_cfg_overlay"] = {"file": pretrained, "custom_load": pretrained.endswith(".npz")}
+        try:
+            trunk = timm.create_model(
+                model, bool(pretrained), img_size=picture[1:], in_chans=picture[0], num_classes=0, **options
+            )
+        except TypeError as error:  # its constructor knows no img_size
+            raise ValueError(
+                f"model must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
+            ) from error
+        except (OSError, RuntimeError) as error:
+            what = str(error).strip().split("\n")[0] or type(error).__name__
+            raise ValueError(
+                f"pretrained must have weights for {model} ({what}); give the path of a file, or false for random ones"
+            ) from error
+        try:
+            super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing)
+        except ValueError as error:
+            if not str(error).startswith("vit must"):
+                raise
+            raise ValueError(f"model must be one that can be plugged, got {model!r}: {error}") from error
+        self.model, self.shape, self.dropout, self.drop_path = model, list(picture), dropout, drop_path
+        self.pretrained = False  # what a checkpoint must name to build it: the weights are in the checkpoint itself
+        for name, of_channels in (("mean", config.mean), ("std", config.std)):
+            values = 255 * torch.tensor(of_channels)
+            getattr(self, name).copy_((values if picture[0] == 3 else values.mean().expand(picture[0]))[:, None, None])
+
+    def picture(
+        self, inputs: Shaped[Tensor, "b channels height width"]
+    ) -> tuple[Float[Tensor, "b channels height width"], None]:
+        return inputs.float(), None
+
+    def measure(self, batches: Any) -> None:
+        """Nothing: the weights expect the mean and deviation that they were trained with."""

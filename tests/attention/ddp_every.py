@@ -1,0 +1,31 @@
+"""Two processes (gloo) share the work on a ViT of every mechanism; compare gradients with those of one, and print it."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from test_contract import images, model, variants
+from torch.nn.parallel import DistributedDataParallel
+
+
+def work(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    for mechanism in variants():
+        alone, shared = model(mechanism).train(), model(mechanism).train()
+        alone(images(4)).square().sum(1).mean().backward()
+        # without find_unused_parameters, which stops with an error if a parameter gets no gradient
+        DistributedDataParallel(shared)(images(4)[2 * rank : 2 * rank + 2]).square().sum(1).mean().backward()
+        for (name, mine), theirs in zip(shared.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5, msg=f"{mechanism}: {name}")
+        if rank == 0:
+            print(repr(mechanism), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    Path(folder).mkdir(exist_ok=True)
+    mp.spawn(work, (folder,), nprocs=2)

@@ -1,0 +1,184 @@
+"""What each projection computes, whether it commutes, and how it is carried to another grid of tokens."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_vit import vit
+
+from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, TokenGrid, carry, plug, start_from_inputs
+from longseq.attention.projection import resample_columns
+
+N, K, D, H = 23, 5, 12, 3  # k does not divide n: the window is 5, and the last one holds 3 tokens
+GRID = TokenGrid((1, N))
+PROJECTIONS = [Linear(), Linear("mean"), Mean(), Max(), Conv(), Conv(full=True), Gaussian()]
+
+
+def built(projection, heads=None, grid=GRID):
+    torch.manual_seed(0)
+    return projection.build(grid, K, D, heads).double()
+
+
+def tokens(n=N):
+    return torch.randn(2, n, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def windows(clip):
+    return [clip[start : start + 5] for start in range(0, len(clip), 5)]
+
+
+def test_mean_and_max_pool_over_windows_of_which_the_last_is_short():
+    X = tokens()
+    for projection, reduce in ((Mean(), np.mean), (Max(), np.max)):
+        expected = [[reduce(window, axis=0) for window in windows(clip)] for clip in X.numpy()]
+        torch.testing.assert_close(built(projection)(X), torch.from_numpy(np.array(expected)))
+
+
+@pytest.mark.parametrize(("full", "heads", "per_group"), [(False, None, 1), (True, None, D), (True, H, D // H)])
+def test_convolution_multiplies_each_window_with_its_kernel(full, heads, per_group):
+    X, layer = tokens(), built(Conv(full), heads)
+    kernel = layer.convolution.weight.detach().numpy()  # (d, channels of a group, window)
+    expected = np.zeros((2, K, D))
+    for b, clip in enumerate(X.numpy()):
+        for w, window in enumerate(windows(clip)):
+            for out in range(D):
+                first = out // per_group * per_group
+                part = window[:, first : first + per_group]
+                expected[b, w, out] = (part.T * kernel[out, :, : len(window)]).sum()
+    torch.testing.assert_close(layer(X), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize(("n", "k", "count"), [(24, 6, 6), (23, 5, 5), (9, 4, 3), (7, 7, 7), (5, 1, 1)])
+def test_there_are_as_many_windows_as_the_stride_leaves(n, k, count):
+    """ceil(n / ceil(n / k)): nine tokens in windows of three make three, though k is four."""
+    assert Mean().build(TokenGrid((1, n)), k, D)(tokens(n)).shape == (2, count, D)
+
+
+def test_gaussian_is_the_theorems_pair_of_one_fixed_matrix():
+    torch.manual_seed(0)
+    grid = TokenGrid((32, 32), 1)
+    keys, values = Gaussian(delta=0.5).pair(True, grid, 64, D)
+    torch.testing.assert_close(values.weight / math.exp(-0.5), keys.weight / 0.5)
+    assert (keys.weight / 0.5).std().item() == pytest.approx(64**-0.5, rel=0.02)
+    assert not list(keys.parameters())
+    assert set(keys.state_dict()) == {"weight"}  # fixed, but a checkpoint must know it
+
+
+@pytest.mark.parametrize("heads", [None, H])
+@pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)
+def test_a_projection_says_whether_it_commutes_with_a_linear_map_of_the_features(projection, heads):
+    X, layer = tokens(), built(projection, heads)
+    W = torch.randn(D, D, dtype=torch.float64)
+    agree = torch.allclose(layer(X @ W), layer(X) @ W, atol=1e-9)
+    # means over the same windows for every head are one matrix for all, and so are equal starts until they are trained
+    if heads is not None and isinstance(projection, Linear) and projection.start == "mean":
+        pytest.skip("a matrix a head that starts the same")
+    assert agree == layer.commutes
+
+
+@pytest.mark.parametrize("heads", [None, H])
+@pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)
+def test_padding_counts_for_nothing(projection, heads):
+    X, layer = tokens(), built(projection, heads)
+    length = 12
+    present = torch.arange(N)[None, :, None] < length
+    short, padded = layer(X[:, :length]), layer(X, present.expand(2, N, 1))
+    filled = layer.filled(present)
+    if filled is not None:
+        assert not padded[:, ~filled[0, :, 0]].any()
+        padded = padded[:, filled[0, :, 0]]
+    torch.testing.assert_close(short, padded, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize(("size", "k"), [((8, 8), 16), ((8, 8), 13), ((6, 10), 7), ((40, 1), 9), ((1, 40), 9)])
+def test_the_mean_start_tiles_the_grid_with_k_windows(size, k, prefix):
+    grid = TokenGrid(size, prefix)
+    E = Linear("mean").build(grid, k + prefix, D).weight.detach()
+    torch.testing.assert_close(E.sum(1), torch.ones(k + prefix))
+    assert ((E > 0).sum(0) == 1).all()  # every token in one window
+    assert torch.equal(E[:prefix, :prefix], torch.eye(prefix))
+    areas = (E[prefix:] > 0).sum(1)
+    assert areas.max() <= 3 * areas.min()
+
+
+def test_the_mean_start_of_a_square_number_is_square_windows():
+    E = Linear("mean").build(TokenGrid((8, 8)), 16, D).weight.detach()
+    first = (E[0] > 0).view(8, 8).nonzero()
+    assert first.amax(0).tolist() == [1, 1]
+
+
+def test_the_singular_start_is_the_leading_left_singular_vectors_of_the_layers_inputs():
+    torch.manual_seed(0)
+    model = plug(vit(class_token=False, global_pool="avg"), Linformer(6)).eval()
+    images, seen = torch.randn(5, 1, 8, 8), []
+    hook = model.blocks[1].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    start_from_inputs(model, lambda: model(images))
+    X = seen[0].transpose(0, 1).flatten(1)
+    hook.remove()
+    U = torch.linalg.svd(X, full_matrices=False)[0][:, :6]
+    E = model.blocks[1].attn.project_keys.weight.detach()
+    torch.testing.assert_close((E @ U).abs(), torch.eye(6), atol=1e-3, rtol=0)
+
+
+def test_an_unknown_start_and_a_delta_of_zero_are_refused():
+    with pytest.raises(Exception, match="'random', 'mean'.*'singular'|start must be random"):  # beartype is first
+        Linear("zeros")
+    with pytest.raises(ValueError, match="delta must be positive, got 0"):
+        Gaussian(0.0)
+
+
+@pytest.mark.parametrize("new", [(16, 16), (4, 4), (8, 12), (8, 8)])
+def test_interpolation_keeps_row_sums_and_prefix_columns(new):
+    torch.manual_seed(0)
+    E = torch.randn(5, 2 + 64, dtype=torch.float64)
+    carried = resample_columns(E, TokenGrid((8, 8), 2), TokenGrid(new, 2))
+    assert carried.shape == (5, 2 + math.prod(new))
+    assert torch.equal(carried[:, :2], E[:, :2])
+    torch.testing.assert_close(carried.sum(1), E.sum(1))
+    if new == (8, 8):
+        assert torch.equal(carried, E)
+
+
+def test_interpolation_in_two_dimensions_gives_the_same_summary_of_the_same_picture_enlarged():
+    """E is a smooth window; its summary of a smooth picture is kept when both have twice the pixels a side."""
+
+    def on_grid(size, function):
+        axis = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+        return function(axis[:, None], axis[None, :])
+
+    def window(y, x):
+        return torch.exp(-((y - 0.4) ** 2 + (x - 0.6) ** 2) / 0.05)
+
+    def picture(y, x):
+        return torch.sin(3 * y) + torch.cos(4 * x)
+
+    E = on_grid(8, window).view(1, -1)
+    carried = resample_columns(E, TokenGrid((8, 8)), TokenGrid((16, 16)))
+    small, large = on_grid(8, picture).flatten(), on_grid(16, picture).flatten()
+    torch.testing.assert_close(carried @ large, E @ small, rtol=0.02, atol=0)
+    assert not torch.allclose(
+        E.repeat_interleave(4) / 4 @ large, (E @ small)[0], rtol=0.01
+    )  # rows run on in one dimension
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)
+@pytest.mark.parametrize("sharing", ["none", "key_value", "layerwise"])
+def test_a_vit_carried_to_its_own_size_gives_the_same_logits(projection, sharing):
+    trained = plug(vit(), Linformer(7, sharing, projection)).eval()
+    torch.manual_seed(1)
+    other = plug(vit(), Linformer(7, sharing, projection)).eval()
+    assert carry(trained, other) == []
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(other(images), trained(images))
+
+
+def test_carrying_names_the_projections_that_the_trained_model_lacks():
+    fresh = carry(plug(vit(), Linformer(7)), plug(vit(16), Linformer(9)))
+    assert fresh == [f"blocks.{i}.attn.project_{what}" for i in range(2) for what in ("keys", "values")]
+
+
+def test_carrying_refuses_another_width_by_name():
+    with pytest.raises(ValueError, match="cls_token must have one shape"):
+        carry(plug(vit(dim=32), Linformer(7)), plug(vit(dim=64), Linformer(7)))

@@ -1,0 +1,79 @@
+"""A trained model goes on at another size of image, length of clip, or hop."""
+
+import pytest
+import torch
+
+from longseq import Conv, ImageEncoder, Linformer, Mean, Softmax, SpectrogramEncoder, Verma, resize
+from longseq.training import Classifier
+
+SMALL = {"dim": 16, "depth": 2, "heads": 2}
+MECHANISMS = [Softmax(), Linformer(5), Linformer(5, "layerwise"), Linformer(5, "none"), Verma(5, projection=Conv())]
+
+
+def image_encoder(attention, **options):
+    torch.manual_seed(0)
+    encoder = ImageEncoder((1, 8, 8), attention, **SMALL, **options)
+    encoder.mean.fill_(3.0)
+    encoder.std.fill_(2.0)
+    return encoder.eval()
+
+
+def sound_encoder(attention):
+    torch.manual_seed(0)
+    return SpectrogramEncoder(8000, 1.0, attention, num_mels=16, **SMALL).eval()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_an_encoder_of_the_same_shape_gives_the_very_features(mechanism, pool):
+    encoder, images = image_encoder(mechanism, pool=pool), torch.randn(2, 1, 8, 8)
+    assert torch.equal(resize(encoder, (1, 8, 8))(images), encoder(images))
+
+
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, Verma(), Linformer(16, projection=Mean())], ids=repr)
+def test_an_enlarged_image_gives_features_near_those_of_the_small_one(mechanism):
+    """Smooth images: their enlargement shows each token's neighbours much the same."""
+    encoder = image_encoder(mechanism)
+    small = torch.nn.functional.interpolate(torch.randn(4, 1, 3, 3) * 4 + 3, (8, 8), mode="bicubic")
+    large = torch.nn.functional.interpolate(small, (16, 16), mode="bilinear")
+    grown = resize(encoder, (1, 16, 16))
+    assert grown.num_tokens == 256
+    assert torch.equal(grown.mean, encoder.mean)
+    expected = encoder(small)
+    carried = (grown(large) - expected).norm() / expected.norm()
+    torch.manual_seed(1)
+    anew = ImageEncoder((1, 16, 16), mechanism, **SMALL).eval()
+    assert carried < 0.25
+    assert (anew(large) - expected).norm() / expected.norm() > 2 * carried
+
+
+@pytest.mark.parametrize("change", [{"hop_ms": 5.0}, {"hop_ms": 20.0}, {"seconds": 2.0}, {"seconds": 0.5}])
+def test_a_sound_encoder_is_carried_to_another_hop_and_length(change):
+    encoder = sound_encoder(Linformer(5))
+    carried = resize(encoder, **change)
+    ((name, value),) = change.items()
+    assert getattr(carried, name) == value
+    rows = carried.trunk.blocks[0].attn.project_keys.weight
+    assert rows.shape == (5, carried.num_tokens)
+    torch.testing.assert_close(rows.sum(1), encoder.trunk.blocks[0].attn.project_keys.weight.sum(1))
+    assert carried(torch.randn(2, carried.num_samples)).shape == (2, 16)
+
+
+def test_a_classifier_keeps_its_head_and_its_description_follows():
+    model = Classifier(image_encoder(Linformer(5)), 3, ["a", "b", "c"], learning_rate=0.5)
+    torch.nn.init.normal_(model.head.weight)
+    grown = resize(model, (1, 16, 16))
+    assert torch.equal(grown.head.weight, model.head.weight)
+    assert (grown.learning_rate, grown.class_names) == (0.5, ["a", "b", "c"])
+    assert grown.hparams["encoder"]["init_args"]["shape"] == [1, 16, 16]
+    assert model.encoder.num_tokens == 64
+
+
+def test_what_cannot_be_is_refused():
+    encoder = image_encoder(Linformer(5))
+    with pytest.raises(ValueError, match="seconds must be an argument of ImageEncoder"):
+        resize(encoder, seconds=2.0)
+    with pytest.raises(ValueError, match="pos_embed must have one shape"):
+        resize(encoder, dim=32)
+    with pytest.raises(ValueError, match="model must be an encoder or have one, got Linear"):
+        resize(torch.nn.Linear(2, 2), (1, 8, 8))
