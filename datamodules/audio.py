@@ -40,7 +40,7 @@ class Clips(LabelledTensors):
         return Clips(self.inputs[indices], self.lengths[indices], self.labels[indices])
 
 
-def pad_clips(waveforms: Sequence[Float32[Tensor, " s"]]) -> dict[str, Tensor]:
+def pad_clips(waveforms: Sequence[Tensor]) -> dict[str, Tensor]:
     """Clips of any lengths as one tensor, with zeros behind the shorter ones, and their lengths."""
     lengths = torch.tensor([len(waveform) for waveform in waveforms])
     return {"waveforms": pad_sequence(list(waveforms), batch_first=True), "lengths": lengths}
@@ -103,7 +103,7 @@ class AudioDataModule(DataModule):
         self.seconds = seconds
         self.shape = (round(seconds * sample_rate_hz),)
 
-    def collate(self, inputs: list[Float32[Tensor, " s"]]) -> dict[str, Tensor]:
+    def collate(self, inputs: list[Tensor]) -> dict[str, Tensor]:
         return pad_clips(inputs)
 
     def read(self, path: str | os.PathLike[str]) -> Float32[Tensor, " s"]:

@@ -69,7 +69,7 @@ class AttentionLayer(nn.Module):
         queries = self.q_norm(_split(queries, self.num_heads))
         if isinstance(self.project_keys, RaggedProjection):  # a head has its own k, and is mixed alone
             heads = zip(queries.split(1, dim=1), self.project_keys, keys, values, strict=True)
-            mixed = torch.cat([self._mix(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)
+            mixed = torch.cat([self._mix(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)  # type: ignore[arg-type]
         else:
             mixed = self._mix(queries, self.project_keys, keys, values, present)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))

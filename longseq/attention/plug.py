@@ -62,7 +62,7 @@ def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
         ValueError: If a weight that does not depend on the grid has another shape, naming it.
     """
     old_grid, new_grid = token_grid(trained), token_grid(new)
-    sources = {name: layer for name, layer in trained.named_modules(remove_duplicate=False)}
+    sources: dict[str, Any] = dict(trained.named_modules(remove_duplicate=False))
     weights = {name: weight for name, weight in trained.state_dict().items() if "project_" not in name}
     if "pos_embed" in weights:
         prefix = 0 if new.no_embed_class else new.num_prefix_tokens
@@ -86,6 +86,6 @@ def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
     return fresh
 
 
-def _shapes_but_last(layer: nn.Module) -> list[tuple[int, ...]]:
+def _shapes_but_last(layer: Any) -> list[tuple[int, ...]]:
     """Of all weights; the last dimension is the grid's."""
     return [tuple(weight.shape[:-1]) for weight in layer.state_dict().values()]

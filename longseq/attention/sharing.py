@@ -65,7 +65,9 @@ def _by_layer(k: Lengths, sharing: Sharing, n: int, heads: int, depth: int) -> l
                 raise ValueError(f"k must be one number for each of the {heads} heads, got {lengths}; count them")
         for length in lengths if isinstance(lengths, list) else [lengths]:
             if not 1 <= length <= n:
-                raise ValueError(f"k must be in 1..{n} (the sequence length), got {length}; lower k or lengthen n")
+                raise ValueError(
+                    f"k must be in 1..{n} (the sequence length), got {length}; lower k or lengthen the sequence"
+                )
     if sharing == "layerwise" and len(set(by_layer)) > 1:  # type: ignore[arg-type]  # numbers, as checked
         raise ValueError(
             f"sharing must not be layerwise for a k of each layer, got k = {k}: one matrix has one k; "

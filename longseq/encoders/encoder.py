@@ -47,8 +47,8 @@ class Encoder(nn.Module, ABC):
         self.trunk = plug(trunk, attention)
         self.trunk.set_grad_checkpointing(checkpointing)
         self.attention, self.picture_shape, self.checkpointing = attention, picture_shape, checkpointing
-        blocks = self.trunk.blocks
-        self.dim, self.depth, self.heads = self.trunk.num_features, len(blocks), blocks[0].attn.num_heads
+        attentions: list[Any] = [block.attn for block in self.trunk.blocks]
+        self.dim, self.depth, self.heads = self.trunk.num_features, len(attentions), attentions[0].num_heads
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
 
@@ -58,17 +58,26 @@ class Encoder(nn.Module, ABC):
         return self.trunk.patch_embed.num_patches + self.trunk.num_prefix_tokens
 
     @abstractmethod
-    def picture(self, inputs: Any) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
-        """Make the pictures that the trunk sees, before they are normalised, in float32.
+    def picture(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
+        """Make the pictures that the trunk sees, before they are normalised, in float32; they may lack rows at the end,
+        which are padding then."""
 
-        Returns:
-            Pictures, which may be less high than picture_shape, and of each the rows that are there: those behind are
-            padding. None if all rows of all pictures are there.
-        """
+    def rows(self, inputs: Any) -> Int64[Tensor, " b"] | None:
+        """How many rows of each picture are there, those behind being padding; None if all rows of all pictures are."""
+        return None
+
+    def count_tokens(self, inputs: Any) -> Int64[Tensor, ""] | int:
+        """All tokens of a batch, padding left out."""
+        rows = self.rows(inputs)
+        return len(inputs) * self.num_tokens if rows is None else self._tokens(rows).sum()
+
+    def _tokens(self, rows: Int64[Tensor, " b"] | int) -> Any:
+        patch, in_row = self.trunk.patch_embed.patch_size[0], self.trunk.patch_embed.grid_size[1]
+        return self.trunk.num_prefix_tokens + -(-rows // patch) * in_row
 
     def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
-        picture, rows = self.picture(inputs)
+        picture, rows = self.picture(inputs), self.rows(inputs)
         picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
         return self.trunk(picture) if rows is None else self._encode_padded(picture, rows)
 
@@ -77,14 +86,12 @@ class Encoder(nn.Module, ABC):
     ) -> Float[Tensor, "b dim"]:
         """Encode pictures with rows missing at their end as if each were alone: padding is masked from the first
         token to the pooling. timm's forward_features would leave activation checkpointing out under a mask."""
-        trunk, height = self.trunk, self.picture_shape[1]
-        picture = picture.masked_fill(~_first(rows, picture.shape[2])[:, None, :, None], 0)
-        tokens = trunk._pos_embed(trunk.patch_embed(F.pad(picture, (0, 0, 0, height - picture.shape[2]))))
-        in_row, prefix = trunk.patch_embed.grid_size[1], trunk.num_prefix_tokens
-        patch = trunk.patch_embed.patch_size[0]
-        longest = prefix + -(-picture.shape[2] // patch) * in_row
-        present = _first(prefix + -(-rows // patch) * in_row, longest)
-        tokens, mask = trunk.norm_pre(tokens[:, :longest]), present[:, None, None]
+        trunk, height = self.trunk, picture.shape[2]
+        picture = picture.masked_fill(~_first(rows, height)[:, None, :, None], 0)
+        whole = F.pad(picture, (0, 0, 0, self.picture_shape[1] - height))
+        present = _first(self._tokens(rows), self._tokens(height))
+        tokens = trunk.norm_pre(trunk._pos_embed(trunk.patch_embed(whole))[:, : present.shape[1]])
+        mask = present[:, None, None]
         for block in trunk.blocks:
             if trunk.grad_checkpointing and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, attn_mask=mask, use_reentrant=False)
@@ -93,6 +100,7 @@ class Encoder(nn.Module, ABC):
         tokens = trunk.norm(tokens)
         if trunk.global_pool != "avg":
             return trunk.forward_head(tokens)
+        prefix = trunk.num_prefix_tokens
         present = present[:, prefix:, None]
         mean = tokens[:, prefix:].masked_fill(~present, 0).sum(1) / present.sum(1).to(tokens.dtype)
         return trunk.head_drop(trunk.fc_norm(mean))
@@ -107,8 +115,7 @@ class Encoder(nn.Module, ABC):
         num_pixels = 0
         total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
         for inputs in batches:
-            picture, rows = self.picture(inputs)
-            picture = picture.double()
+            picture, rows = self.picture(inputs).double(), self.rows(inputs)
             num_rows = len(picture) * picture.shape[2]
             if rows is not None:
                 picture = picture.masked_fill(~_first(rows, picture.shape[2])[:, None, :, None], 0)

@@ -58,10 +58,8 @@ class ImageEncoder(Encoder):
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path = mlp_ratio, dropout, drop_path
 
-    def picture(
-        self, inputs: Shaped[Tensor, "b channels height width"]
-    ) -> tuple[Float[Tensor, "b channels height width"], None]:
-        return inputs.float(), None
+    def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+        return inputs.float()
 
     @staticmethod
     def from_timm(model: str, attention: Mechanism, **options: Any) -> TimmEncoder:

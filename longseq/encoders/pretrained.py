@@ -82,10 +82,8 @@ class TimmEncoder(Encoder):
             values = 255 * torch.tensor(of_channels)
             getattr(self, name).copy_((values if picture[0] == 3 else values.mean().expand(picture[0]))[:, None, None])
 
-    def picture(
-        self, inputs: Shaped[Tensor, "b channels height width"]
-    ) -> tuple[Float[Tensor, "b channels height width"], None]:
-        return inputs.float(), None
+    def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+        return inputs.float()
 
     def measure(self, batches: Any) -> None:
         """Nothing: the weights expect the mean and deviation that they were trained with."""

@@ -86,24 +86,23 @@ class SpectrogramEncoder(Encoder):
         self.num_samples, self.hop = num_samples, hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
-    def picture(
-        self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, "b 1 frames mels"], Int64[Tensor, " b"] | None]:
-        if isinstance(inputs, Mapping):
-            waveforms, lengths = inputs["waveforms"], inputs["lengths"]
-        else:
-            waveforms, lengths = inputs, None
+    def picture(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
+        waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         if waveforms.shape[-1] > self.num_samples:
             raise ValueError(
                 f"seconds must be those of the longest clip: {self.num_samples} samples ({self.seconds} s) are "
                 f"expected at most, got {waveforms.shape[-1]}; crop the clips"
             )
-        picture = self.log_mel(waveforms).mT[:, None]
-        if lengths is None and picture.shape[2] == self.picture_shape[1]:
-            return picture, None
-        if lengths is None:
-            lengths = waveforms.new_full((len(waveforms),), waveforms.shape[-1], dtype=torch.int64)
-        return picture, 1 + lengths // self.hop
+        return self.log_mel(waveforms).mT[:, None]
+
+    def rows(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Int64[Tensor, " b"] | None:
+        """The frames of each clip."""
+        if isinstance(inputs, Mapping):
+            return 1 + inputs["lengths"] // self.hop
+        frames = 1 + inputs.shape[-1] // self.hop
+        if frames == self.picture_shape[1]:
+            return None
+        return torch.full((len(inputs),), frames, device=inputs.device)
 
 
 class LogMel(nn.Module):
@@ -127,11 +126,15 @@ class LogMel(nn.Module):
 
     def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
         with torch.autocast(waveforms.device.type, enabled=False):  # torch.fft knows no bfloat16
-            return (self.mel(waveforms.to(self.mel.spectrogram.window.dtype)) + 1e-6).log()
+            return (self.mel(waveforms.to(self._dtype)) + 1e-6).log()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.mel.buffers()).dtype
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        if self.mel.spectrogram.window.dtype != torch.float64:
+        if self._dtype != torch.float64:
             self.mel.float()  # whatever lower precision the rest of the model is moved to
         return self
 

@@ -70,19 +70,18 @@ class InputSamples(pl.Callback):
         logger = _logger(trainer)
         if logger is None or not trainer.is_global_zero:
             return
-        dataset = trainer.train_dataloader.dataset  # type: ignore[union-attr]
+        loader: Any = trainer.train_dataloader
+        dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
             return
         chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[: self.num_samples]
-        samples = DataLoader(
-            Subset(dataset, chosen.tolist()), len(chosen), collate_fn=trainer.train_dataloader.collate_fn
-        )
+        samples = DataLoader(Subset(dataset, chosen.tolist()), len(chosen), collate_fn=loader.collate_fn)
         with isolate_rng():  # a data set may augment at random
             inputs, labels = next(iter(samples))
         names = [pl_module.class_names[int(label)] for label in labels]
         encoder = pl_module.encoder
-        pictures, rows = encoder.picture(move_data_to_device(inputs, pl_module.device))
-        pictures = pictures.cpu()
+        on_device = move_data_to_device(inputs, pl_module.device)
+        pictures, rows = encoder.picture(on_device).cpu(), encoder.rows(on_device)
         if isinstance(encoder, SpectrogramEncoder):
             frames = [pictures.shape[2]] * len(names) if rows is None else rows.tolist()
             spectrograms = [picture[0, :count].T for picture, count in zip(pictures, frames, strict=True)]

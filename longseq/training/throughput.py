@@ -20,13 +20,14 @@ clock = time.perf_counter
 class ThroughputLogger(pl.Callback):
     """Log how many samples a second training takes in, and what holds it up, as throughput/...:
 
-    - samples_per_second, tokens_per_second: summed over ranks;
+    - samples_per_second, tokens_per_second: summed over ranks, padding not counted;
     - step_ms: of an optimizer step with all its batches, the mean over steps and ranks;
     - data_wait_ms: the part of step_ms from the end of a batch to the start of the next, in which the host waits for
       the loader, copies the batch, and runs other callbacks and loggers;
     - peak_memory_gib: of the rank that took most, since its process began: on CUDA what torch allocated, elsewhere the
       resident memory of the process (getrusage);
-    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, where that is known.
+    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, where that is known; a shorter
+      sample counts by its share of the tokens.
 
     A value stands for the steps since the last logged one. The first step, which allocates and compiles, does not
     count, nor do validation and checkpoints, nor the loading of a batch that they put off. If training ends before
@@ -57,7 +58,10 @@ class ThroughputLogger(pl.Callback):
         self._global_step = trainer.global_step
         self._steps = -1  # optimizer steps, the first one not counted
         self._window_start = 0  # the step after which the window began
-        self._samples = 0
+        self._samples, self._tokens = (
+            0,
+            0,
+        )  # tokens of padded batches are a tensor on the device, so as not to wait for it
         self._seconds = self._waited = 0.0
         self._since = None
 
@@ -73,6 +77,7 @@ class ThroughputLogger(pl.Callback):
     ) -> None:
         self._advance()
         self._samples += len(batch[1])
+        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0])
         if trainer.global_step == self._global_step:  # gradients accumulate: no step was taken
             return
         self._global_step = trainer.global_step
@@ -80,6 +85,7 @@ class ThroughputLogger(pl.Callback):
         if self._steps == 0:
             _wait_for(pl_module.device)
             self._since, self._seconds, self._samples = clock(), 0.0, 0
+            self._tokens = 0
             self._begin_window(pl_module)
         elif self._log_every and trainer.global_step % self._log_every == 0:
             samples_per_second = self._log(trainer, pl_module)
@@ -114,7 +120,7 @@ class ThroughputLogger(pl.Callback):
             self._since = None
 
     def _begin_window(self, pl_module: Classifier) -> None:
-        tokens = self._samples * pl_module.encoder.num_tokens
+        tokens = int(self._tokens)
         self._throughput.update(time=self._seconds, batches=self._steps, samples=self._samples, lengths=tokens)
         self._window_start, self._waited = self._steps, 0.0
 
@@ -133,7 +139,8 @@ class ThroughputLogger(pl.Callback):
             "peak_memory_gib": (_peak_memory_gib(pl_module.device), torch.amax),
         }
         if self._peak:
-            of_rank["mfu"] = (rates["device/samples_per_sec"] * self._flops / self._peak, torch.mean)
+            full_samples_per_second = rates["device/items_per_sec"] / pl_module.encoder.num_tokens
+            of_rank["mfu"] = (full_samples_per_second * self._flops / self._peak, torch.mean)
         values = torch.tensor([value for value, _ in of_rank.values()], device=pl_module.device)
         of_ranks = trainer.strategy.all_gather(values).reshape(-1, len(values)).cpu()
         metrics = {

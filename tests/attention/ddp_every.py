@@ -1,4 +1,4 @@
-"""Two processes (gloo) share the work on a ViT of every mechanism; compare gradients with those of one, and print it."""
+"""Two processes (gloo) share the work on a ViT of every mechanism; compare gradients with one's, and print it."""
 
 import sys
 from pathlib import Path
@@ -13,12 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for mechanism in variants():
-        alone, shared = model(mechanism).train(), model(mechanism).train()
-        alone(images(4)).square().sum(1).mean().backward()
+        alone, shared = model(mechanism).double().train(), model(mechanism).double().train()
+        alone(images(4).double()).square().sum(1).mean().backward()
         # without find_unused_parameters, which stops with an error if a parameter gets no gradient
-        DistributedDataParallel(shared)(images(4)[2 * rank : 2 * rank + 2]).square().sum(1).mean().backward()
+        wrapped = DistributedDataParallel(shared)
+        wrapped(images(4).double()[2 * rank : 2 * rank + 2]).square().sum(1).mean().backward()
         for (name, mine), theirs in zip(shared.named_parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5, msg=f"{mechanism}: {name}")
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-9, msg=f"{mechanism}: {name}")
         if rank == 0:
             print(repr(mechanism), flush=True)
     dist.barrier()

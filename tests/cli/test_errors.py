@@ -34,7 +34,10 @@ MISTAKES = {
         "model.encoder.attention: no class Verna; did you mean Verma?",
     ),
     "an unknown data set": (["--data", "Digit"], "data: no class Digit; did you mean Digits?"),
-    "a word for a number": (["--model.encoder.attention.k", "many"], "model.encoder.attention.k: got many; give int"),
+    "a word for a number": (
+        ["--model.encoder.attention.k", "many"],
+        "model.encoder.attention.k: got many; give int or list",
+    ),
     "a word that is no choice": (
         ["--model.encoder.attention.sharing", "all"],
         "model.encoder.attention.sharing: got all; give one of ['none', 'headwise', 'key_value', 'layerwise']",
