@@ -8,8 +8,11 @@ from typing import Any, ClassVar
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Int64, Shaped
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from datamodules.order import CountedSampler, RankSampler
 
 
 class DataError(Exception):
@@ -99,7 +102,7 @@ class DataModule(pl.LightningDataModule, ABC):
         batch_size: Samples in a batch, of each process.
         num_workers: Processes that load; 0 loads in the trainer's own process, the best choice for data in memory.
         val_fraction: Share of the training split that is held out for validation, in (0, 1).
-        seed: Of the validation split and of the order of training.
+        seed: Of the validation split and of the order of training, which it and the epoch decide alone.
 
     Attributes:
         predict_paths: The files that predict_dataloader reads, in this order.
@@ -129,6 +132,18 @@ class DataModule(pl.LightningDataModule, ABC):
         self.val_fraction = val_fraction
         self.seed = seed
         self.predict_paths: list[str] = []
+        self._start = (0, 0)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where a training is: the epoch, and how many of its batches are done."""
+        loop = self.trainer.fit_loop  # type: ignore[union-attr]
+        total, of_epoch = loop.epoch_loop.batch_progress.total.processed, self.trainer.num_training_batches  # type: ignore[union-attr]
+        return {"epoch": total // of_epoch, "batches": total % of_epoch} if total else {"epoch": 0, "batches": 0}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on where the state was taken: the loader of a training starts there."""
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # a test of a checkpoint is no start
+            self._start = (state_dict["epoch"], state_dict["batches"])
 
     @property
     def num_classes(self) -> int:
@@ -166,15 +181,15 @@ class DataModule(pl.LightningDataModule, ABC):
         self.train_set, self.val_set, self.test_set = train.subset(kept), train.subset(held_out), test
 
     def train_dataloader(self) -> DataLoader:
-        # A generator of the loader's own: the order does not depend on who else drew from torch's global one.
-        generator = torch.Generator().manual_seed(self.seed)
-        return self._loader(self.train_set, collate_fn=_as_it_is, shuffle=True, generator=generator)
+        sampler = CountedSampler(len(self.train_set), self.batch_size, self.seed)
+        sampler.start(*self._start)
+        return self._loader(self.train_set, collate_fn=_as_it_is, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val_set, collate_fn=_as_it_is)
+        return self._loader(self.val_set, collate_fn=_as_it_is, sampler=RankSampler(len(self.val_set)))
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.test_set, collate_fn=_as_it_is)
+        return self._loader(self.test_set, collate_fn=_as_it_is, sampler=RankSampler(len(self.test_set)))
 
     def predict_dataloader(self) -> DataLoader:
         return self._loader(_Files(self.predict_paths, self.read), collate_fn=self.collate)
@@ -186,5 +201,7 @@ class DataModule(pl.LightningDataModule, ABC):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
+            # workers are seeded from it, so that the loader draws nothing from the generator of the training
+            generator=torch.Generator().manual_seed(self.seed),
             **options,
         )

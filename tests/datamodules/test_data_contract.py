@@ -78,22 +78,6 @@ def test_batches_are_inputs_of_the_shape_with_int64_labels_and_none_is_lost(data
         assert torch.equal(torch.cat(labels).sort()[0], split.labels.sort()[0])
 
 
-def test_training_is_shuffled_anew_every_epoch_in_an_order_that_the_seed_alone_decides():
-    def order(seed: int) -> list[list[int]]:
-        torch.manual_seed(torch.seed() % 2**31)  # the global generator is not to matter
-        data = Digits(seed=seed)
-        data.setup()
-        data.train_set.labels = torch.arange(len(data.train_set))
-        loader = data.train_dataloader()
-        return [torch.cat([labels for _, labels in loader]).tolist() for _ in range(2)]
-
-    first, second = order(0)
-    assert sorted(first) == sorted(second) == list(range(len(first)))
-    assert first != second and first != sorted(first)
-    assert order(0) == [first, second]
-    assert order(1) != [first, second]
-
-
 def test_workers_deliver_the_same_batches_as_none():
     def epoch(num_workers: int) -> list[torch.Tensor]:
         data = Digits(num_workers=num_workers)

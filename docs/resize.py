@@ -1,0 +1,127 @@
+"""Draw what a model keeps at another resolution, untrained any further: python docs/resize.py RUN [--root DATA].
+
+Beside E as longseq.resize carries it (E' B = E, B the interpolation of tokens) stand E interpolated itself, E cut or
+filled with zeros, and E anew; the picture shows a row of E, and the table goes to standard output as Markdown.
+"""
+
+import copy
+import math
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from longseq import resize
+from longseq.attention.projection import LinearProjection
+from longseq.training import Classifier
+from longseq.training.checkpoint import build, read_checkpoint
+
+INK, COLOURS = "#1f2933", ("#c2410c", "#0f766e", "#6b7280", "#a8a29e")
+
+
+def interpolated(E: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Each row drawn as a picture, enlarged bilinearly, scaled to the number of tokens and shifted to its sum."""
+    shrinks = math.prod(new) < math.prod(old)
+    rows = F.interpolate(E.view(1, -1, *old), new, mode="bilinear", antialias=shrinks)[0].flatten(1)
+    rows = rows * math.prod(old) / math.prod(new)
+    return rows + (E.sum(1, keepdim=True) - rows.sum(1, keepdim=True)) / rows.shape[1]
+
+
+def cut(E: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """The first columns, and zeros behind them."""
+    m = math.prod(new)
+    return F.pad(E, (0, max(m - E.shape[1], 0)))[:, :m]
+
+
+def anew(E: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    m = math.prod(new)
+    return torch.randn(len(E), m, generator=torch.Generator().manual_seed(0)) * m**-0.5
+
+
+WAYS: dict[str, Callable[..., Tensor] | None] = {
+    "carried": None, "E interpolated": interpolated, "E cut": cut, "E anew": anew
+}  # fmt: skip
+
+
+@torch.no_grad()
+def accuracy(model: Classifier, data: Any) -> float:
+    data.setup("test")
+    right = [model(inputs).argmax(1) == labels for inputs, labels in data.test_dataloader()]
+    return torch.cat(right).float().mean().item()
+
+
+def grid(model: Classifier) -> tuple[int, int]:
+    return model.encoder.trunk.patch_embed.grid_size
+
+
+@torch.no_grad()
+def resized(trained: Classifier, way: Callable[..., Tensor] | None, **change: Any) -> Classifier:
+    model = resize(trained, **change).eval()
+    if way is not None:
+        pairs = zip(trained.modules(), copy.copy(list(model.modules())), strict=True)
+        for old, new in ((old, new) for old, new in pairs if isinstance(new, LinearProjection)):
+            new.weight.copy_(way(old.weight, grid(trained), grid(model)))
+    return model
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="runs of digits or of spoken digits")
+    parser.add_argument("--root", help="where the data is, if it has moved")
+    parser.add_argument("--out", type=Path, default=Path("docs/resize.png"))
+    arguments = parser.parse_args()
+
+    figure = Figure(figsize=(12, 3.6 * len(arguments.runs)), layout="constrained")
+    axes: Any = figure.subplots(len(arguments.runs), 3, squeeze=False, width_ratios=(1, 1, 2))
+    print("| model | trained at | goes on at | tokens | " + " | ".join(WAYS) + " |\n|" + "---|" * (4 + len(WAYS)))
+    for row, run in zip(axes, arguments.runs, strict=True):
+        trained = Classifier.load_from_checkpoint(run / "best.ckpt").eval()
+        description = read_checkpoint(run / "best.ckpt")["data"]
+        options = description["init_args"]
+        if arguments.root is not None and "root" in options:
+            options["root"] = arguments.root
+        name = type(trained.encoder.attention).__name__
+        is_image = "size" in options
+        changes = (
+            [(f"{s} x {s} pixels", {"shape": (1, s, s)}, {"size": s}) for s in (8, 12, 16, 24, 32)]
+            if is_image
+            else [(f"hop {hop:g} ms", {"hop_ms": hop}, {}) for hop in (5.0, 7.0, 10.0, 15.0, 20.0)]
+        )
+        curves: dict[str, list[float]] = {way: [] for way in WAYS}
+        for label, change, of_data in changes:
+            data = build({**description, "init_args": {**options, **of_data}})
+            for way, function in WAYS.items():
+                curves[way].append(accuracy(resized(trained, function, **change), data))
+            at = "8 x 8 pixels" if is_image else f"hop {trained.encoder.hop_ms:g} ms"
+            tokens = resize(trained, **change).encoder.num_tokens
+            values = " | ".join(f"{curves[way][-1]:.3f}" for way in WAYS)
+            print(f"| {name}, {run.parent.name} | {at} | {label} | {tokens} | {values} |")
+        wider = changes[2][1] if is_image else changes[0][1]
+        for panel, model, title in zip(
+            row, (trained, resize(trained, **wider)), ("a row of E, trained", "the same row, carried"), strict=False
+        ):
+            E = model.encoder.trunk.blocks[0].attn.project_keys.weight.detach()[0]
+            if is_image:
+                limit = E.abs().max()
+                panel.imshow(E.view(grid(model)), cmap="RdBu_r", vmin=-limit, vmax=limit)
+                panel.set(xticks=[], yticks=[])
+            else:
+                panel.plot(E, color=COLOURS[0], linewidth=1)
+                panel.set(xlabel="frame")
+            panel.set_title(f"{title}: {len(E)} tokens", loc="left", color=INK, fontsize=10)
+        for colour, way in zip(COLOURS, WAYS, strict=True):
+            row[2].plot([label for label, *_ in changes], curves[way], "o-", color=colour, label=way)
+        row[2].set(ylim=(0, 1.02), ylabel="test accuracy")
+        row[2].grid(alpha=0.2)
+        row[2].legend(frameon=False, fontsize=9)
+        row[2].set_title(f"{name} on {run.parent.name}, never trained at these sizes", loc="left", color=INK)
+    figure.savefig(arguments.out, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
