@@ -1,8 +1,8 @@
-# make demo, make test, make lint: each sets itself up in .venv
+# make demo, make test, make torture, make lint: each sets itself up in .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test torture lint clean
 
 demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -11,6 +11,9 @@ demo: .venv/.installed
 
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+torture: .venv/.installed-test
+	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults --timeout 7200 -k "random_moments or whenever_its_writer"
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -39,12 +39,19 @@ class CountedSampler(DistributedSampler):
         return -(-self.num_all // _ranks()[1])
 
     def __iter__(self) -> Iterator[int]:
+        done = self._start[1] if self.epoch == self._start[0] else 0
+        yield from self._dealt()[done * self.batch_size :]
+
+    def batch(self, number: int) -> list[int]:
+        """The samples of a batch of this epoch, by the number of the batch."""
+        return self._dealt()[number * self.batch_size :][: self.batch_size]
+
+    def _dealt(self) -> list[int]:
+        """What this rank has of the epoch."""
         rank, world = _ranks()
         generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
         order = torch.randperm(self.num_all, generator=generator)
-        dealt = order.repeat(world)[: len(self) * world]
-        done = self._start[1] * self.batch_size if self.epoch == self._start[0] else 0
-        yield from dealt[rank::world][done:].tolist()
+        return order.repeat(world)[: len(self) * world][rank::world].tolist()
 
 
 class RankSampler(DistributedSampler):

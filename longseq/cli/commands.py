@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -19,9 +20,12 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.cli.errors import OneLineParser, UserError, locate
-from longseq.cli.runs import new_run, write_metrics
+from longseq.cli.faults import WORKER_OR_RANK, leave_group, name_dead_ranks, replace_port_in_use, said_of_the_machine
+from longseq.cli.runs import new_run, refuse_full_disk, unfinished_run, write_metrics
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint
+from longseq.training.recovery import GeneratorStates, Sentinel, Stopped
+from longseq.training.storage import WholeCheckpoints, good_checkpoints
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
 from longseq.training.throughput import ThroughputLogger
@@ -72,6 +76,22 @@ class Commands(LightningCLI):
         parser.add_argument(
             "--peak_flops", type=float | None, help="The device's dense peak in FLOP/s, for MFU where it is not known."
         )
+        parser.add_argument(
+            "--resume", type=bool | str, default=False,
+            help="Go on with the newest unfinished run of the experiment, or with this run folder.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--checkpoint_minutes", type=float, default=10.0, help="Longest time between two checkpoints of a training."
+        )
+        parser.add_argument(
+            "--skip_bad_steps", type=int, default=0, help="Steps in a row to leave out whose loss is not finite."
+        )
+        parser.add_argument(
+            "--allow_class",
+            type=str | list[str],
+            default=[],
+            help="A package whose classes may be named, besides ours.",
+        )
         parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
@@ -90,21 +110,60 @@ class Commands(LightningCLI):
     # Parsing
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse, with a checkpoint's own model and data as the configuration under all flags."""
-        args = self.args
+        """Parse, with the configuration of a checkpoint or of the resumed run under all flags."""
         finder = ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--ckpt_path")
-        path = finder.parse_known_args(args)[0].ckpt_path
-        if path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
+        finder.add_argument("--allow_class", action="append", default=[])
+        finder.add_argument("--resume", nargs="?", const="true", default="false")
+        known, without = finder.parse_known_args(self.args)
+        allow_classes(known.allow_class)
+        self.resumed: Path | None = None
+        args, path = self.args, known.ckpt_path
+        if args[:1] == ["fit"] and known.resume != "false":
+            allowed = [flag for package in known.allow_class for flag in ("--allow_class", package)]
+            args, path = without + allowed, self._find_resumed(known.resume, without)
+        if self.resumed is not None:
+            config = (self.resumed / "config.yaml").read_text()
+            args = ["fit", "--config", json.dumps(yaml.safe_load(config)), *args[1:], "--ckpt_path", str(path)]
+            self.checkpoint = read_checkpoint(str(path))
+        elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
-        if path is not None:
+        elif path is not None:
             self.checkpoint = read_checkpoint(path)
-            args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, path)), *args[1:]]
+            args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
         self.config = parser.parse_args(args)
         for source, target in LINKS.items():
             if self.settings.get(target) is not None:
                 key = target.replace("init_args.", "")
                 raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
+
+    def _find_resumed(self, folder: str, args: list[str]) -> Path | None:
+        """The checkpoint to go on from: of a run folder, or of the newest unfinished run of the experiment."""
+        finder = ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--experiment")
+        finder.add_argument("--config", action="append", default=[])
+        finder.add_argument("--trainer.default_root_dir", dest="root", default=".")
+        known = finder.parse_known_args(args)[0]
+        if folder != "true":
+            run = Path(folder)
+            if not run.is_dir():
+                raise UserError(f"resume: {run} is no run folder; give one such as runs/digits/0")
+        else:
+            experiment = known.experiment or next((Path(path).stem for path in known.config), None)
+            if experiment is None:
+                raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
+            run = unfinished_run(Path(known.root), experiment)
+            if run is None:
+                rank_zero_only(print)(f"resume: no unfinished run of {experiment} in {known.root}: starting a new one")
+                return None
+        good, bad = good_checkpoints(run)
+        for said in bad:
+            rank_zero_only(print)(f"resume: {said}", file=sys.stderr)
+        if not good:
+            raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
+        self.resumed = run
+        rank_zero_only(print)(f"resume: going on from {good[0]}")
+        return good[0]
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
@@ -138,16 +197,34 @@ class Commands(LightningCLI):
         root = Path(config.trainer.default_root_dir or ".")
         experiment = config.experiment or _experiment(config)
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
-        self.run = new_run(root, experiment) if rank_zero_only.rank == 0 else root / "runs" / experiment
+        rank_zero = rank_zero_only.rank == 0
+        self.run = self.resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
+        refuse_full_disk(self.run, self.model)
         self.checkpoints = ModelCheckpoint(
-            self.run, "best", monitor="val/accuracy", mode="max", save_last=True, enable_version_counter=False
+            self.run, "best", monitor="val/accuracy", mode="max", enable_version_counter=False
         )
-        callbacks: list[pl.Callback] = [self.checkpoints, SequenceSummary(), ThroughputLogger(config.peak_flops)]
+        callbacks: list[pl.Callback] = [
+            self.checkpoints,
+            SequenceSummary(),
+            ThroughputLogger(config.peak_flops),
+            GeneratorStates(),
+            Sentinel(self.run / "last.ckpt", config.checkpoint_minutes),
+        ]
         if config.trainer.logger in (None, True):
-            name, number = self.run.parent.name, self.run.name
-            kwargs["logger"] = TensorBoardLogger(self.run.parent.parent, name, number, default_hp_metric=False)
+            # points that the resumed run will draw again are taken out of its curves
+            again = {"purge_step": self.checkpoint["global_step"]} if self.resumed and self.checkpoint else {}
+            kwargs["logger"] = TensorBoardLogger(
+                self.run.parent.parent, self.run.parent.name, self.run.name, default_hp_metric=False, **again
+            )
+        self.model.skip_bad_steps = config.skip_bad_steps
+        kwargs["plugins"] = [WholeCheckpoints()]
         if config.trainer.logger is not False:
-            callbacks += [LearningRateMonitor("step"), ConfusionMatrixImage(), InputSamples(), BestAccuracy()]
+            callbacks += [
+                LearningRateMonitor("step"),
+                ConfusionMatrixImage(),
+                InputSamples(),
+                BestAccuracy(is_resumed=self.resumed is not None),
+            ]
         self.trainer_defaults["callbacks"] = callbacks
         return self._trainer(**kwargs)
 
@@ -207,6 +284,8 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
     args = sys.argv[1:] if args is None else args
     _quieten()
+    name_dead_ranks()
+    replace_port_in_use()
     try:
         Commands(args)
     except Exception as error:
@@ -215,8 +294,13 @@ def main(args: list[str] | None = None) -> None:
             raise
         message, exit_code = said
         if rank_zero_only.rank == 0:
-            print(f"error: {message}", file=sys.stderr)
-        sys.exit(exit_code)
+            print(message if isinstance(error, Stopped) else f"error: {message}", file=sys.stderr)
+        if exit_code != WORKER_OR_RANK:
+            leave_group()
+        # a rank that says the same as rank zero ends in peace, or Lightning would kill rank zero for it
+        sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
@@ -227,7 +311,7 @@ def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, MisconfigurationException):
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     exit_code = getattr(error, "exit_code", None)
-    return None if exit_code is None else (str(error), exit_code)
+    return said_of_the_machine(error) if exit_code is None else (str(error), exit_code)
 
 
 def _quieten() -> None:

@@ -6,20 +6,23 @@ An object is described by its class path and its constructor's arguments.
 import importlib
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-import torch
+from jsonargparse import set_parsing_settings
 
 from longseq.arguments import arguments_of
+from longseq.training.storage import CheckpointError, read_whole
 
-TRUSTED_PACKAGES = ("longseq", "datamodules", "torch", "torchvision", "torchaudio", "torchmetrics", "timm")
+# Packages whose classes a configuration or a checkpoint may name; nothing else is imported for it.
+ALLOWED_PACKAGES = [
+    "longseq", "datamodules", "torch", "torchvision", "torchaudio", "torchmetrics", "timm", "pytorch_lightning"
+]  # fmt: skip
 
 
-class CheckpointError(Exception):
-    """A checkpoint that cannot be used: the message names the file and the remedy."""
-
-    exit_code = 4
+def allow_classes(packages: list[str]) -> None:
+    """Let configurations and checkpoints name classes of these packages too."""
+    ALLOWED_PACKAGES.extend(packages)
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=ALLOWED_PACKAGES)
 
 
 def describe(value: Any) -> Any:
@@ -52,8 +55,11 @@ def build(description: Any) -> Any:
     if set(description) != {"class_path", "init_args"}:
         return {key: build(item) for key, item in description.items()}
     module, _, name = description["class_path"].rpartition(".")
-    if module.partition(".")[0] not in TRUSTED_PACKAGES:
-        raise CheckpointError(f"{description['class_path']}: no class of a trusted package; build the model in Python")
+    if module.partition(".")[0] not in ALLOWED_PACKAGES:
+        package = module.partition(".")[0]
+        raise CheckpointError(
+            f"{description['class_path']}: not a class that may be named; --allow_class {package} if you trust it"
+        )
     return getattr(importlib.import_module(module), name)(**build(description["init_args"]))
 
 
@@ -63,12 +69,7 @@ def read_checkpoint(path: str | PathLike, map_location: Any = "cpu") -> dict[str
     Raises:
         CheckpointError: If there is no such file, or it is not a checkpoint of longseq.
     """
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path}: no such file; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
-    try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # torch raises a different kind for each way in which a file can be broken
-        raise CheckpointError(f"{path}: not a readable checkpoint ({type(error).__name__}); give another") from error
-    if not isinstance(checkpoint, dict) or "encoder" not in checkpoint.get("hyper_parameters", {}):
+    checkpoint = read_whole(path, map_location)
+    if "encoder" not in checkpoint.get("hyper_parameters", {}):
         raise CheckpointError(f"{path}: not a checkpoint of longseq; give one that fit has written")
     return checkpoint

@@ -1,6 +1,6 @@
 """The LightningModule: an encoder and a linear head, trained with cross entropy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -20,6 +20,12 @@ from longseq.attention import carry, start_from_inputs
 from longseq.encoders import Encoder
 from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
 from longseq.training.optimizer import make_optimizer, warmup_cosine
+
+
+class DivergenceError(Exception):
+    """The loss or a weight is no finite number any more; the message says where and what to change."""
+
+    exit_code = 5
 
 
 class Classifier(pl.LightningModule):
@@ -75,6 +81,10 @@ class Classifier(pl.LightningModule):
         for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+        # for a training alone, and of no interest to a checkpoint
+        self.skip_bad_steps = 0  # how many steps in a row may be left out because their loss is not finite
+        self.any_rank: Callable[[bool], bool] = bool  # whether something holds on any rank
+        self._bad_steps = 0
         self.encoder = encoder
         self.num_classes = num_classes
         self.class_names = class_names or [str(label) for label in range(num_classes)]
@@ -150,14 +160,41 @@ class Classifier(pl.LightningModule):
             inputs = move_data_to_device(next(iter(loader))[0], self.device)
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
-    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor | None:
         inputs, labels = batch
         logits = self(inputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        if self.any_rank(not loss.isfinite()):
+            self._bad_steps += 1
+            if self._bad_steps > self.skip_bad_steps:
+                raise self.diverged("the loss", batch_idx)
+            rank_zero_warn(f"step {self.global_step} left out: its loss is not finite")
+            return None  # without a loss the optimizer changes nothing
+        self._bad_steps = 0
         self.train_metrics.update(logits.detach(), labels)
         self.log("train/loss", loss)
-        self.log_dict(self.train_metrics, on_step=False, on_epoch=True)
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's metrics, before a checkpoint of the epoch's end is saved: then no resumed run lacks them."""
+        values = self.train_metrics.compute()
+        self.train_metrics.reset()
+        self.log_dict(values, logger=False, sync_dist=True)
+        for logger in self.loggers:
+            logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step - 1)
+
+    def diverged(self, what: str, batch_idx: int | None = None) -> DivergenceError:
+        """The error to raise when something is not finite any more."""
+        (optimizer,) = self.trainer.optimizers
+        where = f"step {self.global_step}, learning rate {optimizer.param_groups[0]['lr']:.3g}"
+        sampler: Any = getattr(self.trainer.train_dataloader, "sampler", None)
+        if batch_idx is not None and hasattr(sampler, "batch"):
+            where += ", training samples " + " ".join(map(str, sampler.batch(batch_idx)))
+        return DivergenceError(
+            f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
+            "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
+            "--skip_bad_steps 3. The last checkpoint is finite: --resume goes on from it"
+        )
 
     def validation_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
         return self._evaluate(batch, "val", self.val_metrics)

@@ -68,7 +68,7 @@ class InputSamples(pl.Callback):
     @torch.no_grad()
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         logger = _logger(trainer)
-        if logger is None or not trainer.is_global_zero:
+        if logger is None or not trainer.is_global_zero or trainer.global_step > 0:  # then they are there already
             return
         loader: Any = trainer.train_dataloader
         dataset = loader.dataset
@@ -99,14 +99,19 @@ class InputSamples(pl.Callback):
 
 
 class BestAccuracy(pl.Callback):
-    """Show the best validation accuracy of each run in the hparams tab, beside what the model was made of."""
+    """Show the best validation accuracy of each run in the hparams tab, beside what the model was made of.
 
-    def __init__(self) -> None:
+    Args:
+        is_resumed: Whether the run's curves go on, which say already what the model was made of.
+    """
+
+    def __init__(self, is_resumed: bool = False) -> None:
         super().__init__()
         self.best = 0.0
+        self.is_resumed = is_resumed
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        if (logger := _logger(trainer)) is not None:
+        if (logger := _logger(trainer)) is not None and not self.is_resumed:
             choices = dict(_flatten(pl_module.hparams))
             choices.pop("class_names", None)  # of the data, and long
             logger.log_hyperparams(choices, {"hp/val_accuracy": self.best}, _step(trainer))

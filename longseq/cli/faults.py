@@ -1,0 +1,94 @@
+"""What the machine does to a run - memory, workers, other processes - said on one line."""
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from pytorch_lightning.utilities import rank_zero_only
+
+MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
+
+
+def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
+    """Message and exit code of an error that the machine caused; None for any other."""
+    text = str(error)
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    if asked or isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in text:
+        what = f"{_readable(asked[1])} more were asked for than there are" if asked else "there is not enough"
+        return (
+            f"memory: {what}; halve data.batch_size (and --trainer.accumulate_grad_batches 2), lower "
+            "model.encoder.attention.k, or use --trainer.precision bf16-mixed or --model.encoder.checkpointing true",
+            MEMORY,
+        )
+    if found := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (.*)", text):
+        how = re.sub(r"\s+", " ", found[2]).split(". ")[0].rstrip(". ")
+        return (
+            f"data.num_workers: worker {found[1]} {how}; it may have run out of memory: lower data.num_workers or "
+            "data.batch_size, or load in the trainer's own process with 0, then --resume",
+            WORKER_OR_RANK,
+        )
+    if isinstance(error, RuntimeError) and _is_one_of_many() and _LOST.search(text):
+        if rank_zero_only.rank == 0:
+            time.sleep(8)  # whoever observes the ranks knows which one it is, says so, and ends this process
+        return "another rank has ended or cannot be reached; see what it said, then --resume", WORKER_OR_RANK
+    return None
+
+
+_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|closed by peer|[Gg]loo|NCCL|[Tt]imed out|[Bb]roken pipe")
+
+
+def name_dead_ranks() -> None:
+    """Let Lightning, which ends all ranks when one has died, say which one it was, and end with a code of its own."""
+
+    def end_all(self: Any) -> NoReturn:
+        for rank, process in enumerate(self._child_processes, start=1):
+            if process.returncode:
+                how = f"signal {signal.Signals(-process.returncode).name}" if process.returncode < 0 else "an error"
+                print(
+                    f"error: rank {rank}: process {process.pid} was ended by {how}, and all others with it; "
+                    "mend the cause, then --resume",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        for process in self._child_processes:
+            process.kill()
+        os._exit(WORKER_OR_RANK)
+
+    _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
+
+
+def replace_port_in_use() -> None:
+    """Leave MASTER_PORT to Lightning if something else listens on it, where this process starts the others."""
+    port = os.environ.get("MASTER_PORT", "")
+    started_by_another = {"LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID"} & set(os.environ)
+    if not port.isdecimal() or started_by_another:
+        return
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", int(port)))
+        except OSError:
+            print(f"MASTER_PORT: {port} is in use; another one is taken", file=sys.stderr)
+            del os.environ["MASTER_PORT"]
+
+
+def leave_group() -> None:
+    """End the threads that the process group runs, which would end the process with an abort."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _is_one_of_many() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _readable(size: str) -> str:
+    """Bytes as GiB; torch writes them so for CPUs only."""
+    number, unit = size.split()
+    return f"{float(number) / 2**30:.1f} GiB" if unit == "bytes" else size

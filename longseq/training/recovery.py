@@ -1,0 +1,235 @@
+"""What makes a stopped training go on as if it had never stopped: generators, saving in time, stopping with care."""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor
+
+from longseq.training.classifier import Classifier
+
+
+class Stopped(Exception):  # noqa: N818 (it is none)
+    """A signal has stopped the training, after a checkpoint was saved."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class GeneratorStates(pl.Callback):
+    """Keep the states of all random generators in the checkpoint, one set for each rank, and bring them back.
+
+    So are the training metrics of the epoch, as far as it came. Generators are restored when the first batch starts,
+    after everything that draws random numbers while a training is set up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._restore: list[dict[str, Any]] | None = None
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
+        mine = {"generators": generator_states(), "metrics": _metric_states(pl_module)}
+        of_ranks: list[Any] = [mine] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(of_ranks, mine)
+        checkpoint["ranks"] = of_ranks
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
+        of_ranks = checkpoint.get("ranks")
+        # with another number of processes no later order is the same, whatever the generators' states
+        self._restore = of_ranks if of_ranks and len(of_ranks) == trainer.world_size else None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        if self._restore is not None:
+            _restore_metrics(pl_module, self._restore[trainer.global_rank]["metrics"])
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._restore is not None:
+            restore_generators(self._restore[trainer.global_rank]["generators"])
+            self._restore = None
+
+
+class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that change what a checkpoint holds
+    """Save the last checkpoint, and after each step decide, all ranks alike, whether to go on or to stop.
+
+    SIGTERM and SIGINT save the last checkpoint when the step is over, or the batch of a validation, and raise Stopped;
+    a second SIGINT stops at once. The checkpoint is saved at the end of every epoch and every few minutes between. It
+    is saved between optimizer steps only, for gradients that accumulate are in no checkpoint.
+
+    Args:
+        last: Where the last checkpoint is saved.
+        minutes: Longest time between two checkpoints.
+    """
+
+    def __init__(self, last: Path, minutes: float) -> None:
+        super().__init__()
+        if minutes <= 0:
+            raise ValueError(f"checkpoint_minutes must be positive, got {minutes}; 10 loses ten minutes at worst")
+        self.last, self.minutes = last, minutes
+        self._saved_at = 0.0
+        self._received = 0  # the signal that arrived
+        self._stopping = 0  # the signal for which the ranks agreed to stop
+        self._handlers: dict[int, Any] = {}
+        self._group: Any = None
+        self._validation_is_to_come = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        pl_module.any_rank = self._any_rank
+        self._saved_at = time.monotonic()
+        if trainer.world_size > 1:
+            self._group = dist.new_group(backend="gloo")  # ranks agree on the host, and no device is waited for
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if self._received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.fit_loop._should_accumulate():
+            return
+        received, is_due = self._agree(self._received, time.monotonic() - self._saved_at > 60 * self.minutes)
+        if received or is_due:
+            self._save(trainer)
+        self._stopping = received  # at the next hook, for the step's own values are logged before it
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._stop(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._stop(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.last)
+        self._stop(trainer)
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        received = self._agree(self._received, False)[0]
+        if received:
+            self._save(trainer)
+            self._stopping = received
+            self._stop(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
+        self._saved_at = time.monotonic()
+        if not all(weight.isfinite().all() for weight in pl_module.parameters()):
+            raise pl_module.diverged("a weight")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()  # the curves reach as far as the checkpoint, whatever comes now
+        if self._validation_is_to_come:
+            put_before_validation(checkpoint["loops"]["fit_loop"])
+
+    def _agree(self, received: int, is_due: bool) -> tuple[int, bool]:
+        """The highest signal of all ranks, and whether for any of them it is time to save."""
+        if self._group is None:
+            return received, is_due
+        flags = torch.tensor([received, int(is_due)])
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
+        return int(flags[0]), bool(flags[1])
+
+    def _any_rank(self, bad: bool) -> bool:
+        return bool(self._agree(int(bad), False)[0])
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        at_end = loop.batch_progress.is_last_batch and trainer.enable_validation and loop._should_check_val_epoch()
+        self._validation_is_to_come = trainer.validating or at_end
+        try:
+            trainer.save_checkpoint(self.last)
+        finally:
+            self._validation_is_to_come = False
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        if not self._stopping:
+            return
+        name = signal.Signals(self._stopping).name
+        raise Stopped(
+            f"{name}: saved {self.last} after step {trainer.global_step}; go on with --resume {self.last.parent}",
+            128 + self._stopping,
+        )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._hand_back()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Classifier, exception: BaseException) -> None:
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
+def put_before_validation(fit_loop: dict[str, Any]) -> None:
+    """Set a checkpoint's counters to those that Lightning goes on from with a whole validation.
+
+    It would leave the validation out after an epoch's last batch, and begin one in the middle in the middle.
+    """
+    for part in ("total", "current"):
+        train = fit_loop["epoch_loop.batch_progress"][part]
+        train["completed"] = train["processed"]
+        val = fit_loop["epoch_loop.val_loop.batch_progress"][part]
+        val.update(ready=1, started=1, processed=0, completed=0)
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's, torch's and the device's generators, as plain types and tensors."""
+    numpy_state: Mapping[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
+    numpy_plain = {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}}
+    version, internal, gauss = random.getstate()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": numpy_plain,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def restore_generators(states: dict[str, Any]) -> None:
+    """Bring back what ``generator_states`` gave."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**states["numpy"], "state": {**states["numpy"]["state"], "key": key}})
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"].cpu())
+
+
+def _metric_states(model: Classifier) -> dict[str, dict[str, Any]]:
+    return {
+        name: {**{key: _copied(value) for key, value in metric.metric_state.items()}, "updates": metric._update_count}
+        for name, metric in model.train_metrics.items(keep_base=True, copy_state=False)
+    }
+
+
+def _restore_metrics(model: Classifier, states: dict[str, dict[str, Any]]) -> None:
+    for name, metric in model.train_metrics.items(keep_base=True, copy_state=False):
+        for key, value in states[name].items():
+            if key == "updates":
+                metric._update_count = value
+            else:
+                setattr(metric, key, _copied(value, model.device))
+
+
+def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
+    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value

@@ -1,0 +1,164 @@
+"""Checkpoints on disk: whole or absent, with a SHA-256 beside each, and read without running what they may hold."""
+
+import hashlib
+import os
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from pytorch_lightning.plugins.io import CheckpointIO
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used: the message names the file and the remedy."""
+
+    exit_code = 4
+
+
+class StorageError(Exception):
+    """A checkpoint that cannot be written: the message names the file and the remedy."""
+
+    exit_code = 6
+
+
+class WholeCheckpoints(CheckpointIO):
+    """Lightning's way to this module: every checkpoint of a training is written and read here."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | PathLike, storage_options: Any = None) -> None:
+        write_checkpoint(checkpoint, path)
+
+    def load_checkpoint(
+        self, path: str | PathLike, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        return read_whole(path, map_location or "cpu")
+
+    def remove_checkpoint(self, path: str | PathLike) -> None:
+        for file in (Path(path), _beside(Path(path))):
+            file.unlink(missing_ok=True)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
+    """Write a checkpoint so that, whenever the process is killed, the old file or the new one is there, whole.
+
+    A temporary file beside it is written, brought to the disk and read back before it takes the name. The file of sums
+    names both contents meanwhile.
+
+    Raises:
+        StorageError: If the disk is full or the folder cannot be written to; an older file is as it was.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            hashing = _HashingFile(file)
+            torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it only writes and flushes
+            file.flush()
+            os.fsync(file.fileno())
+        new = hashing.sha256.hexdigest()
+        if sha256_of(temporary) != new:
+            raise OSError("what was read back is not what was written")
+        _write_sums(path, [new, *_sums(path)])
+        os.replace(temporary, path)
+        _write_sums(path, [new])
+    except (OSError, RuntimeError) as error:  # torch wraps what the disk says of its own files
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None) or str(error)
+        raise StorageError(
+            f"{path}: the checkpoint cannot be written ({reason.splitlines()[0]}); make room or choose another "
+            "--trainer.default_root_dir, then --resume: an older checkpoint is as it was"
+        ) from error
+
+
+def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint as tensors and plain types, never running code that it may hold.
+
+    Raises:
+        CheckpointError: If there is no such file, it is not what was written, or it is no checkpoint.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
+    sums = _sums(path)
+    try:
+        if sums and sha256_of(path) not in sums:
+            raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one beside it{_good_one_near(path)}")
+        # also where an environment variable would have it otherwise: the argument is what counts
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch raises a different kind for each way in which a file can be broken
+        what = f"not a readable checkpoint ({type(error).__name__})"
+        raise CheckpointError(f"{path}: {what}{_good_one_near(path)}") from error
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"{path}: holds no checkpoint but a {type(checkpoint).__name__}; give another")
+    return checkpoint
+
+
+def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
+    """The whole checkpoints of a run, the most steps first, and what is wrong with the others."""
+    good, bad = [], []
+    for path in folder.glob("*.ckpt"):
+        try:
+            good.append((read_whole(path).get("global_step", 0), path.name == "last.ckpt", path))
+        except CheckpointError as error:
+            bad.append(str(error).partition(";")[0])
+    return [path for *_, path in sorted(good, reverse=True)], bad
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _HashingFile:
+    """A file that knows the SHA-256 of what was written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _sums(path: Path) -> list[str]:
+    """What the file beside a checkpoint says, in the format of sha256sum; nothing if there is none."""
+    try:
+        return [line.split()[0] for line in _beside(path).read_text().splitlines() if line.strip()]
+    except FileNotFoundError:
+        return []
+
+
+def _write_sums(path: Path, sums: list[str]) -> None:
+    part = path.with_name(f".{path.name}.sha256.part")
+    with open(part, "w") as file:
+        file.writelines(f"{digest}  {path.name}\n" for digest in sums)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, _beside(path))
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # brings both renames to the disk
+    finally:
+        os.close(folder)
+
+
+def _good_one_near(path: Path) -> str:
+    others = [other for other in path.parent.glob("*.ckpt") if other != path]
+    for other in sorted(others, key=lambda file: file.stat().st_mtime, reverse=True):
+        sums = _sums(other)
+        if sums and sha256_of(other) in sums:
+            return f"; use {other}, the newest good one"
+    return "; give another"

@@ -1,0 +1,42 @@
+"""train.py, but one of its processes gets a signal in mid-training: fit_and_die.py HOOK COUNT SIGNAL RANK fit ...
+
+HOOK is a hook of Lightning's callbacks, COUNT which of its calls, from 1, sanity checks left out.
+"""
+
+import os
+import signal
+import sys
+
+import pytorch_lightning as pl
+
+import datamodules  # noqa: F401
+from longseq.cli import main
+from longseq.cli.commands import Commands
+
+
+class Killer(pl.Callback):
+    def __init__(self, hook: str, count: int, number: int, rank: int) -> None:
+        super().__init__()
+        calls = 0
+
+        def called(trainer: pl.Trainer, *_: object) -> None:
+            nonlocal calls
+            if not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_rank == rank:
+                calls += 1
+                if calls == count:
+                    os.kill(os.getpid(), number)
+
+        setattr(self, hook, called)
+
+
+if __name__ == "__main__":
+    hook, count, name, rank, *arguments = sys.argv[1:]
+    plain = Commands.instantiate_trainer
+
+    def with_killer(self: Commands, **kwargs: object) -> pl.Trainer:
+        trainer = plain(self, **kwargs)
+        trainer.callbacks.insert(0, Killer(hook, int(count), getattr(signal, name), int(rank)))
+        return trainer
+
+    Commands.instantiate_trainer = with_killer
+    main(arguments)

@@ -1,0 +1,300 @@
+"""What goes wrong on real machines, brought about with real processes: each ends with its exit code and one line."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from test_resume import DIE, FIT, ROOT, SETTINGS, run
+
+from datamodules import Digits
+from longseq import ImageEncoder, Softmax
+from longseq.cli.faults import replace_port_in_use, said_of_the_machine
+from longseq.training import Classifier
+from longseq.training.classifier import DivergenceError
+from longseq.training.storage import CheckpointError, StorageError, good_checkpoints, read_whole, write_checkpoint
+
+SHORT = [*FIT, "--trainer.max_epochs", "1"]
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    return done.stderr.strip().split("\n")[-1]
+
+
+# Divergence
+
+
+def test_a_loss_that_is_not_finite_ends_with_5_and_a_finite_checkpoint(tmp_path: Path) -> None:
+    done = run(tmp_path, ROOT / "train.py", *FIT, "--model.learning_rate", "1e30", "--checkpoint_minutes", "1e-9")
+    assert done.returncode == 5
+    said = last_line(done)
+    assert re.match(r"error: diverged: (the loss|a weight) is not finite any more at step \d+, learning rate ", said)
+    assert "--skip_bad_steps" in said
+    for path in (tmp_path / "runs/digits/0").glob("*.ckpt"):
+        assert all(weight.isfinite().all() for weight in read_whole(path)["state_dict"].values())
+
+
+class _Encoder(ImageEncoder):
+    """Not finite in the steps that it is told."""
+
+    bad: tuple[int, ...] = ()
+    calls = -1
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(inputs) * (float("nan") if self.training and self.calls in self.bad else 1.0)
+
+
+def _train(bad: tuple[int, ...], skip: int) -> Classifier:
+    torch.manual_seed(0)
+    encoder = _Encoder((1, 8, 8), Softmax(), dim=8, depth=1, heads=1)
+    encoder.bad = bad
+    model = Classifier(encoder, 10)
+    model.skip_bad_steps = skip
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=8, limit_val_batches=0, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=Digits())
+    return model
+
+
+def test_bad_steps_in_a_row_are_left_out_as_many_as_allowed() -> None:
+    model = _train((2, 3, 6), skip=2)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    with pytest.raises(DivergenceError, match=r"the loss .* at step 4, learning rate .*, training samples \d+ \d+"):
+        _train((2, 3, 4), skip=2)
+
+
+# Storage
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_up_ends_with_6_and_leaves_the_older_checkpoint(small_disk: Path, tmp_path: Path) -> None:
+    path = small_disk / "last.ckpt"
+    write_checkpoint({"global_step": 1, "weights": torch.zeros(2**18)}, path)
+    with pytest.raises(StorageError, match=r"last\.ckpt: the checkpoint cannot be written \(No space left on device\)"):
+        write_checkpoint({"global_step": 2, "weights": torch.zeros(2**20)}, path)
+    assert read_whole(path)["global_step"] == 1
+    assert [file.name for file in small_disk.iterdir() if file.suffix == ".part"] == []
+
+    (small_disk / "filler").write_bytes(b"0" * 2_000_000)
+    done = run(
+        tmp_path, ROOT / "train.py", *SHORT, "--trainer.default_root_dir", small_disk, "--model.encoder.dim", "64"
+    )
+    assert done.returncode == 6
+    assert re.search(r"error: .*MiB are free and three checkpoints take .* MiB; make room", last_line(done))
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_training(small_disk: Path, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = run(tmp_path, ROOT / "train.py", *SHORT, "--trainer.default_root_dir", small_disk)
+    assert done.returncode == 6
+    assert re.search(r"error: .*disk/runs/digits: cannot be written \(Read-only file system\)", last_line(done))
+
+
+def test_a_checkpoint_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch; from longseq.training.storage import write_checkpoint\n"
+        "for step in range(10**6):\n"
+        "    write_checkpoint({'global_step': step, 'w': torch.full((2**20,), step)}, sys.argv[1])"
+    )
+    path = tmp_path / "last.ckpt"
+    before = -1
+    for round in range(int(os.environ.get("TORTURE", "6"))):
+        process = subprocess.Popen([sys.executable, "-c", script, path], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        while not path.exists() or (round and path.stat().st_mtime_ns == before):
+            time.sleep(0.01)
+        time.sleep(0.013 * round % 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        before = path.stat().st_mtime_ns
+        checkpoint = read_whole(path)  # its sum is right
+        assert (checkpoint["w"] == checkpoint["global_step"]).all()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign", "not a dictionary"])
+def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, tmp_path: Path) -> None:
+    good, bad = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    for path in (good, bad):
+        write_checkpoint({"global_step": 1, "weights": torch.arange(1000)}, path)
+    content = bytearray(bad.read_bytes())
+    content[len(content) // 2] ^= 1
+    match damage:
+        case "cut":
+            bad.write_bytes(content[:1000])
+        case "flipped":
+            bad.write_bytes(content)
+        case "foreign":
+            bad.write_bytes(b"GIF89a")
+        case _:
+            torch.save([1], bad)
+    with pytest.raises(CheckpointError, match=rf"last\.ckpt: .*; use {good}, the newest good one"):
+        read_whole(bad)
+    assert good_checkpoints(tmp_path)[0] == [good]
+
+
+# Memory, workers and ranks
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0"), 6, "memory: 3.50 GiB more"),
+        (RuntimeError("DefaultCPUAllocator: you tried to allocate 4294967296 bytes."), 6, "memory: 4.0 GiB more"),
+        (MemoryError(), 6, "memory: there is not enough"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 7, "worker 7 is killed by signal"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), 7, "worker 7, 8 exited unexpectedly"),
+    ],
+)  # fmt: skip
+def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int, said: str) -> None:
+    message, exit_code = said_of_the_machine(error) or ("", 0)
+    assert exit_code == code
+    assert said in message and "\n" not in message
+    assert said_of_the_machine(RuntimeError("a defect of ours")) is None
+
+
+def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "train.py", *FIT, "--data.num_workers", "1", "--trainer.max_epochs", "500"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    children: list[str] = []
+    while not list(tmp_path.glob("runs/digits/0/last.ckpt")):
+        time.sleep(0.2)
+        assert process.poll() is None
+    while not children:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 7, stderr[-2000:]
+    assert re.match(
+        r"error: data.num_workers: worker .*; it may have run out of memory", stderr.strip().split("\n")[-1]
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_dead_rank_ends_the_others_within_a_minute(rank: int, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    done = run(tmp_path, DIE, "on_train_batch_end", 15, "SIGKILL", rank, *FIT, *SETTINGS["two processes"])
+    assert time.monotonic() - begin < 90  # 30 of them to start
+    if rank == 1:
+        assert done.returncode == 7
+        assert re.search(r"^error: rank 1: process \d+ was ended by signal SIGKILL", done.stderr, re.MULTILINE)
+    else:
+        assert done.returncode == -9
+    time.sleep(2)
+    others = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
+    assert others == ""
+
+
+def test_a_port_in_use_is_replaced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        monkeypatch.setenv("MASTER_PORT", port)
+        replace_port_in_use()
+        assert "MASTER_PORT" not in os.environ
+        assert f"MASTER_PORT: {port} is in use" in capsys.readouterr().err
+    monkeypatch.setenv("MASTER_PORT", port)
+    replace_port_in_use()
+    assert os.environ["MASTER_PORT"] == port
+
+
+# Foreign code
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that sings when it is imported, and when its class is made."""
+    song = tmp_path / "song"
+    (tmp_path / "canary.py").write_text(
+        f"from pathlib import Path\nPath({str(song)!r}).touch()\n"
+        "class Bird:\n    def __init__(self, *args, **kwargs): pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    return song
+
+
+def _run_here(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--data", "canary.Bird"],
+        ["--model.encoder", "canary.Bird"],
+        ["--model.encoder.attention", "canary.Bird"],
+        ["--model.encoder.attention.class_path", "canary.Bird"],
+        ["--trainer.logger", "canary.Bird"],
+        ["--trainer.callbacks+=canary.Bird"],
+        ["--trainer.strategy", "canary.Bird"],
+        ["--config", "hostile.yaml"],
+    ],
+)
+def test_a_class_of_a_foreign_package_is_not_imported(flags: list[str], canary: Path, tmp_path: Path) -> None:
+    hostile = {"data": {"class_path": "canary.Bird"}, "trainer": {"callbacks": [{"class_path": "canary.Bird"}]}}
+    (tmp_path / "hostile.yaml").write_text(yaml.safe_dump(hostile))
+    done = _run_here(tmp_path, *SHORT, *flags)
+    assert done.returncode == 2
+    assert last_line(done).startswith("error: ")
+    assert not canary.exists()
+
+
+def test_a_foreign_class_may_be_allowed(canary: Path, tmp_path: Path) -> None:
+    _run_here(tmp_path, *SHORT, "--allow_class", "canary", "--data", "canary.Bird")
+    assert canary.exists()  # imported, and then refused, for it is no data module
+
+
+class _Payload:
+    def __init__(self, song: Path) -> None:
+        self.song = song
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.song}",)
+
+
+@pytest.mark.parametrize("door", ["pickle", "class path of the encoder", "class path of the data", "URL"])
+@pytest.mark.parametrize("command", ["test", "fit", "predict"])
+def test_a_hostile_checkpoint_runs_nothing(door: str, command: str, canary: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    bird = {"class_path": "canary.Bird", "init_args": {}}
+    encoder = {"class_path": "longseq.ImageEncoder", "init_args": {"attention": {"class_path": "longseq.Softmax"}}}
+    checkpoint = {
+        "hyper_parameters": {"encoder": bird if "encoder" in door else encoder, "num_classes": 2},
+        "data": bird if "data" in door else {"class_path": "datamodules.Digits", "init_args": {}},
+        "state_dict": {},
+    }
+    if door == "pickle":
+        checkpoint["song"] = _Payload(canary)
+    torch.save(checkpoint, tmp_path / "hostile.ckpt")
+    path = f"file://{tmp_path}/hostile.ckpt" if door == "URL" else tmp_path / "hostile.ckpt"
+    done = _run_here(tmp_path, command, "--ckpt_path", path, *(["--input", tmp_path] if command == "predict" else []))
+    assert done.returncode in (2, 4)
+    assert last_line(done).startswith("error: ")
+    assert not canary.exists()

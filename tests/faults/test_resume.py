@@ -1,0 +1,187 @@
+"""A training that was killed and resumed equals, bit for bit, one that never stopped."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parents[2]
+DIE = Path(__file__).with_name("fit_and_die.py")
+FIT = [
+    "fit", "--config", str(ROOT / "configs/image/digits.yaml"), "--model.encoder.dim", "16",
+    "--model.encoder.depth", "2", "--trainer.max_epochs", "3", "--trainer.log_every_n_steps", "1",
+]  # fmt: skip
+SETTINGS = {
+    "plain": [],
+    "bf16, accumulation, workers": [
+        "--trainer.precision", "bf16-mixed", "--trainer.accumulate_grad_batches", "2", "--data.num_workers", "2",
+    ],
+    "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
+}  # fmt: skip
+# 21 batches of an epoch, 3 of its validation
+KILLS = [
+    ("plain", "on_train_batch_end", 27, "SIGTERM", 0),  # in mid-epoch
+    ("plain", "on_train_batch_end", 21, "SIGTERM", 0),  # at the last batch, before the validation
+    ("plain", "on_validation_batch_end", 2, "SIGINT", 0),
+    ("plain", "on_validation_end", 2, "SIGKILL", 0),
+    ("plain", "on_train_batch_start", 30, "SIGKILL", 0),  # a checkpoint of an epoch's end
+    ("plain", "on_save_checkpoint", 4, "SIGKILL", 0),
+    ("bf16, accumulation, workers", "on_train_batch_end", 25, "SIGTERM", 0),
+    ("two processes", "on_train_batch_end", 15, "SIGTERM", 0),
+    ("two processes", "on_train_batch_end", 15, "SIGTERM", 1),
+]
+EXIT = {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}
+
+
+def run(folder: Path, *command: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, env=environment, timeout=200
+    )
+
+
+def resumed(folder: Path, *arguments: str) -> Path:
+    done = run(folder, ROOT / "train.py", *arguments, "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (last,) = sorted((folder / "runs/digits").iterdir())[-1:]
+    return last
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory):
+    """Runs that were never stopped, one of each setting, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def of(setting: str) -> Path:
+        if setting not in made:
+            folder = tmp_path_factory.mktemp("whole")
+            done = run(folder, ROOT / "train.py", *FIT, *SETTINGS[setting])
+            assert done.returncode == 0, done.stderr[-3000:]
+            made[setting] = folder / "runs/digits/0"
+        return made[setting]
+
+    return of
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from leaves(item, f"{key}/{name}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from leaves(item, f"{key}/{number}")
+    else:
+        yield key, value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def state(run: Path) -> dict[str, Any]:
+    """All that the last checkpoint holds - weights, optimizer, schedule, loops, generators - but paths and names."""
+    checkpoint = torch.load(run / "last.ckpt", weights_only=True)
+    # the current score is of the last checkpoint that was the best, and of this process
+    left_out = (".ckpt", "/current_score")
+    return {
+        key: value
+        for key, value in leaves(checkpoint)
+        if not isinstance(value, str) and not any(part in key for part in left_out)
+    }
+
+
+def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]
+    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
+
+
+def assert_equal(ours: Path, theirs: Path) -> None:
+    mine, other = state(ours), state(theirs)
+    assert mine.keys() == other.keys()
+    assert [key for key in mine if mine[key] != other[key]] == []
+    assert any("optimizer_states" in key for key in mine) and any("generators" in key for key in mine)
+    assert curves(ours) == curves(theirs)  # the same points, none of them twice
+
+
+@pytest.mark.parametrize(("setting", "hook", "count", "name", "rank"), KILLS)
+def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
+    setting: str, hook: str, count: int, name: str, rank: int, whole, tmp_path: Path
+) -> None:
+    arguments = [*FIT, *SETTINGS[setting]]
+    killed = run(tmp_path, DIE, hook, count, name, rank, *arguments)
+    assert killed.returncode == EXIT[name], killed.stderr[-3000:]
+    if name != "SIGKILL":
+        last = killed.stderr.strip().split("\n")[-1]
+        assert last.startswith(f"{name}: saved runs/digits/0/last.ckpt after step ")
+        assert last.endswith("go on with --resume runs/digits/0")
+        assert "Traceback" not in killed.stderr
+    assert_equal(resumed(tmp_path, *arguments), whole(setting))
+
+
+def test_kills_at_random_moments(whole, tmp_path: Path) -> None:
+    """As many as TORTURE says, each of a run that was killed before: however often, the end is the same."""
+    generator = random.Random(int(os.environ.get("TORTURE_SEED", "0")))
+    kills = int(os.environ.get("TORTURE", "3"))
+    arguments = [*FIT, "--checkpoint_minutes", "0.002"]  # every few steps
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, "--resume"]
+    for _ in range(kills):
+        seconds = generator.uniform(8, 14)
+        try:
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, timeout=seconds, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            )  # subprocess kills with SIGKILL
+        except subprocess.TimeoutExpired:
+            continue
+        assert done.returncode == 0
+    last = resumed(tmp_path, *arguments)
+    mine, other = (torch.load(path / "last.ckpt", weights_only=True) for path in (last, whole("plain")))
+    for part in ("state_dict", "optimizer_states"):
+        assert dict(leaves(mine[part])) == dict(leaves(other[part]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_losses_are_the_same_on_any_number_of_workers_from_another_folder_and_under_another_locale(
+    workers: int, whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C" if workers == 1 else "de_DE.UTF-8")
+    (tmp_path / "elsewhere").mkdir()
+    done = run(tmp_path / "elsewhere", ROOT / "train.py", *FIT, "--data.num_workers", workers)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert curves(tmp_path / "elsewhere/runs/digits/0") == curves(whole("plain"))
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(whole, tmp_path: Path) -> None:
+    run(tmp_path, DIE, "on_train_batch_end", 50, "SIGTERM", 0, *FIT)
+    last = tmp_path / "runs/digits/0/last.ckpt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    done = run(tmp_path, ROOT / "train.py", *FIT, "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resume: runs/digits/0/last.ckpt: damaged, its SHA-256 is not the one beside it" in done.stderr
+    assert "resume: going on from runs/digits/0/best.ckpt" in done.stdout
+    assert_equal(tmp_path / "runs/digits/0", whole("plain"))
+
+
+def test_a_run_folder_can_be_named_and_its_own_configuration_is_used(whole, tmp_path: Path) -> None:
+    run(tmp_path, DIE, "on_train_batch_end", 27, "SIGTERM", 0, *FIT)
+    done = run(tmp_path, ROOT / "train.py", "fit", "--resume", "runs/digits/0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_equal(tmp_path / "runs/digits/0", whole("plain"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--resume", "no/such/run"], "error: resume: no/such/run is no run folder"),
+        (["--resume"], "error: resume: of which run"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, ROOT / "train.py", "fit", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.strip().split("\n")[-1].startswith(said)
