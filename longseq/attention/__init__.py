@@ -4,10 +4,11 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.plug import carry, plug
-from longseq.attention.projection import Conv, Gaussian, Linear, Max, Mean, Projection
+from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.softmax import Softmax
 from longseq.attention.start import start_from_inputs
 from longseq.attention.verma import Verma
+from longseq.attention.window import Conv, Max, Mean
 
 __all__ = [
     "Conv",

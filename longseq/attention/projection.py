@@ -79,7 +79,7 @@ class LinearProjection(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        return self.weight[:, : tokens.shape[1]] @ _blank(tokens, present)
+        return self.weight[:, : tokens.shape[1]] @ blank(tokens, present)
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjection", old: TokenGrid, new: TokenGrid) -> None:
@@ -102,7 +102,7 @@ class LinearProjectionByHead(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        by_head = _blank(tokens, present).unflatten(-1, (len(self.weight), -1)).transpose(1, 2)
+        by_head = blank(tokens, present).unflatten(-1, (len(self.weight), -1)).transpose(1, 2)
         return (self.weight[..., : tokens.shape[1]] @ by_head).transpose(1, 2).flatten(2)
 
     @torch.no_grad()
@@ -118,92 +118,6 @@ class RaggedProjection(nn.ModuleList):
     def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> list[Tensor]:
         heads = tokens.chunk(len(self), dim=-1)
         return [project(head, present) for project, head in zip(self, heads, strict=True)]
-
-
-class WindowProjection(ProjectionLayer):
-    """Windows of ceil(n / k) tokens, side by side along the sequence, the last one short where k does not divide n.
-
-    There are ceil(n / window) of them, which is k or, where rounding up leaves no token for the last ones, fewer. The
-    window follows from the configured n: a shorter sequence has fewer windows, not smaller ones.
-
-    Args:
-        n: Tokens in.
-        k: Tokens out at most.
-    """
-
-    def __init__(self, n: int, k: int) -> None:
-        super().__init__()
-        self.window = math.ceil(n / k)
-
-    def windows(self, tokens: Tensor, padding: float = 0.0) -> Tensor:
-        """(b, n, d) -> (b, k, window, d), with padding behind the last token."""
-        missing = -tokens.shape[1] % self.window
-        if missing:
-            tokens = F.pad(tokens, (0, 0, 0, missing), value=padding)
-        return tokens.unflatten(1, (-1, self.window))
-
-    def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"]:
-        return self.windows(present).any(dim=2)
-
-
-class MeanProjection(WindowProjection):
-    """The mean over each window, of the tokens that are there."""
-
-    commutes = True
-
-    def forward(
-        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
-    ) -> Float[Tensor, "b k d"]:
-        if present is None:
-            present = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool)
-        counts = self.windows(present).sum(dim=2).clamp(min=1)
-        return self.windows(_blank(tokens, present)).sum(dim=2) / counts.to(tokens.dtype)
-
-
-class MaxProjection(WindowProjection):
-    """The maximum over each window, channel by channel; not linear, so it does not commute."""
-
-    commutes = False
-
-    def forward(
-        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
-    ) -> Float[Tensor, "b k d"]:
-        lowest = -float("inf")
-        if present is None:
-            return self.windows(tokens, lowest).amax(dim=2)
-        short = self.windows(tokens.masked_fill(~present, lowest), lowest).amax(dim=2)
-        return short.masked_fill(~self.filled(present), 0.0)
-
-
-class ConvProjection(WindowProjection):
-    """A learned convolution whose kernel and stride are the window; kernels differ by channel, so it does not commute.
-
-    Args:
-        n: Tokens in.
-        k: Tokens out at most.
-        dim: Channels in and out.
-        groups: dim for a depthwise kernel, 1 for a full one, the number of heads for a full one in each head.
-    """
-
-    commutes = False
-
-    def __init__(self, n: int, k: int, dim: int, groups: int) -> None:
-        super().__init__(n, k)
-        self.convolution = nn.Conv1d(dim, dim, self.window, self.window, groups=groups, bias=False)
-        nn.init.normal_(self.convolution.weight, std=(dim // groups * self.window) ** -0.5)  # as learned E: by fan-in
-
-    def forward(
-        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
-    ) -> Float[Tensor, "b k d"]:
-        missing = -tokens.shape[1] % self.window
-        channels = F.pad(_blank(tokens, present).mT, (0, missing))
-        return self.convolution(channels).mT
-
-    @torch.no_grad()
-    def carry(self, trained: "ConvProjection", old: TokenGrid, new: TokenGrid) -> None:
-        kernel = trained.convolution.weight
-        ratio = trained.window / self.window  # keeps the kernel's sum, as E keeps its row sums
-        self.convolution.weight.copy_(F.interpolate(kernel, self.window, mode="linear", antialias=False) * ratio)
 
 
 @dataclass(frozen=True)
@@ -228,36 +142,6 @@ class Linear(Projection):
         else:  # fan-in keeps the keys' variance; 1/k would raise it by n/k
             weight = torch.randn(heads or 1, k, grid.num_tokens) * grid.num_tokens**-0.5
         return _linear(weight, heads, nn.Parameter)
-
-
-@dataclass(frozen=True)
-class Mean(Projection):
-    """Mean pooling with window and stride n / k; nothing is learned."""
-
-    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> MeanProjection:
-        return MeanProjection(grid.num_tokens, k)
-
-
-@dataclass(frozen=True)
-class Max(Projection):
-    """Max pooling with window and stride n / k; nothing is learned."""
-
-    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> MaxProjection:
-        return MaxProjection(grid.num_tokens, k)
-
-
-@dataclass(frozen=True)
-class Conv(Projection):
-    """A learned convolution with kernel and stride n / k.
-
-    Args:
-        full: Mix the channels, (d, d, n/k) weights, or with sharing ``none`` those of a head; else depthwise, (d, n/k).
-    """
-
-    full: bool = False
-
-    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ConvProjection:
-        return ConvProjection(grid.num_tokens, k, dim, (heads or 1) if self.full else dim)
 
 
 @dataclass(frozen=True)
@@ -317,6 +201,6 @@ def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> Pr
     return LinearProjection(kind(weight[0].clone())) if heads is None else LinearProjectionByHead(kind(weight))
 
 
-def _blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
+def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
     """The tokens, with zeros in place of the absent ones."""
     return tokens if present is None else tokens.masked_fill(~present, 0)

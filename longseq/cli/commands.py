@@ -21,11 +21,12 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.cli.errors import OneLineParser, UserError, locate
 from longseq.cli.faults import WORKER_OR_RANK, leave_group, name_dead_ranks, replace_port_in_use, said_of_the_machine
-from longseq.cli.runs import new_run, refuse_full_disk, unfinished_run, write_metrics
+from longseq.cli.runs import find_resumed, forget_if_not_begun, new_run, refuse_full_disk, write_metrics
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint
-from longseq.training.recovery import GeneratorStates, Sentinel, Stopped
-from longseq.training.storage import WholeCheckpoints, good_checkpoints
+from longseq.training.generators import GeneratorStates
+from longseq.training.recovery import Sentinel, Stopped
+from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
 from longseq.training.throughput import ThroughputLogger
@@ -121,7 +122,8 @@ class Commands(LightningCLI):
         args, path = self.args, known.ckpt_path
         if args[:1] == ["fit"] and known.resume != "false":
             allowed = [flag for package in known.allow_class for flag in ("--allow_class", package)]
-            args, path = without + allowed, self._find_resumed(known.resume, without)
+            args, path = without + allowed, find_resumed(known.resume, without)
+            self.resumed = path and path.parent
         if self.resumed is not None:
             config = (self.resumed / "config.yaml").read_text()
             args = ["fit", "--config", json.dumps(yaml.safe_load(config)), *args[1:], "--ckpt_path", str(path)]
@@ -136,34 +138,6 @@ class Commands(LightningCLI):
             if self.settings.get(target) is not None:
                 key = target.replace("init_args.", "")
                 raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
-
-    def _find_resumed(self, folder: str, args: list[str]) -> Path | None:
-        """The checkpoint to go on from: of a run folder, or of the newest unfinished run of the experiment."""
-        finder = ArgumentParser(add_help=False, allow_abbrev=False)
-        finder.add_argument("--experiment")
-        finder.add_argument("--config", action="append", default=[])
-        finder.add_argument("--trainer.default_root_dir", dest="root", default=".")
-        known = finder.parse_known_args(args)[0]
-        if folder != "true":
-            run = Path(folder)
-            if not run.is_dir():
-                raise UserError(f"resume: {run} is no run folder; give one such as runs/digits/0")
-        else:
-            experiment = known.experiment or next((Path(path).stem for path in known.config), None)
-            if experiment is None:
-                raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
-            run = unfinished_run(Path(known.root), experiment)
-            if run is None:
-                rank_zero_only(print)(f"resume: no unfinished run of {experiment} in {known.root}: starting a new one")
-                return None
-        good, bad = good_checkpoints(run)
-        for said in bad:
-            rank_zero_only(print)(f"resume: {said}", file=sys.stderr)
-        if not good:
-            raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
-        self.resumed = run
-        rank_zero_only(print)(f"resume: going on from {good[0]}")
-        return good[0]
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
@@ -241,7 +215,11 @@ class Commands(LightningCLI):
 
     def fit(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str | None = None) -> None:
         """Train, test the best checkpoint, and say where everything is."""
-        self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
+        try:
+            self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
+        except BaseException:
+            forget_if_not_begun(self.run)
+            raise
         best = self.checkpoints.best_model_path
         if not best:  # the training was shorter than the first validation
             best = str(self.run / "last.ckpt")
@@ -307,7 +285,11 @@ def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
     """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
     if "Error(s) in loading state_dict" in str(error):
         first = re.sub(r"\s+", " ", str(error).split("\n\t")[1]).rstrip(".")
-        return f"ckpt_path: does not fit the model: {first}; leave out the flags that change its shape", 4
+        return (
+            f"ckpt_path: does not fit the model: {first}; leave out the flags that change its shape, "
+            "or start a new training from it with --model.init_from",
+            4,
+        )
     if isinstance(error, MisconfigurationException):
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     exit_code = getattr(error, "exit_code", None)

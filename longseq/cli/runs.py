@@ -2,12 +2,16 @@
 
 import json
 import shutil
+import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from longseq.training.storage import StorageError
+from longseq.cli.errors import UserError
+from longseq.training.storage import CheckpointError, StorageError, good_checkpoints
 
 METRICS = "metrics.json"  # written when a run has come to its end
 _ROOT = "--trainer.default_root_dir"
@@ -31,11 +35,53 @@ def new_run(root: Path, experiment: str) -> Path:
         raise StorageError(f"{parent}: cannot be written ({error.strerror}); choose another {_ROOT}") from error
 
 
+def forget_if_not_begun(run: Path) -> None:
+    """Take away the folder of a run that ended before its configuration was saved, for want of data for example."""
+    if run.name.isdecimal() and not (run / "config.yaml").exists() and not list(run.glob("*.ckpt")):
+        shutil.rmtree(run, ignore_errors=True)
+
+
 def unfinished_run(root: Path, experiment: str) -> Path | None:
     """The newest run of an experiment that has a checkpoint and did not come to its end."""
     parent = root / "runs" / experiment
     runs = sorted(_runs(parent), key=lambda folder: int(folder.name), reverse=True) if parent.is_dir() else []
     return next((run for run in runs if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
+
+
+def find_resumed(folder: str, args: list[str]) -> Path | None:
+    """The checkpoint to go on from, or None if there is nothing to go on with.
+
+    Args:
+        folder: A run's, or "true" for that of the newest unfinished run of the experiment that args name.
+        args: Of the command line.
+
+    Raises:
+        UserError: If there is no such folder, or args name no experiment.
+        CheckpointError: If the run has no good checkpoint.
+    """
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--experiment")
+    finder.add_argument("--config", action="append", default=[])
+    finder.add_argument("--trainer.default_root_dir", dest="root", default=".")
+    known = finder.parse_known_args(args)[0]
+    run: Path | None = Path(folder)
+    if folder == "true":
+        experiment = known.experiment or next((Path(path).stem for path in known.config), None)
+        if experiment is None:
+            raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
+        run = unfinished_run(Path(known.root), experiment)
+        if run is None:
+            rank_zero_only(print)(f"resume: no unfinished run of {experiment} in {known.root}: starting a new one")
+            return None
+    if run is None or not run.is_dir():
+        raise UserError(f"resume: {run} is no run folder; give one such as runs/digits/0")
+    good, bad = good_checkpoints(run)
+    for said in bad:
+        rank_zero_only(print)(f"resume: {said}", file=sys.stderr)
+    if not good:
+        raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
+    rank_zero_only(print)(f"resume: going on from {good[0]}")
+    return good[0]
 
 
 def refuse_full_disk(run: Path, model: nn.Module) -> None:

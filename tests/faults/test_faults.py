@@ -208,6 +208,22 @@ def test_a_dead_rank_ends_the_others_within_a_minute(rank: int, tmp_path: Path) 
     assert others == ""
 
 
+def test_slurms_requeue_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in {
+        "JOB_ID": "17", "JOB_NAME": "train", "NTASKS": "1", "NTASKS_PER_NODE": "1", "NNODES": "1", "PROCID": "0",
+        "LOCALID": "0", "NODEID": "0", "NODELIST": "localhost",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    done = run(tmp_path, DIE, "on_train_batch_end", 5, "SIGUSR1", 0, *SHORT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "asked").read_text() == "requeue 17\n"
+    assert read_whole(tmp_path / "hpc_ckpt_1.ckpt")["global_step"] == 5
+
+
 def test_a_port_in_use_is_replaced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 

@@ -1,0 +1,90 @@
+"""The states of all random generators, in a checkpoint and back: a resumed training draws the same numbers."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longseq.training.classifier import Classifier
+
+
+class GeneratorStates(pl.Callback):
+    """Keep the states of all random generators in the checkpoint, one set for each rank, and bring them back.
+
+    So are the training metrics of the epoch, as far as it came. Generators are restored when the first batch starts,
+    after everything that draws random numbers while a training is set up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._restore: list[dict[str, Any]] | None = None
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
+        mine = {"generators": generator_states(), "metrics": _metric_states(pl_module)}
+        of_ranks: list[Any] = [mine] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(of_ranks, mine)
+        checkpoint["ranks"] = of_ranks
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
+        of_ranks = checkpoint.get("ranks")
+        # with another number of processes no later order is the same, whatever the generators' states
+        self._restore = of_ranks if of_ranks and len(of_ranks) == trainer.world_size else None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        if self._restore is not None:
+            _restore_metrics(pl_module, self._restore[trainer.global_rank]["metrics"])
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._restore is not None:
+            restore_generators(self._restore[trainer.global_rank]["generators"])
+            self._restore = None
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's, torch's and the device's generators, as plain types and tensors."""
+    numpy_state: Mapping[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
+    numpy_plain = {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}}
+    version, internal, gauss = random.getstate()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": numpy_plain,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def restore_generators(states: dict[str, Any]) -> None:
+    """Bring back what ``generator_states`` gave."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**states["numpy"], "state": {**states["numpy"]["state"], "key": key}})
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"].cpu())
+
+
+def _metric_states(model: Classifier) -> dict[str, dict[str, Any]]:
+    return {
+        name: {**{key: _copied(value) for key, value in metric.metric_state.items()}, "updates": metric._update_count}
+        for name, metric in model.train_metrics.items(keep_base=True, copy_state=False)
+    }
+
+
+def _restore_metrics(model: Classifier, states: dict[str, dict[str, Any]]) -> None:
+    for name, metric in model.train_metrics.items(keep_base=True, copy_state=False):
+        for key, value in states[name].items():
+            if key == "updates":
+                metric._update_count = value
+            else:
+                setattr(metric, key, _copied(value, model.device))
+
+
+def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
+    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
