@@ -13,7 +13,7 @@ test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 torture: .venv/.installed-test
-	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults --timeout 7200 -k "random_moments or whenever_its_writer"
+	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults -k "random_moments or whenever_its_writer"
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -68,9 +68,10 @@ def test_digits_with_every_pixel_a_token_also_at_twice_the_size(flags: list[str]
     assert accuracy_of(resize(model, (1, 16, 16)), Digits(size=16)) >= accuracy - LOSS
 
 
-def test_digits_in_bf16_mixed(train: Train) -> None:
-    accuracy, _ = train(DIGITS, "--trainer.precision", "bf16-mixed")
-    assert accuracy >= 0.95
+def test_spoken_digits_in_bf16_mixed(train: Train, real_data: Path) -> None:
+    """Within a point of what float32 reaches, 0.983."""
+    accuracy, _ = train(SPOKEN, "--data.root", str(real_data), "--trainer.precision", "bf16-mixed")
+    assert accuracy >= 0.973
 
 
 @pytest.mark.parametrize(("flags", "least"), [([], 0.97), (VERMA, 0.95)], ids=["linformer", "verma"])

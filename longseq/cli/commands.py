@@ -1,5 +1,6 @@
 """The commands fit, validate, test and predict: LightningCLI with longseq's defaults and manners."""
 
+import copy
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -20,11 +22,20 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.cli.errors import OneLineParser, UserError, locate
-from longseq.cli.faults import WORKER_OR_RANK, leave_group, name_dead_ranks, replace_port_in_use, said_of_the_machine
+from longseq.cli.faults import (
+    WORKER_OR_RANK,
+    forget_workers,
+    leave_group,
+    name_dead_ranks,
+    replace_port_in_use,
+    said_of_the_machine,
+    what_was_asked,
+)
 from longseq.cli.runs import find_resumed, forget_if_not_begun, new_run, refuse_full_disk, write_metrics
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
+from longseq.training.memory import OutOfMemory, is_out_of_memory, what_fits
 from longseq.training.recovery import Sentinel, Stopped
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
@@ -153,7 +164,10 @@ class Commands(LightningCLI):
             if said is None:
                 raise
             raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
-        if self.checkpoint is not None and self.subcommand == "fit":
+        if self.checkpoint is None:
+            return
+        refuse_other_shapes(self.checkpoint, self.model)
+        if self.subcommand == "fit":
             for name in RESTORED:
                 ours, restored = getattr(self.model, name), self.checkpoint["hyper_parameters"][name]
                 if ours != restored:
@@ -217,8 +231,10 @@ class Commands(LightningCLI):
         """Train, test the best checkpoint, and say where everything is."""
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
-        except BaseException:
+        except BaseException as error:
             forget_if_not_begun(self.run)
+            if is_out_of_memory(error) and self.trainer.world_size == 1:
+                raise self._out_of_memory(error) from None
             raise
         best = self.checkpoints.best_model_path
         if not best:  # the training was shorter than the first validation
@@ -233,6 +249,14 @@ class Commands(LightningCLI):
         print(f"test accuracy: {metrics['test/accuracy']:.4f}")
         print(f"checkpoint:    {best}")
         print(f"logs:          {self.run}")
+
+    def _out_of_memory(self, error: BaseException) -> OutOfMemory:
+        """The error to raise instead, which says what fits: found by trying."""
+        device = self.trainer.strategy.root_device
+        batch = move_data_to_device(next(iter(self.datamodule.train_dataloader())), device)
+        context = self.trainer.precision_plugin.forward_context
+        fitting = what_fits(self.model.to(device), batch, error, context) or ["nothing smaller of what was tried"]
+        return OutOfMemory(f"{what_was_asked(error)}; what fits: {', or '.join(fitting)}")
 
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the validation split."""
@@ -273,7 +297,9 @@ def main(args: list[str] | None = None) -> None:
         message, exit_code = said
         if rank_zero_only.rank == 0:
             print(message if isinstance(error, Stopped) else f"error: {message}", file=sys.stderr)
-        if exit_code != WORKER_OR_RANK:
+        if exit_code == WORKER_OR_RANK:
+            forget_workers()
+        else:
             leave_group()
         # a rank that says the same as rank zero ends in peace, or Lightning would kill rank zero for it
         sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
@@ -283,13 +309,6 @@ def main(args: list[str] | None = None) -> None:
 
 def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
     """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
-    if "Error(s) in loading state_dict" in str(error):
-        first = re.sub(r"\s+", " ", str(error).split("\n\t")[1]).rstrip(".")
-        return (
-            f"ckpt_path: does not fit the model: {first}; leave out the flags that change its shape, "
-            "or start a new training from it with --model.init_from",
-            4,
-        )
     if isinstance(error, MisconfigurationException):
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     exit_code = getattr(error, "exit_code", None)
@@ -314,7 +333,7 @@ def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
     """The configuration that a checkpoint was trained with, less what the data module tells the model."""
     if "data" not in checkpoint:
         raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
-    config = {"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}
+    config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]})
     for target in LINKS.values():
         *parents, name = target.split(".")
         group = config

@@ -8,10 +8,11 @@ import sys
 import time
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from pytorch_lightning.utilities import rank_zero_only
+
+from longseq.training.memory import is_out_of_memory
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
 
@@ -19,14 +20,8 @@ MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
 def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
     """Message and exit code of an error that the machine caused; None for any other."""
     text = str(error)
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
-    if asked or isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in text:
-        what = f"{_readable(asked[1])} more were asked for than there are" if asked else "there is not enough"
-        return (
-            f"memory: {what}; halve data.batch_size (and --trainer.accumulate_grad_batches 2), lower "
-            "model.encoder.attention.k, or use --trainer.precision bf16-mixed or --model.encoder.checkpointing true",
-            MEMORY,
-        )
+    if is_out_of_memory(error):
+        return f"{what_was_asked(error)}; {_LESS}", MEMORY
     if found := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (.*)", text):
         how = re.sub(r"\s+", " ", found[2]).split(". ")[0].rstrip(". ")
         return (
@@ -41,7 +36,17 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
+_LESS = (
+    "halve data.batch_size (and --trainer.accumulate_grad_batches 2), lower model.encoder.attention.k, or use "
+    "--trainer.precision bf16-mixed or --model.encoder.checkpointing true"
+)
 _LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|closed by peer|[Gg]loo|NCCL|[Tt]imed out|[Bb]roken pipe")
+
+
+def what_was_asked(error: BaseException) -> str:
+    """Of the memory, by an error that says there is too little."""
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
+    return "memory: " + (f"{_readable(asked[1])} more were asked for than there are" if asked else "not enough of it")
 
 
 def name_dead_ranks() -> None:
@@ -78,6 +83,11 @@ def replace_port_in_use() -> None:
             del os.environ["MASTER_PORT"]
 
 
+def forget_workers() -> None:
+    """Let the other workers of a training that ends die in peace: torch would raise an error for each of them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def leave_group() -> None:
     """End the threads that the process group runs, which would end the process with an abort."""
     if dist.is_available() and dist.is_initialized():
@@ -89,6 +99,6 @@ def _is_one_of_many() -> bool:
 
 
 def _readable(size: str) -> str:
-    """Bytes as GiB; torch writes them so for CPUs only."""
+    """Bytes as MiB; torch writes them so for CPUs only."""
     number, unit = size.split()
-    return f"{float(number) / 2**30:.1f} GiB" if unit == "bytes" else size
+    return f"{float(number) / 2**20:.0f} MiB" if unit == "bytes" else size

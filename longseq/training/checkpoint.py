@@ -4,10 +4,11 @@ An object is described by its class path and its constructor's arguments.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
+import pytorch_lightning as pl
 from jsonargparse import set_parsing_settings
 
 from longseq.arguments import arguments_of
@@ -61,6 +62,40 @@ def build(description: Any) -> Any:
             f"{description['class_path']}: not a class that may be named; --allow_class {package} if you trust it"
         )
     return getattr(importlib.import_module(module), name)(**build(description["init_args"]))
+
+
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Plain values of a description by their path, ("encoder.attention.k", 16); an object's class, without its
+    package, by its own."""
+    if isinstance(value, Mapping) and set(value) == {"class_path", "init_args"}:
+        yield key, value["class_path"].rpartition(".")[2]
+        value = value["init_args"]
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from flatten(item, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, value
+
+
+def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:
+    """Check that a checkpoint's weights fit a model.
+
+    Raises:
+        CheckpointError: If they do not; the message names the settings that differ, there and here.
+    """
+    there, here = checkpoint["state_dict"], model.state_dict()
+    if there.keys() == here.keys() and all(there[name].shape == here[name].shape for name in here):
+        return
+    old, new = (dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams))
+    differing = [
+        f"model.{name} is {old.get(name)} there and {new.get(name)} here"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name) and name != "class_names"
+    ]
+    raise CheckpointError(
+        f"ckpt_path: does not fit the model: {', '.join(differing) or 'it was made by another version of longseq'}; "
+        "leave the flags out, or start a new training from it with --model.init_from"
+    )
 
 
 def read_checkpoint(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:

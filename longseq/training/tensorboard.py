@@ -5,7 +5,7 @@ All of it needs a TensorBoardLogger, and does nothing with another logger or non
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from longseq.encoders import SpectrogramEncoder
+from longseq.training.checkpoint import flatten
 from longseq.training.classifier import Classifier
 
 
@@ -112,7 +113,7 @@ class BestAccuracy(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := _logger(trainer)) is not None and not self.is_resumed:
-            choices = dict(_flatten(pl_module.hparams))
+            choices = dict(flatten(pl_module.hparams))
             choices.pop("class_names", None)  # of the data, and long
             logger.log_hyperparams(choices, {"hp/val_accuracy": self.best}, _step(trainer))
 
@@ -208,15 +209,3 @@ def _logger(trainer: pl.Trainer) -> TensorBoardLogger | None:
 
 def _step(trainer: pl.Trainer) -> int:
     return max(trainer.global_step - 1, 0)  # Lightning's own values are logged so: its first step is 0
-
-
-def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Plain values by their path, ("encoder.attention.k", 16); an object's class, without its package, by its own."""
-    if isinstance(value, Mapping) and set(value) == {"class_path", "init_args"}:
-        yield key, value["class_path"].rpartition(".")[2]
-        value = value["init_args"]
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flatten(item, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, value

@@ -1,11 +1,14 @@
 """train.py, but one of its processes gets a signal in mid-training: fit_and_die.py HOOK COUNT SIGNAL RANK fit ...
 
+Instead of a signal it may get no more memory than it has and so many MiB: +500.
 HOOK is a hook of Lightning's callbacks, COUNT which of its calls, from 1, sanity checks left out.
 """
 
 import os
+import resource
 import signal
 import sys
+from pathlib import Path
 
 import pytorch_lightning as pl
 
@@ -15,7 +18,7 @@ from longseq.cli.commands import Commands
 
 
 class Killer(pl.Callback):
-    def __init__(self, hook: str, count: int, number: int, rank: int) -> None:
+    def __init__(self, hook: str, count: int, fault: str, rank: int) -> None:
         super().__init__()
         calls = 0
 
@@ -24,18 +27,27 @@ class Killer(pl.Callback):
             if not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_rank == rank:
                 calls += 1
                 if calls == count:
-                    os.kill(os.getpid(), number)
+                    bring_about(fault)
 
         setattr(self, hook, called)
 
 
+def bring_about(fault: str) -> None:
+    if not fault.startswith("+"):
+        os.kill(os.getpid(), getattr(signal, fault))
+        return
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + int(fault) * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 if __name__ == "__main__":
-    hook, count, name, rank, *arguments = sys.argv[1:]
+    hook, count, fault, rank, *arguments = sys.argv[1:]
     plain = Commands.instantiate_trainer
 
     def with_killer(self: Commands, **kwargs: object) -> pl.Trainer:
         trainer = plain(self, **kwargs)
-        trainer.callbacks.insert(0, Killer(hook, int(count), getattr(signal, name), int(rank)))
+        trainer.callbacks.insert(0, Killer(hook, int(count), fault, int(rank)))
         return trainer
 
     Commands.instantiate_trainer = with_killer

@@ -159,8 +159,8 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
     ("error", "code", "said"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0"), 6, "memory: 3.50 GiB more"),
-        (RuntimeError("DefaultCPUAllocator: you tried to allocate 4294967296 bytes."), 6, "memory: 4.0 GiB more"),
-        (MemoryError(), 6, "memory: there is not enough"),
+        (RuntimeError("DefaultCPUAllocator: you tried to allocate 4294967296 bytes."), 6, "memory: 4096 MiB more"),
+        (MemoryError(), 6, "memory: not enough of it"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 7, "worker 7 is killed by signal"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), 7, "worker 7, 8 exited unexpectedly"),
     ],
@@ -170,6 +170,19 @@ def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int,
     assert exit_code == code
     assert said in message and "\n" not in message
     assert said_of_the_machine(RuntimeError("a defect of ours")) is None
+
+
+def test_out_of_memory_says_what_fits(tmp_path: Path) -> None:
+    """What it names does fit: the same training, with those flags, under the same limit."""
+    large = [*SHORT, "--data.batch_size", "1000", "--model.encoder.dim", "128", "--trainer.max_steps", "1"]
+    done = run(tmp_path, DIE, "on_train_start", 1, "+1100", 0, *large)
+    assert done.returncode == 6, done.stderr[-2000:]
+    said = last_line(done)
+    assert re.match(r"error: memory: \d+ MiB more were asked for than there are; what fits: --data.batch_size", said)
+    flags = re.search(r"(--data.batch_size \d+) (--trainer.accumulate_grad_batches \d+)", said)
+    assert flags
+    fitting = " ".join(flags.groups()).split()
+    assert run(tmp_path, DIE, "on_train_start", 1, "+1100", 0, *large, *fitting).returncode == 0
 
 
 def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:

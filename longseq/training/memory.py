@@ -1,0 +1,85 @@
+"""What fits where a training ran out of memory: found by trying its step again, made smaller."""
+
+import gc
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq.training.checkpoint import build
+from longseq.training.classifier import Classifier
+
+
+class OutOfMemory(Exception):  # noqa: N818 (as torch names its own)
+    """A training step that does not fit; the message says which smaller ones do."""
+
+    exit_code = 6
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    kinds = torch.OutOfMemoryError | MemoryError
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error) or "[enforce fail" in str(error)
+
+
+def what_fits(
+    model: Classifier, batch: Any, error: BaseException, autocast: Callable[[], AbstractContextManager[Any]]
+) -> list[str]:
+    """The flags with which a training step fits, each tried alone: the largest batch that does among halves of it,
+    activation checkpointing, bfloat16, and the largest k among halves of it.
+
+    Args:
+        model: On the device where it ran out of memory.
+        batch: Inputs and labels on that device, as large as the one that did not fit.
+        error: What was raised; what its frames hold is let go.
+        autocast: The precision of the training, as a context.
+    """
+    traceback.clear_frames(error.__traceback__)
+    model.zero_grad()
+    inputs, labels = batch
+    found = []
+
+    def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            with context():
+                loss = model(_first(inputs, count)).logsumexp(1).sum()
+            loss.backward()
+        except (RuntimeError, MemoryError) as failure:  # oneDNN says no more than "could not create a primitive"
+            traceback.clear_frames(failure.__traceback__)
+            return False
+        finally:
+            model.zero_grad()
+        return True
+
+    halves = [len(labels) >> shift for shift in range(1, len(labels).bit_length())]
+    if count := next((count for count in halves if fits(model, count)), None):
+        found.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {-(-len(labels) // count)}")
+    if not model.encoder.checkpointing:
+        model.encoder.trunk.set_grad_checkpointing(True)
+        if fits(model, len(labels)):
+            found.append("--model.encoder.checkpointing true")
+        model.encoder.trunk.set_grad_checkpointing(False)
+    device = model.device.type
+    if fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
+        found.append("--trainer.precision bf16-mixed")
+    k = getattr(model.encoder.attention, "k", None)
+    for smaller in [k >> shift for shift in range(1, k.bit_length())] if isinstance(k, int) else []:
+        description = dict(model.hparams)
+        attention = description["encoder"]["init_args"]["attention"]
+        changed = {**attention, "init_args": {**attention["init_args"], "k": smaller}}
+        encoder = {**description["encoder"]["init_args"], "attention": changed}
+        description["encoder"] = {**description["encoder"], "init_args": encoder}
+        if fits(Classifier(**build(description)).to(model.device), len(labels)):
+            found.append(f"--model.encoder.attention.k {smaller}")
+            break
+    return found
+
+
+def _first(inputs: Any, count: int) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs[:count]
+    return {name: value[:count] for name, value in inputs.items()}
