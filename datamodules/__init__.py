@@ -1,11 +1,41 @@
 """Data sets, one a file; base.py is their contract."""
 
 from datamodules.audio import AudioDataModule
-from datamodules.base import DataError, DataModule
+from datamodules.audio_folder import AudioFolder
+from datamodules.augment import Gain, Noise, TimeShift
+from datamodules.base import DataModule
+from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.digits import Digits
+from datamodules.errors import DataError
+from datamodules.esc50 import ESC50
 from datamodules.fsdd import FSDD
+from datamodules.image_folder import ImageFolder
 from datamodules.images import ImageDataModule
-from datamodules.mnist import MNIST
+from datamodules.mnist import MNIST, FashionMNIST
+from datamodules.pathfinder import Pathfinder
+from datamodules.speech_commands import SpeechCommands
+from datamodules.tiny_imagenet import TinyImageNet
 from datamodules.vowels import Vowels
 
-__all__ = ["FSDD", "MNIST", "AudioDataModule", "DataError", "DataModule", "Digits", "ImageDataModule", "Vowels"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "ESC50",
+    "FSDD",
+    "MNIST",
+    "AudioDataModule",
+    "AudioFolder",
+    "DataError",
+    "DataModule",
+    "Digits",
+    "FashionMNIST",
+    "Gain",
+    "ImageDataModule",
+    "ImageFolder",
+    "Noise",
+    "Pathfinder",
+    "SpeechCommands",
+    "TimeShift",
+    "TinyImageNet",
+    "Vowels",
+]

@@ -1,8 +1,11 @@
 """The contract of a data module: what a trainer, an encoder and the command line may expect of every data set."""
 
+import csv
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
@@ -12,23 +15,12 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from datamodules.cache import cache_folder, replacing
+from datamodules.errors import DataError, require
 from datamodules.order import CountedSampler, RankSampler
+from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
 
-
-class DataError(Exception):
-    """Data that is missing or broken; the message reads "<path or key>: <what>; <remedy>", on one line."""
-
-    exit_code = 3
-
-
-def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> None:
-    """Check one constructor argument.
-
-    Raises:
-        ValueError: Unless `holds`; its first word is the argument's name.
-    """
-    if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value!r}; {remedy}")
+__all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
 def hold_out(
@@ -48,42 +40,6 @@ def hold_out(
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
 
-class LabelledTensors(Dataset):
-    """Inputs and labels in memory; a batch is one indexing of each tensor, not a stack of samples."""
-
-    def __init__(self, inputs: Shaped[Tensor, "n ..."], labels: Int64[Tensor, " n"]) -> None:
-        self.inputs = inputs
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: Any) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.labels[index]
-
-    # DataLoader fetches a whole batch through this name. A batch sampler passed as `sampler` would do as much in one
-    # process, but under DDP Lightning replaces the sampler, and with it the batches.
-    __getitems__ = __getitem__
-
-    def subset(self, indices: Int64[Tensor, " m"]) -> "LabelledTensors":
-        """The samples at these indices."""
-        return type(self)(self.inputs[indices], self.labels[indices])
-
-
-class _Files(Dataset):
-    """Foreign files, each read when it is asked for."""
-
-    def __init__(self, paths: Sequence[str], read: Callable[[str], Tensor]) -> None:
-        self.paths = paths
-        self.read = read
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.read(self.paths[index])
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -94,17 +50,21 @@ class DataModule(pl.LightningDataModule, ABC):
     A batch is `(inputs, labels)`, labels int64 (b,). Inputs are a tensor (b, *shape), or, of sounds, a dictionary of
     waveforms and their lengths. A batch of predict_dataloader is inputs only.
 
-    Every constructor argument of a subclass is of a plain type (int, float, str, bool, None, list) and is kept as an
-    attribute of the same name, so that a checkpoint can describe the data module. The constructor touches no file:
-    `num_classes`, `class_names` and `shape` are known before there is any data.
+    Every constructor argument of a subclass is kept as an attribute of the same name, so that a checkpoint can describe
+    the data module, and is of a plain type (int, float, str, bool, None, list), or a transform. The constructor touches
+    no file. Subclasses hand the arguments below on as keywords.
 
     Args:
         batch_size: Samples in a batch, of each process.
         num_workers: Processes that load; 0 loads in the trainer's own process, the best choice for data in memory.
-        val_fraction: Share of the training split that is held out for validation, in (0, 1).
-        seed: Of the validation split and of the order of training, which it and the epoch decide alone.
+        val_fraction: Share of the training split that is held out for validation, in (0, 1), where none is given.
+        seed: Of the splits, of the order of training and of what is random in it: it and the epoch decide them alone.
+        balanced: Whether an epoch of training draws each class as often, with replacement, however many samples it has.
 
     Attributes:
+        num_classes, class_names: Of the labels.
+        shape: Of one input, or of the longest one.
+        augment: Transforms of single inputs, in training alone.
         predict_paths: The files that predict_dataloader reads, in this order.
         train_set, val_set, test_set: The splits, after setup.
 
@@ -115,13 +75,21 @@ class DataModule(pl.LightningDataModule, ABC):
 
     class_names: list[str]
     shape: tuple[int, ...]
+    augment: Sequence[Callable[[Tensor], Tensor]] = ()
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
 
-    train_set: LabelledTensors
-    val_set: LabelledTensors
-    test_set: LabelledTensors
+    train_set: Samples
+    val_set: Samples
+    test_set: Samples
 
-    def __init__(self, batch_size: int = 64, num_workers: int = 0, val_fraction: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        seed: int = 0,
+        balanced: bool = False,
+    ) -> None:
         super().__init__()
         require(batch_size >= 1, "batch_size", "at least 1", batch_size, "64 is a good start")
         require(num_workers >= 0, "num_workers", "0 or more", num_workers, "0 loads in the trainer's own process")
@@ -131,6 +99,7 @@ class DataModule(pl.LightningDataModule, ABC):
         self.num_workers = num_workers
         self.val_fraction = val_fraction
         self.seed = seed
+        self.balanced = balanced
         self.predict_paths: list[str] = []
         self._start = (0, 0)
 
@@ -149,9 +118,11 @@ class DataModule(pl.LightningDataModule, ABC):
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    # What a data set defines
+
     @abstractmethod
-    def load(self) -> tuple[LabelledTensors, LabelledTensors]:
-        """The training split (validation still in it) and the test split.
+    def load(self) -> tuple[Samples, Samples | None, Samples]:
+        """The training, validation and test split; without a validation split it is held out from training.
 
         Raises:
             DataError: If files are missing or broken.
@@ -165,39 +136,104 @@ class DataModule(pl.LightningDataModule, ABC):
             DataError: If the file cannot be read; the message names it.
         """
 
-    def collate(self, inputs: list[Tensor]) -> Any:
-        """The inputs of a batch, of what `read` gave."""
-        return torch.stack(inputs)
-
-    def split_validation(self, train: LabelledTensors) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
+    def split_validation(self, train: Samples) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
         """The indices of `train` to train on and those to validate on: the same share of every class."""
         return hold_out(train.labels, self.val_fraction, self.seed)
+
+    @abstractmethod
+    def figures(self, samples: Samples) -> dict[str, Any]:
+        """What there is to know of a split beside its size: means and deviations, lengths."""
+
+    def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
+        """A data set of inputs of this kind."""
+        return Samples(inputs, *arguments, **details)
+
+    # Splits
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict" or hasattr(self, "test_set"):  # predicting on foreign files needs none of our own
             return
-        train, test = self.load()
-        kept, held_out = self.split_validation(train)
-        self.train_set, self.val_set, self.test_set = train.subset(kept), train.subset(held_out), test
+        train, val, test = self.load()
+        if val is None:
+            kept, held_out = self.split_validation(train)
+            train, val = train.subset(kept), train.subset(held_out)
+        self.train_set, self.val_set, self.test_set = train, val, test
+        if self.augment:
+            with torch.random.fork_rng(devices=[]):
+                plain, drawn = train.sample(0), ForTraining(train, self.augment, self.seed).draw(0)
+            require(plain.shape == drawn.shape, "augment", "transforms that keep the shape", list(drawn.shape),
+                    f"an input is {list(plain.shape)}")  # fmt: skip
+
+    def splits(self) -> dict[str, Samples]:
+        """The splits by their names, after setup."""
+        return {"train": self.train_set, "val": self.val_set, "test": self.test_set}
+
+    def save_splits(self, path: Path) -> None:
+        """Write down which sample is in which split: a table of path (or number), label and split."""
+        with open(path, "w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["path", "label", "split"])
+            for split, samples in self.splits().items():
+                names = (self.class_names[label] for label in samples.labels.tolist())
+                table.writerows((name, label, split) for name, label in zip(samples.names, names, strict=True))
+
+    def bad_files(self) -> dict[str, str]:
+        """What is wrong with each broken file, by path; none where the data is not of files."""
+        return {}
+
+    def statistics(self) -> dict[str, Any]:
+        """Sizes of splits and classes, and the training set's figures; computed once for the same content."""
+        sizes = {f"{name} samples": len(samples) for name, samples in self.splits().items()}
+        of_classes = self.train_set.labels.bincount(minlength=self.num_classes).tolist()
+        figures = self.remember("figures", lambda: self.figures(self.train_set))
+        return {
+            **sizes,
+            "classes": self.num_classes,
+            "train samples of each class": dict(zip(self.class_names, of_classes, strict=True)),
+            **figures,
+        }
+
+    def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was computed from the training set before, from the same content, or is now.
+
+        Args:
+            what: Names the result and everything that it depends on, beside the training set.
+            compute: Returns tensors and plain values.
+        """
+        key = hashlib.sha256(f"{what}\n{self.train_set.digest()}".encode()).hexdigest()
+        path = cache_folder() / "statistics" / f"{key}.pt"
+        path.parent.mkdir(exist_ok=True)
+        if path.is_file():
+            return torch.load(path, weights_only=True)
+        result = compute()
+        with replacing(path) as temporary:
+            torch.save(result, temporary)
+        return result
+
+    # Loaders
 
     def train_dataloader(self) -> DataLoader:
-        sampler = CountedSampler(len(self.train_set), self.batch_size, self.seed)
+        train = self.train_set
+        labels = train.labels if self.balanced else None
+        sampler = CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels)
         sampler.start(*self._start)
-        return self._loader(self.train_set, collate_fn=_as_it_is, sampler=sampler)
+        return self._loader(ForTraining(train, self.augment, self.seed), sampler=sampler)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val_set, collate_fn=_as_it_is, sampler=RankSampler(len(self.val_set)))
+        return self._loader(self.val_set, sampler=RankSampler(len(self.val_set), self.val_set.lengths))
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.test_set, collate_fn=_as_it_is, sampler=RankSampler(len(self.test_set)))
+        return self._loader(self.test_set, sampler=RankSampler(len(self.test_set), self.test_set.lengths))
 
     def predict_dataloader(self) -> DataLoader:
-        return self._loader(_Files(self.predict_paths, self.read), collate_fn=self.collate)
+        files = Files(self.predict_paths, self.read)
+        return self._loader(Inputs(self.samples_of(files, torch.zeros(len(files), dtype=torch.int64))))
 
     def _loader(self, dataset: Dataset, **options: Any) -> DataLoader:
         return DataLoader(
             dataset,
             batch_size=self.batch_size,
+            collate_fn=_as_it_is,  # the data set has made the batch
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),

@@ -1,11 +1,14 @@
 """What a classifier reaches that sees the mean spectrum alone: the least that a model of sounds must beat."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Float32
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule
+from datamodules.samples import Samples
 
 
 def mean_log_spectrum(waveforms: Float32[Tensor, "n s"], num_fft: int = 256) -> Float[Tensor, "n f"]:
@@ -18,6 +21,10 @@ def mean_log_spectrum(waveforms: Float32[Tensor, "n s"], num_fft: int = 256) -> 
 def nearest_centroid_accuracy(data: AudioDataModule) -> float:
     """Accuracy on the test split of the class whose mean log spectrum in training is the nearest."""
     data.setup("fit")
-    classifier = NearestCentroid().fit(mean_log_spectrum(data.train_set.inputs).numpy(), data.train_set.labels.numpy())
-    predicted = classifier.predict(mean_log_spectrum(data.test_set.inputs).numpy())
+    classifier = NearestCentroid().fit(_spectra(data.train_set), data.train_set.labels.numpy())
+    predicted = classifier.predict(_spectra(data.test_set))
     return float((torch.from_numpy(predicted) == data.test_set.labels).float().mean())
+
+
+def _spectra(samples: Samples) -> Any:
+    return mean_log_spectrum(torch.stack(list(samples.inputs))).numpy()

@@ -1,10 +1,14 @@
 """scikit-learn's handwritten digits: a real data set that needs no download."""
 
+from typing import Any
+
 import torch
 from sklearn.datasets import load_digits
 
-from datamodules.base import LabelledTensors, hold_out, require
+from datamodules.base import hold_out
+from datamodules.errors import require
 from datamodules.images import ImageDataModule, resize
+from datamodules.samples import LabelledTensors
 
 _TEST_FRACTION, _TEST_SEED = 0.2, 1797  # fixed: the test split is the same in every experiment
 
@@ -17,21 +21,20 @@ class Digits(ImageDataModule):
 
     Args:
         size: Height and width to which the images are resized; 8 is the original.
+        common: Arguments of ImageDataModule.
     """
 
-    def __init__(
-        self, size: int = 8, batch_size: int = 64, num_workers: int = 0, val_fraction: float = 0.1, seed: int = 0
-    ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+    def __init__(self, size: int = 8, **common: Any) -> None:
+        super().__init__(**common)
         self.class_names = [str(digit) for digit in range(10)]
         require(1 <= size <= 1024, "size", "in 1..1024", size, "8 is the original")
         self.size = size
         self.shape = (1, size, size)
 
-    def load(self) -> tuple[LabelledTensors, LabelledTensors]:
+    def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
         pixels, targets = load_digits(return_X_y=True)
         levels = torch.from_numpy(pixels).mul(255 / 16).round().to(torch.uint8)
         images = resize(levels.view(-1, 1, 8, 8), self.size, self.size)
         labels = torch.from_numpy(targets).long()
         train, test = hold_out(labels, _TEST_FRACTION, _TEST_SEED)
-        return LabelledTensors(images[train], labels[train]), LabelledTensors(images[test], labels[test])
+        return LabelledTensors(images[train], labels[train]), None, LabelledTensors(images[test], labels[test])

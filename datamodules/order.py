@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Int64
+from torch import Tensor
 from torch.utils.data import DistributedSampler
+
+from datamodules.samples import mix
+
+_POOL = 50  # batches that are sorted by length together: enough for little padding, few enough to mix
 
 
 def _ranks() -> tuple[int, int]:
@@ -13,7 +19,7 @@ def _ranks() -> tuple[int, int]:
 
 
 class CountedSampler(DistributedSampler):
-    """Indices of a training epoch: a permutation that (seed, epoch) decides, dealt to the ranks in turn.
+    """Indices of a training epoch, that (seed, epoch) decides, dealt to the ranks in turn.
 
     Every rank gets as many: where the ranks do not divide the samples, the first ones are dealt again.
 
@@ -21,11 +27,21 @@ class CountedSampler(DistributedSampler):
         num_samples: Of the training set.
         batch_size: Of each rank; what was done is counted in batches.
         seed: Of the order.
+        lengths: Of each sample: batches are then of samples of like lengths, so that little is padded.
+        labels: Of each sample: an epoch then draws as many samples as there are, with replacement, each class as often.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        lengths: Int64[Tensor, " n"] | None = None,
+        labels: Int64[Tensor, " n"] | None = None,
+    ) -> None:
         # a DistributedSampler by kind alone, for Lightning puts its own in the place of every other
         self.num_all, self.batch_size, self.seed = num_samples, batch_size, seed
+        self.lengths, self.labels = lengths, labels
         self.epoch = 0
         self._start = (0, 0)
 
@@ -39,8 +55,10 @@ class CountedSampler(DistributedSampler):
         return -(-self.num_all // _ranks()[1])
 
     def __iter__(self) -> Iterator[int]:
+        """Of each sample epoch * num_samples + index: what is drawn at random for a sample depends on the epoch."""
         done = self._start[1] if self.epoch == self._start[0] else 0
-        yield from self._dealt()[done * self.batch_size :]
+        for index in self._dealt()[done * self.batch_size :]:
+            yield self.epoch * self.num_all + index
 
     def batch(self, number: int) -> list[int]:
         """The samples of a batch of this epoch, by the number of the batch."""
@@ -49,32 +67,38 @@ class CountedSampler(DistributedSampler):
     def _dealt(self) -> list[int]:
         """What this rank has of the epoch."""
         rank, world = _ranks()
-        generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
-        order = torch.randperm(self.num_all, generator=generator)
-        return order.repeat(world)[: len(self) * world][rank::world].tolist()
+        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        if self.labels is None:
+            order = torch.randperm(self.num_all, generator=generator)
+        else:
+            weights = self.labels.bincount().clamp(min=1).double().reciprocal()[self.labels]
+            order = torch.multinomial(weights, self.num_all, replacement=True, generator=generator)
+        order = order.repeat(world)[: len(self) * world]
+        if self.lengths is not None:
+            order = self._by_length(order, world * self.batch_size, generator)
+        return order[rank::world].tolist()
+
+    def _by_length(self, order: Int64[Tensor, " n"], batch: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
+        """Sort within pools of batches, and shuffle the batches; the last one, which is short, stays the last."""
+        assert self.lengths is not None
+        pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(_POOL * batch)]
+        *batches, last = torch.cat(pools).split(batch)
+        return torch.cat([*(batches[number] for number in torch.randperm(len(batches), generator=generator)), last])
 
 
 class RankSampler(DistributedSampler):
-    """Indices of an evaluation: 0..n-1, dealt to the ranks in turn, each sample once."""
+    """Indices of an evaluation, dealt to the ranks in turn, each sample once: by length if lengths are given."""
 
-    def __init__(self, num_samples: int) -> None:
-        self.num_all = num_samples
+    def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None) -> None:
+        self.order = list(range(num_samples)) if lengths is None else lengths.argsort(stable=True).tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """The order is the same in every epoch."""
 
     def __len__(self) -> int:
         rank, world = _ranks()
-        return len(range(rank, self.num_all, world))
+        return len(self.order[rank::world])
 
     def __iter__(self) -> Iterator[int]:
         rank, world = _ranks()
-        return iter(range(rank, self.num_all, world))
-
-
-def _mix(seed: int, epoch: int) -> int:
-    """A seed that has nothing to do with that of the next epoch, or of the same epoch of the next seed (splitmix64)."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + epoch + 1) % 2**64
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ mixed >> shift) * factor % 2**64
-    return (mixed ^ mixed >> 31) % 2**63
+        return iter(self.order[rank::world])

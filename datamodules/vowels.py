@@ -1,13 +1,16 @@
 """Synthetic vowels, made on the spot from the formant frequencies that Peterson and Barney measured."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from datamodules.audio import AudioDataModule, Clips, pad_clips
-from datamodules.base import hold_out, require
+from datamodules.audio import AudioDataModule
+from datamodules.base import hold_out
+from datamodules.errors import require
+from datamodules.samples import Clips
 
 # Mean formant frequencies F1, F2, F3 in Hz. G. E. Peterson and H. L. Barney, Control methods used in a study of the
 # vowels, J. Acoust. Soc. Am. 24 (1952) 175-184, table II.
@@ -44,6 +47,9 @@ class Vowels(AudioDataModule):
     Args:
         num_train: Clips of the training split, validation included: a multiple of 60 (one man, woman and child).
         num_test: Clips of the test split, a multiple of 60.
+        sample_rate_hz: Rate of the clips.
+        seconds: Length of each clip.
+        common: Arguments of AudioDataModule.
     """
 
     def __init__(
@@ -52,12 +58,9 @@ class Vowels(AudioDataModule):
         num_test: int = 600,
         sample_rate_hz: int = 8000,
         seconds: float = 0.4,
-        batch_size: int = 64,
-        num_workers: int = 0,
-        val_fraction: float = 0.1,
-        seed: int = 0,
+        **common: Any,
     ) -> None:
-        super().__init__(sample_rate_hz, seconds, batch_size, num_workers, val_fraction, seed)
+        super().__init__(sample_rate_hz=sample_rate_hz, seconds=seconds, **common)
         require(seconds >= 0.05, "seconds", "0.05 or more, a few cycles of the voice", seconds, "0.4 is usual")
         for name, value, triples in (("num_train", num_train, 2), ("num_test", num_test, 1)):
             least = triples * _CLIPS_OF_TRIPLE
@@ -68,9 +71,9 @@ class Vowels(AudioDataModule):
         self.num_test = num_test
         self.class_names = list(PETERSON_BARNEY_HZ)
 
-    def load(self) -> tuple[Clips, Clips]:
+    def load(self) -> tuple[Clips, None, Clips]:
         generator = torch.Generator().manual_seed(self.seed)
-        return self._speak(self.num_train, generator), self._speak(self.num_test, generator)
+        return self._speak(self.num_train, generator), None, self._speak(self.num_test, generator)
 
     def split_validation(self, train: Clips) -> tuple[Tensor, Tensor]:
         """Whole speakers are held out, the same share of men, women and children."""
@@ -81,7 +84,7 @@ class Vowels(AudioDataModule):
     def _speak(self, num_clips: int, generator: torch.Generator) -> Clips:
         clips = [speak(self.shape[0], self.sample_rate_hz, generator) for _ in range(num_clips // _CLIPS_OF_TRIPLE)]
         labels = torch.arange(len(self.class_names)).repeat(num_clips // len(self.class_names))
-        return Clips(**pad_clips(torch.cat(clips).unbind()), labels=labels)
+        return Clips(torch.cat(clips), labels)
 
 
 def speak(num_samples: int, sample_rate_hz: int, generator: torch.Generator) -> Float32[Tensor, "60 s"]:

@@ -1,7 +1,7 @@
 """longseq: classifiers of images and sound as very long sequences, at linear cost."""
 
 from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Projection, Softmax, Verma, plug
-from longseq.encoders import ImageEncoder, SpectrogramEncoder, TimmEncoder, resize
+from longseq.encoders import ImageEncoder, SpecAugment, SpectrogramEncoder, TimmEncoder, resize
 
 __all__ = [
     "Conv",
@@ -14,6 +14,7 @@ __all__ = [
     "Mechanism",
     "Projection",
     "Softmax",
+    "SpecAugment",
     "SpectrogramEncoder",
     "TimmEncoder",
     "Verma",

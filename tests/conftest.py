@@ -1,8 +1,10 @@
 """What tests of several folders use: real data, and the command line as a user runs it."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TrainPy = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_configure() -> None:
+    os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["LONGSEQ_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torchaudio.functional import phase_vocoder
 
 from datamodules import FSDD, Digits, Vowels
-from datamodules.audio import Clips
 from datamodules.base import DataModule
 from datamodules.baseline import nearest_centroid_accuracy
+from datamodules.samples import Clips, pad_clips
 from longseq import resize
 from longseq.training import Classifier
 
@@ -54,11 +54,11 @@ def accuracy_of(model: Classifier, data: DataModule) -> float:
 def slowed(clips: Clips) -> Clips:
     """The same clips at half their speed, in their own pitch."""
     hop, window = 64, torch.hann_window(256)
-    spectra = torch.stft(clips.inputs, 256, hop, window=window, return_complex=True)
+    spectra = torch.stft(pad_clips(clips.inputs)["waveforms"], 256, hop, window=window, return_complex=True)
     advance = torch.linspace(0, math.pi * hop, 129)[:, None]
     waveforms = torch.istft(phase_vocoder(spectra, 0.5, advance), 256, hop, window=window)
-    length = 2 * clips.inputs.shape[1]
-    return Clips(torch.nn.functional.pad(waveforms, (0, length))[:, :length], 2 * clips.lengths, clips.labels)
+    lengths = (2 * clips.whole_lengths).clamp(max=waveforms.shape[1])
+    return Clips([clip[:length] for clip, length in zip(waveforms, lengths, strict=True)], clips.labels)
 
 
 @pytest.mark.parametrize(("flags", "least"), [([], 0.96), (VERMA, 0.94)], ids=["linformer", "verma"])

@@ -7,11 +7,12 @@ import os
 import re
 import sys
 import warnings
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning_fabric.utilities.apply_func import move_data_to_device
@@ -31,12 +32,14 @@ from longseq.cli.faults import (
     said_of_the_machine,
     what_was_asked,
 )
-from longseq.cli.runs import find_resumed, forget_if_not_begun, new_run, refuse_full_disk, write_metrics
+from longseq.cli.runs import DataRecord, find_resumed, forget_if_not_begun, new_run, refuse_full_disk, write_metrics
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
 from longseq.training.memory import OutOfMemory, is_out_of_memory, what_fits
+from longseq.training.pictures import draw_inputs
 from longseq.training.recovery import Sentinel, Stopped
+from longseq.training.statistics import measure_inputs
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
@@ -54,6 +57,32 @@ LINKS = {
 RESTORED = ("learning_rate", "weight_decay")
 
 
+# Commands that need data alone; what a configuration says of the rest is left aside.
+OF_DATA = ("stats", "check")
+
+
+class Trainer(pl.Trainer):
+    """Lightning's trainer, with the further commands' names and arguments."""
+
+    def preview(
+        self, model: Classifier, datamodule: pl.LightningDataModule, out: str = "preview.png", num_samples: int = 16
+    ) -> None:
+        """Draw training inputs as the model sees them, with their labels.
+
+        Args:
+            model: The classifier.
+            datamodule: The data.
+            out: The PNG to write.
+            num_samples: How many inputs.
+        """
+
+    def stats(self, model: None, datamodule: pl.LightningDataModule) -> None:
+        """Print sizes of splits and classes, and the training set's figures."""
+
+    def check(self, model: None, datamodule: pl.LightningDataModule) -> None:
+        """Open every file of the data, and list those that are broken."""
+
+
 class Commands(LightningCLI):
     """Parses, builds data, model and trainer, and runs one command."""
 
@@ -63,6 +92,7 @@ class Commands(LightningCLI):
         super().__init__(
             Classifier,
             pl.LightningDataModule,
+            trainer_class=Trainer,
             subclass_mode_data=True,
             parser_class=OneLineParser,
             seed_everything_default=0,
@@ -81,6 +111,9 @@ class Commands(LightningCLI):
             "validate": fixed | {"dataloaders", "verbose"},
             "test": fixed | {"dataloaders", "verbose"},
             "predict": fixed | {"dataloaders", "return_predictions"},
+            "preview": fixed,
+            "stats": fixed,
+            "check": fixed,
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -109,6 +142,14 @@ class Commands(LightningCLI):
             parser.link_arguments(source, target, apply_on="instantiate")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        if subcommand in OF_DATA:
+            parser = self.init_parser(**kwargs)
+            self._subcommand_method_arguments[subcommand] = []
+            parser.add_lightning_class_args(pl.LightningDataModule, "data", subclass_mode=True)
+            for name in ("model", "trainer", "seed_everything", "experiment", "allow_class"):
+                parser.add_argument(f"--{name}", type=Any, default=False, help=SUPPRESS)
+            parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+            return parser
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "predict":
             parser.add_argument("--input", type=str, required=True, help="A file, or a folder of files, to classify.")
@@ -145,6 +186,8 @@ class Commands(LightningCLI):
             self.checkpoint = read_checkpoint(path)
             args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
         self.config = parser.parse_args(args)
+        if self.config.subcommand in OF_DATA:
+            return
         for source, target in LINKS.items():
             if self.settings.get(target) is not None:
                 key = target.replace("init_args.", "")
@@ -158,6 +201,11 @@ class Commands(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build data, model and trainer; a value that one of them refuses is the user's mistake."""
         try:
+            if self.subcommand in OF_DATA:
+                self.config_init = self.parser.instantiate_classes(self.config)
+                parts: Any = (self._get(self.config_init, "data"), None, Trainer)
+                self.datamodule, self.model, self.trainer = parts
+                return
             super().instantiate_classes()
         except ValueError as error:  # "<argument> must ...", which jsonargparse may have wrapped
             said = re.search(r"(\w+) (must .+)", str(error))
@@ -196,6 +244,7 @@ class Commands(LightningCLI):
             SequenceSummary(),
             ThroughputLogger(config.peak_flops),
             GeneratorStates(),
+            DataRecord(self.run),
             Sentinel(self.run / "last.ckpt", config.checkpoint_minutes),
         ]
         if config.trainer.logger in (None, True):
@@ -275,6 +324,37 @@ class Commands(LightningCLI):
         for path, row in zip(datamodule.predict_paths, rows, strict=True):
             probability, label = row.max(dim=0)
             print(f"{path}\t{model.class_names[int(label)]}\t{probability:.4f}")
+
+    def preview(self, model: Classifier, datamodule: Any, out: str, num_samples: int) -> None:
+        """Write one picture of training inputs, drawn, mixed and masked as in the first epoch."""
+        datamodule.setup("fit")
+        measure_inputs(model.encoder, datamodule, model.device)
+        loader: Any = datamodule.train_dataloader()
+        chosen = torch.randperm(len(loader.dataset))[:num_samples].tolist()
+        inputs, labels = loader.collate_fn(loader.dataset.__getitems__(chosen))
+        try:
+            draw_inputs(model.train(), inputs, labels).savefig(out)
+        except (OSError, ValueError) as error:
+            raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
+        print(f"{len(labels)} inputs: {out}")
+
+    def stats(self, model: None, datamodule: Any) -> None:
+        """Print what there is to know of a data set."""
+        datamodule.setup("fit")
+        for name, value in datamodule.statistics().items():
+            said = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
+            print(f"{name}: {said}")
+
+    def check(self, model: None, datamodule: Any) -> None:
+        """List all broken files at once."""
+        bad = datamodule.bad_files()
+        for path, what in bad.items():
+            print(f"{path}: {what}")
+        if bad:
+            raise UserError(f"data.root: {len(bad)} files are broken; mend them, or --data.on_error skip", exit_code=3)
+        datamodule.setup("fit")
+        sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
+        print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
 
     def _report(self, results: Any) -> None:
         if self.trainer.is_global_zero:

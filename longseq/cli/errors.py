@@ -36,15 +36,16 @@ class OneLineParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within a parser: the outer one adds its key and reports
             super().error(message, ex)
-        raise UserError(one_line(message, _options(self))) from ex
+        raise UserError(one_line(message, _options(self), _commands(self))) from ex
 
 
-def one_line(message: str, options: Iterable[str]) -> str:
+def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ()) -> str:
     """Rewrite an error report of jsonargparse as ``<key>: <what>; <remedy>``.
 
     Args:
         message: The report, of many lines.
         options: Names of the flags that the parser knows.
+        commands: Those that it knows.
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message)) or "arguments"
     if found := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
@@ -58,7 +59,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
     if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
         return f"{found[1]}: no such command; {_nearest(found[1], re.findall(r'[a-z]+', found[2]))}"
     if 'expected "subcommand"' in message:
-        return "command: missing; choose one of " + message.partition("{")[2].partition("}")[0].replace(",", ", ")
+        return "command: missing; choose one of " + ", ".join(commands)
     if found := re.search(r"arguments are required: (.*)", message):
         return f"{found[1].replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
     if found := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
@@ -94,6 +95,10 @@ def _options(parser: ArgumentParser) -> set[str]:
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     commands = [action.choices for action in parser._actions if isinstance(action.choices, Mapping)]
     return names.union(*(_options(command) for choices in commands for command in choices.values()))
+
+
+def _commands(parser: ArgumentParser) -> list[str]:
+    return [name for action in parser._actions if isinstance(action.choices, Mapping) for name in action.choices]
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -6,7 +6,9 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
@@ -82,6 +84,23 @@ def find_resumed(folder: str, args: list[str]) -> Path | None:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
     rank_zero_only(print)(f"resume: going on from {good[0]}")
     return good[0]
+
+
+class DataRecord(pl.Callback):
+    """Write down which sample of a run is in which split (splits.csv), and which files were left out (skipped.txt)."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        datamodule: Any = getattr(trainer, "datamodule", None)
+        if not trainer.is_global_zero or not hasattr(datamodule, "save_splits"):
+            return
+        datamodule.save_splits(self.run / "splits.csv")
+        skipped = [f"{path}: {what}" for path, what in datamodule.bad_files().items()]
+        if skipped:
+            (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n")
 
 
 def refuse_full_disk(run: Path, model: nn.Module) -> None:

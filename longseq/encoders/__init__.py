@@ -4,6 +4,6 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.image import ImageEncoder
 from longseq.encoders.pretrained import TimmEncoder
 from longseq.encoders.resize import resize
-from longseq.encoders.spectrogram import SpectrogramEncoder
+from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
 
-__all__ = ["Encoder", "ImageEncoder", "SpectrogramEncoder", "TimmEncoder", "resize"]
+__all__ = ["Encoder", "ImageEncoder", "SpecAugment", "SpectrogramEncoder", "TimmEncoder", "resize"]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ class Encoder(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
+    measured_by: ClassVar[tuple[str, ...]] = ()  # the arguments on which mean and std depend, beside the data
 
     def __init__(
         self,
@@ -62,6 +63,10 @@ class Encoder(nn.Module, ABC):
         """Make the pictures that the trunk sees, before they are normalised, in float32; they may lack rows at the end,
         which are padding then."""
 
+    def augment(self, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+        """Change normalised pictures at random, in training."""
+        return picture
+
     def rows(self, inputs: Any) -> Int64[Tensor, " b"] | None:
         """How many rows of each picture are there, those behind being padding; None if all rows of all pictures are."""
         return None
@@ -79,6 +84,8 @@ class Encoder(nn.Module, ABC):
         """Encode a batch as its data module yields it."""
         picture, rows = self.picture(inputs), self.rows(inputs)
         picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
+        if self.training:
+            picture = self.augment(picture)
         return self.trunk(picture) if rows is None else self._encode_padded(picture, rows)
 
     def _encode_padded(

@@ -85,5 +85,7 @@ class TimmEncoder(Encoder):
     def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()
 
+    measured_by = ("model", "shape")
+
     def measure(self, batches: Any) -> None:
         """Nothing: the weights expect the mean and deviation that they were trained with."""

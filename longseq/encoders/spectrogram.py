@@ -6,11 +6,47 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torchaudio.functional import melscale_fbanks
+from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
 from torchaudio.transforms import MelSpectrogram
 
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk
+
+
+class SpecAugment(nn.Module):
+    """Set bands of mels, and of frames, to the mean of the training set: others in each sample.
+
+    Source: Park et al., SpecAugment (arXiv:1904.08779), without its time warping.
+
+    Args:
+        mel_masks: How many bands of mels.
+        mels: Width of one, at most.
+        frame_masks: How many bands of frames.
+        frames: Width of one, at most.
+        fraction: Of the frames of a spectrogram, which a band of them covers at most.
+
+    Raises:
+        ValueError: If a number is negative, or the fraction is not in 0..1.
+    """
+
+    def __init__(
+        self, mel_masks: int = 1, mels: int = 8, frame_masks: int = 1, frames: int = 20, fraction: float = 0.2
+    ) -> None:
+        super().__init__()
+        for name, value in {"mel_masks": mel_masks, "mels": mels, "frame_masks": frame_masks, "frames": frames}.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}; 0 turns it off")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be in 0..1 (0 excluded), got {fraction}; 0.2 is a fifth")
+        self.mel_masks, self.mels, self.frame_masks, self.frames = mel_masks, mels, frame_masks, frames
+        self.fraction = fraction
+
+    def forward(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
+        for _ in range(self.mel_masks):
+            picture = mask_along_axis_iid(picture, self.mels + 1, 0.0, axis=3)
+        for _ in range(self.frame_masks):
+            picture = mask_along_axis_iid(picture, self.frames + 1, 0.0, axis=2, p=self.fraction)
+        return picture
 
 
 class SpectrogramEncoder(Encoder):
@@ -37,12 +73,15 @@ class SpectrogramEncoder(Encoder):
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What becomes the features: ``avg``, the mean of the tokens, or ``token``, a class token.
+        spec_augment: Masks bands of mels and of frames in training, other ones in each sample.
         checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads the width, or the
             mechanism does not fit.
     """
+
+    measured_by = ("sample_rate_hz", "num_mels", "hop_ms", "window_ms")
 
     def __init__(
         self,
@@ -60,6 +99,7 @@ class SpectrogramEncoder(Encoder):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         pool: str = "avg",
+        spec_augment: SpecAugment | None = None,
         checkpointing: bool = False,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
@@ -83,6 +123,7 @@ class SpectrogramEncoder(Encoder):
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
+        self.spec_augment = spec_augment
         self.num_samples, self.hop = num_samples, hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
@@ -94,6 +135,9 @@ class SpectrogramEncoder(Encoder):
                 f"expected at most, got {waveforms.shape[-1]}; crop the clips"
             )
         return self.log_mel(waveforms).mT[:, None]
+
+    def augment(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
+        return picture if self.spec_augment is None else self.spec_augment(picture)
 
     def rows(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Int64[Tensor, " b"] | None:
         """The frames of each clip."""

@@ -4,7 +4,9 @@ An object is described by its class path and its constructor's arguments.
 """
 
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from os import PathLike
 from typing import Any
 
@@ -28,8 +30,10 @@ def allow_classes(packages: list[str]) -> None:
 
 def describe(value: Any) -> Any:
     """Turn an object into plain values: numbers, strings, lists, and dictionaries {class_path, init_args}."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
+    if isinstance(value, Enum):
+        raise TypeError(f"{value!r} cannot be kept in a checkpoint; leave the default")
     if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, list | tuple):
@@ -37,10 +41,18 @@ def describe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     kind = type(value)
+    arguments = {
+        name: argument for name, argument in arguments_of(value).items() if not _is_default(kind, name, argument)
+    }
     return {
         "class_path": f"{kind.__module__}.{kind.__qualname__}",
-        "init_args": {name: describe(argument) for name, argument in arguments_of(value).items()},
+        "init_args": {name: describe(argument) for name, argument in arguments.items()},
     }
+
+
+def _is_default(kind: type, name: str, value: Any) -> bool:
+    """Whether an argument of no plain type, of another library's class, is as it is without being given."""
+    return isinstance(value, Enum) and value == inspect.signature(kind).parameters[name].default
 
 
 def build(description: Any) -> Any:

@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from longseq.attention import carry, start_from_inputs
 from longseq.encoders import Encoder
 from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
+from longseq.training.mix import Mix
 from longseq.training.optimizer import make_optimizer, warmup_cosine
+from longseq.training.statistics import measure_inputs, training_inputs
 
 
 class DivergenceError(Exception):
@@ -43,6 +43,9 @@ class Classifier(pl.LightningModule):
         weight_decay: Of matrices only: not of norms, biases, position embeddings and class tokens.
         warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
         label_smoothing: Share of the target spread over all classes, in training.
+        class_weights: Of each class in the training's loss, or ``balanced``: the rarer a class is, the more a sample of
+            it counts, so that all classes count as much. Of mean 1 over the samples of the training set.
+        mix: Mixes the samples of a training batch: MixUp or CutMix (mix.py).
         init_from: A checkpoint to start a new training from. Its images may have been of another size, its clips of
             another length: position embeddings and projections are carried over. Its classes may have been others: the
             head then starts anew.
@@ -62,6 +65,8 @@ class Classifier(pl.LightningModule):
         weight_decay: float = 0.05,
         warmup_fraction: float = 0.1,
         label_smoothing: float = 0.0,
+        class_weights: list[float] | Literal["balanced"] | None = None,
+        mix: Mix | None = None,
         init_from: str | None = None,
         compile: bool = False,
     ) -> None:
@@ -81,6 +86,10 @@ class Classifier(pl.LightningModule):
         for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+        if isinstance(class_weights, list) and (len(class_weights) != num_classes or min(class_weights) <= 0):
+            raise ValueError(
+                f"class_weights must be {num_classes} positive numbers or balanced, got {class_weights}; one a class"
+            )
         # for a training alone, and of no interest to a checkpoint
         self.skip_bad_steps = 0  # how many steps in a row may be left out because their loss is not finite
         self.any_rank: Callable[[bool], bool] = bool  # whether something holds on any rank
@@ -90,6 +99,9 @@ class Classifier(pl.LightningModule):
         self.class_names = class_names or [str(label) for label in range(num_classes)]
         self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
         self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
+        self.class_weights, self.mix = class_weights, mix
+        weights = torch.tensor(class_weights) if isinstance(class_weights, list) else torch.ones(num_classes)
+        self.register_buffer("loss_weights", weights, persistent=False)
         self.init_from, self._compile = init_from, compile
         self.head = nn.Linear(encoder.dim, num_classes)
         nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes), whatever the encoder
@@ -111,11 +123,13 @@ class Classifier(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Before a new training, start from where it should; every rank does the same."""
+        if stage == "fit" and self.class_weights == "balanced":
+            labels = self.trainer.datamodule.train_set.labels  # type: ignore[attr-defined]
+            counts = labels.bincount(minlength=self.num_classes).to(self.loss_weights)
+            self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
         if stage == "fit" and self.trainer.ckpt_path is None:
             fresh = self.init_from is None or self._start_from_checkpoint(self.init_from)
-            loader = self._training_inputs()
-            if loader is not None:
-                self._start_from_inputs(loader, fresh)
+            self._start_from_inputs(fresh)
         if self._compile and self.encoder._compiled_call_impl is None:
             self.encoder.compile()
 
@@ -142,28 +156,25 @@ class Classifier(pl.LightningModule):
             print("; ".join(said))
         return bool(fresh)
 
-    def _training_inputs(self) -> DataLoader | None:
-        """Batches of the training set, at random but the same in every run."""
+    def _start_from_inputs(self, fresh: bool) -> None:
+        """Measure the training set's mean and deviation, and start projections from it that ask for this."""
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None:
             rank_zero_warn("no data module to measure the inputs of: call encoder.measure(batches) before fit")
-            return None
-        loader = datamodule.train_dataloader()
-        order = torch.Generator().manual_seed(0)
-        return DataLoader(loader.dataset, 256, shuffle=True, generator=order, collate_fn=loader.collate_fn)
-
-    def _start_from_inputs(self, loader: DataLoader, fresh: bool) -> None:
-        """Measure the training set's mean and deviation, and start projections from it that ask for this."""
-        self.encoder.measure(move_data_to_device(inputs, self.device) for inputs, _ in loader)
+            return
+        measure_inputs(self.encoder, datamodule, self.device)
         projection = getattr(self.encoder.attention, "projection", None)
         if fresh and getattr(projection, "start", None) == "singular":
-            inputs = move_data_to_device(next(iter(loader))[0], self.device)
+            inputs = next(training_inputs(datamodule, self.device))
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor | None:
         inputs, labels = batch
+        targets = labels
+        if self.mix is not None:
+            inputs, targets = self.mix(inputs, F.one_hot(labels, self.num_classes).to(self.dtype))
         logits = self(inputs)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        loss = F.cross_entropy(logits, targets, self.loss_weights, label_smoothing=self.label_smoothing)
         if self.any_rank(not loss.isfinite()):
             self._bad_steps += 1
             if self._bad_steps > self.skip_bad_steps:
@@ -187,9 +198,11 @@ class Classifier(pl.LightningModule):
         """The error to raise when something is not finite any more."""
         (optimizer,) = self.trainer.optimizers
         where = f"step {self.global_step}, learning rate {optimizer.param_groups[0]['lr']:.3g}"
-        sampler: Any = getattr(self.trainer.train_dataloader, "sampler", None)
-        if batch_idx is not None and hasattr(sampler, "batch"):
-            where += ", training samples " + " ".join(map(str, sampler.batch(batch_idx)))
+        loader: Any = self.trainer.train_dataloader
+        if batch_idx is not None and hasattr(getattr(loader, "sampler", None), "batch"):
+            names = getattr(loader.dataset, "names", None)
+            numbers = loader.sampler.batch(batch_idx)
+            where += ", training samples " + ", ".join(str(names[i] if names else i) for i in numbers)
         return DivergenceError(
             f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
             "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "

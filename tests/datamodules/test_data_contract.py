@@ -1,7 +1,6 @@
 """What every data module promises, and the split that they share."""
 
 import copy
-import inspect
 import json
 
 import pytest
@@ -12,6 +11,8 @@ from torch.utils.data import DistributedSampler
 
 from datamodules import FSDD, MNIST, DataError, Digits, Vowels
 from datamodules.base import hold_out
+from longseq.arguments import arguments_of
+from longseq.training.checkpoint import describe
 
 ALL = [Digits(size=10), MNIST("nowhere"), Vowels(num_train=180, num_test=60), FSDD("nowhere")]
 EMBEDDED = [Digits(), Vowels(num_train=180, num_test=60)]
@@ -23,11 +24,11 @@ def of_class(data):
 
 @pytest.mark.parametrize("data", ALL, ids=of_class)
 def test_constructor_arguments_are_kept_as_plain_attributes_that_rebuild_the_module(data):
-    arguments = {name: getattr(data, name) for name in inspect.signature(type(data)).parameters}
-    assert json.loads(json.dumps(arguments)) == arguments
+    arguments = arguments_of(data)
+    assert json.loads(json.dumps(describe(arguments))) == describe(arguments)
     again = type(data)(**arguments)
-    assert {name: getattr(again, name) for name in arguments} == arguments
-    assert {"batch_size", "num_workers", "val_fraction", "seed"} <= set(arguments)
+    assert arguments_of(again) == arguments
+    assert {"batch_size", "num_workers", "val_fraction", "seed", "balanced", "augment"} <= set(arguments)
 
 
 @pytest.mark.parametrize(("data", "shape"), list(zip(ALL, [(1, 10, 10), (1, 28, 28), (3200,), (8000,)], strict=True)))

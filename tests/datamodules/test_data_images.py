@@ -84,7 +84,6 @@ def packed_mnist(real_data, tmp_path):
 def test_mnist_is_unpacked_without_a_network_and_has_the_documented_counts(packed_mnist, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("opened a connection"))
     data = MNIST(str(packed_mnist))
-    data.prepare_data()
     data.setup()
     assert len(data.train_set) + len(data.val_set) == 60_000
     # the counts of the test set's digits, as every description of MNIST gives them
@@ -99,7 +98,6 @@ def test_mnist_is_unpacked_without_a_network_and_has_the_documented_counts(packe
 
 def test_absent_mnist_says_which_file_goes_where(tmp_path):
     data = MNIST(str(tmp_path))
-    data.prepare_data()
     with pytest.raises(DataError, match=r"MNIST/raw/train-images-idx3-ubyte.gz: no such file.*; .*download") as error:
         data.setup()
     assert "\n" not in str(error.value)
@@ -111,7 +109,6 @@ def test_an_archive_that_is_not_mnists_is_named_and_not_unpacked(tmp_path):
     for name, _ in datasets.MNIST.resources:
         (folder / name).write_bytes(gzip.compress(b"not digits"))
     data = MNIST(str(tmp_path))
-    data.prepare_data()
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: not the original file"):
         data.setup()
 
@@ -119,15 +116,14 @@ def test_an_archive_that_is_not_mnists_is_named_and_not_unpacked(tmp_path):
 def test_a_folder_that_cannot_be_written_is_named(packed_mnist):
     (packed_mnist / "MNIST" / "raw" / "train-images-idx3-ubyte").mkdir()  # no file can be written over a folder
     with pytest.raises(DataError, match=r"MNIST/raw: cannot fetch or unpack the files here \(.+\); copy"):
-        MNIST(str(packed_mnist)).prepare_data()
+        MNIST(str(packed_mnist)).setup()
 
 
 def test_half_unpacked_mnist_is_reported_as_broken(packed_mnist):
-    MNIST(str(packed_mnist)).prepare_data()
+    MNIST(str(packed_mnist)).setup()
     with open(packed_mnist / "MNIST" / "raw" / "t10k-images-idx3-ubyte", "r+b") as file:
         file.truncate(100_000)
     data = MNIST(str(packed_mnist))
-    data.prepare_data()
     with pytest.raises(DataError, match="MNIST/raw: broken files; delete"):
         data.setup()
 
@@ -135,7 +131,7 @@ def test_half_unpacked_mnist_is_reported_as_broken(packed_mnist):
 def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
     with pytest.raises(DataError, match=r"MNIST/raw: .+; .+") as error:
-        MNIST(str(tmp_path), download=True).prepare_data()
+        MNIST(str(tmp_path), download=True).setup()
     assert "\n" not in str(error.value)
 
 
@@ -245,7 +241,6 @@ def test_an_absent_image_is_named():
 
 def test_what_mnist_reads_from_a_saved_digit_is_that_digit(packed_mnist, tmp_path):
     data = MNIST(str(packed_mnist))
-    data.prepare_data()
     data.setup()
     Image.fromarray(data.test_set.inputs[3, 0].numpy()).save(tmp_path / "x.png")
     assert torch.equal(data.read(tmp_path / "x.png"), data.test_set.inputs[3])

@@ -81,13 +81,13 @@ def test_the_seed_decides_every_sample(vowels):
 
 def test_no_speaker_is_in_two_splits():
     data = Vowels(num_train=600, num_test=60)
-    train, test = data.load()
+    train, _, test = data.load()
     kept, held = data.split_validation(train)
     speakers_kept, speakers_held = (kept // 20).unique(), (held // 20).unique()
     assert len(kept) == 20 * len(speakers_kept) and len(held) == 20 * len(speakers_held) == 60
     assert not set(speakers_kept.tolist()) & set(speakers_held.tolist())
     assert sorted((speakers_held % 3).tolist()) == [0, 1, 2]  # a man, a woman, a child
-    longer, _ = Vowels(num_train=660, num_test=60).load()
+    longer, _, _ = Vowels(num_train=660, num_test=60).load()
     assert torch.equal(longer.inputs[600:], test.inputs)  # the test's speakers are drawn where training's end
 
 

@@ -111,6 +111,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(small_disk: Pa
     assert re.search(r"error: .*disk/runs/digits: cannot be written \(Read-only file system\)", last_line(done))
 
 
+@pytest.mark.timeout(7200)
 def test_a_checkpoint_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, torch; from longseq.training.storage import write_checkpoint\n"

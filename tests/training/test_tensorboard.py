@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
-from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples, draw_confusions, mel_row
+from longseq.training.pictures import draw_confusions, mel_row
+from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
 
 NAMES = ["cat", "dog", "who'd"]
 SIZE = {"dim": 8, "depth": 1, "heads": 1}

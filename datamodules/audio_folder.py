@@ -1,0 +1,165 @@
+"""One's own recordings: a folder of class folders, or a table of paths and labels."""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from datamodules.audio import AudioDataModule, refuse_unusable
+from datamodules.errors import DataError
+from datamodules.files import FileDataModule, Item
+from datamodules.image_folder import SPLITS, find_in_class_folders
+from datamodules.scan import Facts
+from datamodules.sound_files import change_rate, examine_sound, read_sound
+
+LONGEST_SECONDS = 10.0  # of clips whose length nobody gave
+
+
+class AudioFiles(FileDataModule, AudioDataModule):
+    """A data set of sound files.
+
+    Args:
+        root: The folder.
+        sample_rate_hz: Rate of the inputs; if absent, that which most files have.
+        seconds: Length of the longest input; if absent, that of the longest clip, but 10 s at most.
+        common: Arguments of FileDataModule and AudioDataModule.
+    """
+
+    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
+
+    def __init__(
+        self, root: str, sample_rate_hz: int | None = None, seconds: float | None = None, **common: Any
+    ) -> None:
+        # absent ones are found when they are asked for
+        super().__init__(root=root, sample_rate_hz=_or(sample_rate_hz, 16_000), seconds=_or(seconds, 1.0), **common)
+        self._rate_given, self._seconds_given = sample_rate_hz, seconds
+
+    @property
+    def sample_rate_hz(self) -> int:  # type: ignore[override]
+        if self._rate_given is None:
+            rates = Counter(facts["rate_hz"] for facts in self._readable().values())
+            self._rate_given = max(rates, key=lambda rate_hz: (rates[rate_hz], rate_hz))
+        return self._rate_given
+
+    @sample_rate_hz.setter
+    def sample_rate_hz(self, value: int) -> None:
+        self._rate_given = value
+
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        if self._seconds_given is None:
+            readable = self._readable()
+            longest = max(self._seconds_of(item) for item in self.items if item.path in readable)
+            self._seconds_given = min(math.ceil(100 * longest) / 100, LONGEST_SECONDS)
+            refuse_unusable(self.sample_rate_hz, self._seconds_given)
+        return self._seconds_given
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._seconds_given = value
+
+    def _readable(self) -> dict[str, Facts]:
+        readable = {path: facts for path, facts in self.facts.items() if "error" not in facts}
+        if not readable:
+            raise DataError(f"{self.root}: no readable sound; python train.py check says what is wrong with each")
+        return readable
+
+    def _seconds_of(self, item: Item) -> float:
+        facts = self.facts[item.path]
+        whole = facts["frames"] / facts["rate_hz"]
+        return max(min(whole, item.end or whole) - item.start, 0.0)
+
+    def examine(self, path: Path) -> Facts:
+        return examine_sound(path)
+
+    def read_item(self, item: Item) -> Float32[Tensor, " s"]:
+        waveform, rate_hz = read_sound(self.folder / item.path, item.start, item.end)
+        return change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)
+
+    def size_of(self, item: Item) -> int:
+        return round(4 * self.sample_rate_hz * self._seconds_of(item))
+
+    def details(self, items: Sequence[Item]) -> dict[str, Any]:
+        lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in items]
+        return {"lengths": torch.tensor(lengths, dtype=torch.int64)}
+
+
+class AudioFolder(AudioFiles):
+    """Recordings in a folder for each class, or in such folders inside train, val and test, or named by a table.
+
+    A table (.csv, or .tsv with tabs) has a header with the columns path and label, and optionally start and end (in
+    seconds: one recording may hold many clips), fold, and split (train, val or test). Any rate, channels and length.
+
+    Args:
+        root: Folder of the class folders, or of the files that the table names.
+        table: Path of the table, itself or in root.
+        common: Arguments of AudioFiles.
+
+    Raises:
+        DataError: From setup, if there is no clip, the table lacks a column, or a file is broken.
+    """
+
+    def __init__(self, root: str, table: str | None = None, **common: Any) -> None:
+        super().__init__(root=root, **common)
+        self.table = table
+
+    def find(self) -> list[Item]:
+        if self.table is not None:
+            path = Path(self.table).expanduser()
+            return read_table(path if path.is_file() else self.folder / path)
+        items = list(find_in_class_folders(self.folder, self.predict_suffixes))
+        if not items:
+            suffixes = ", ".join(sorted(self.predict_suffixes))
+            raise DataError(f"{self.root}: holds no folder of sounds for each class; it may hold {suffixes}")
+        return items
+
+
+def read_table(path: Path) -> list[Item]:
+    """The rows of a table of path, label and optionally start, end, fold and split.
+
+    Raises:
+        DataError: If it cannot be read, or a row says what cannot be.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            missing = {"path", "label"} - set(rows.fieldnames or [])
+            if missing:
+                raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
+            items = [_item(path, rows.line_num, row) for row in rows]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
+    if not items:
+        raise DataError(f"{path}: holds no row; give each clip one")
+    return items
+
+
+def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
+    def wrong(what: str) -> DataError:
+        return DataError(f"{path}: line {line}: {what}")
+
+    values = {name: (value or "").strip() for name, value in row.items() if name}
+    if not values["path"] or not values["label"]:
+        raise wrong("no path or no label; give both")
+    split = values.get("split", "").lower()
+    if split and split not in SPLITS:
+        raise wrong(f"split {split}; give train, val or test")
+    try:
+        start = float(values.get("start") or 0)
+        end = float(values["end"]) if values.get("end") else None
+    except ValueError as error:
+        raise wrong(f"start or end is no number ({error}); give seconds") from error
+    if start < 0 or (end is not None and end <= start):
+        raise wrong(f"from {start:g} to {end:g} s; end must come after start")
+    return Item(values["path"], values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end)
+
+
+def _or(given: Any, usual: Any) -> Any:
+    return usual if given is None else given

@@ -1,0 +1,76 @@
+"""Changes of a sound in training that leave its class as it is. Each draws from torch's generator."""
+
+import math
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from datamodules.errors import require
+
+
+class SoundTransform(nn.Module):
+    """A waveform (s,) becomes another, of the same length."""
+
+    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+        raise NotImplementedError
+
+
+class TimeShift(SoundTransform):
+    """Move the sound by up to a fraction of its length, to either side; what leaves at one end enters at the other.
+
+    Args:
+        fraction: Of the length, in 0..1.
+    """
+
+    def __init__(self, fraction: float = 0.1) -> None:
+        super().__init__()
+        require(0 < fraction <= 1, "fraction", "in 0..1 (0 excluded)", fraction, "0.1 is a tenth of the clip")
+        self.fraction = fraction
+
+    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+        most = round(self.fraction * len(waveform))
+        return waveform.roll(int(torch.randint(-most, most + 1, ())))
+
+
+class Gain(SoundTransform):
+    """Make the sound louder or softer, evenly over decibels; what would exceed full scale is clipped.
+
+    Args:
+        decibels: At most, up or down.
+    """
+
+    def __init__(self, decibels: float = 6.0) -> None:
+        super().__init__()
+        require(0 < decibels <= 60, "decibels", "in 0..60 (0 excluded)", decibels, "6 doubles or halves the amplitude")
+        self.decibels = decibels
+
+    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+        decibels = self.decibels * (2 * torch.rand(()) - 1)
+        return (waveform * 10 ** (decibels / 20)).clamp(-1, 1)
+
+
+class Noise(SoundTransform):
+    """Add white noise at a signal-to-noise ratio that is drawn evenly; silence stays silent.
+
+    Args:
+        snr_db: The least and the greatest ratio, in decibels.
+        probability: Of adding any.
+    """
+
+    def __init__(self, snr_db: tuple[float, float] = (10.0, 40.0), probability: float = 0.5) -> None:
+        super().__init__()
+        require(
+            len(snr_db) == 2 and snr_db[0] <= snr_db[1], "snr_db", "the least and the greatest", snr_db, "10 and 40"
+        )
+        require(0 < probability <= 1, "probability", "in 0..1 (0 excluded)", probability, "0.5 is every other clip")
+        self.snr_db = (float(snr_db[0]), float(snr_db[1]))
+        self.probability = probability
+
+    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+        if torch.rand(()) >= self.probability:
+            return waveform
+        least, greatest = self.snr_db
+        ratio = 10 ** ((least + (greatest - least) * torch.rand(())) / 10)
+        level = math.sqrt(float(waveform.square().mean()) / float(ratio))
+        return waveform + level * torch.randn(waveform.shape)

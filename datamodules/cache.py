@@ -1,0 +1,44 @@
+"""Results that are kept from run to run: statistics, scans of folders, pictures made on the spot."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from datamodules.errors import DataError
+
+
+def cache_folder() -> Path:
+    """LONGSEQ_CACHE, or longseq in the user's cache folder; it may be deleted at any time."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "longseq"
+    folder = Path(os.environ.get("LONGSEQ_CACHE", default))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be made ({error.strerror}); set LONGSEQ_CACHE to a folder that can"
+        ) from error
+    return folder
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make a file of the cache; the others wait, and then find it."""
+    import fcntl
+
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that takes the place of `path` when all of it was written, and goes if it was not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}); make room or set LONGSEQ_CACHE") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,17 @@
+"""What is wrong with data or with an argument, said on one line."""
+
+
+class DataError(Exception):
+    """Data that is missing or broken; the message reads "<path or key>: <what>; <remedy>", on one line."""
+
+    exit_code = 3
+
+
+def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> None:
+    """Check one constructor argument.
+
+    Raises:
+        ValueError: Unless `holds`; its first word is the argument's name.
+    """
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value!r}; {remedy}")

@@ -1,0 +1,216 @@
+"""What data sets of many files share: their table, their splits, and what is done about broken files."""
+
+import hashlib
+import warnings
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from datamodules.base import DataModule, hold_out
+from datamodules.errors import DataError, require
+from datamodules.samples import Files, Samples
+from datamodules.scan import Facts, in_threads, scan
+
+IN_MEMORY_BYTES = 2**30  # of inputs, up to which they are decoded once and kept
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row of a data set's table.
+
+    Attributes:
+        path: Of the file, in the root.
+        label: The name of its class.
+        split: "train", "val", "test", or "" where it is still to be drawn.
+        fold: Of a cross-validation, or "".
+        start, end: The part of a recording, in seconds; to its end if end is None.
+    """
+
+    path: str
+    label: str
+    split: str = ""
+    fold: str = ""
+    start: float = 0.0
+    end: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path if self.end is None and not self.start else f"{self.path} {self.start:g}-{self.end or 'end'}"
+
+
+class FileDataModule(DataModule):
+    """A data set of files in a folder.
+
+    Every file is opened once before training, in a scan whose result is kept (datamodules/scan.py).
+
+    Args:
+        root: The folder.
+        on_error: What a broken file does: "raise" ends the run before training, "skip" leaves it out.
+        in_memory: Whether inputs are decoded once and kept in memory, not decoded by workers when they are asked for;
+            decided by their size if absent.
+        class_names: The classes, in the order of their labels; those found in the data if absent.
+        test_fraction: Share that is held out for the test where none is given, in (0, 1).
+        test_fold: The fold to test on, where the data has folds.
+        val_fold: The fold to validate on.
+        common: Arguments of every data module.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        on_error: Literal["raise", "skip"] = "raise",
+        in_memory: bool | None = None,
+        class_names: list[str] | None = None,
+        test_fraction: float = 0.2,
+        test_fold: str | int | None = None,
+        val_fold: str | int | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        require(on_error in ("raise", "skip"), "on_error", "raise or skip", on_error, "skip leaves broken files out")
+        require(0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction, "0.2 is a fifth")
+        self.root = root
+        self.on_error = on_error
+        self.in_memory = in_memory
+        self.test_fraction = test_fraction
+        self.test_fold, self.val_fold = test_fold, val_fold
+        self._classes_given = class_names
+
+    # What a data set of files defines
+
+    @abstractmethod
+    def find(self) -> list[Item]:
+        """The table of the data set, of every file that it should have.
+
+        Raises:
+            DataError: If there is none.
+        """
+
+    @abstractmethod
+    def examine(self, path: Path) -> Facts:
+        """Read a whole file, and say what it is.
+
+        Raises:
+            DataError: If it is broken.
+        """
+
+    @abstractmethod
+    def read_item(self, item: Item) -> Tensor:
+        """The input of a row."""
+
+    @abstractmethod
+    def size_of(self, item: Item) -> int:
+        """Bytes of the input of a row in memory."""
+
+    # The table
+
+    @property
+    def folder(self) -> Path:
+        folder = Path(self.root).expanduser()
+        if not folder.is_dir():
+            raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
+        return folder
+
+    @cached_property
+    def items(self) -> list[Item]:
+        return self.find()
+
+    @cached_property
+    def facts(self) -> dict[str, Facts]:
+        """What the scan found, by path."""
+        paths = dict.fromkeys(item.path for item in self.items)
+        return scan(self.folder, paths, self.examine, type(self).examine.__qualname__)
+
+    @property
+    def class_names(self) -> list[str]:  # type: ignore[override]
+        if self._classes_given is None:
+            self._classes_given = sorted({item.label for item in self.items})
+            if len(self._classes_given) < 2:
+                raise DataError(f"{self.root}: one class only ({self._classes_given[0]}); give two or more")
+        return self._classes_given
+
+    def bad_files(self) -> dict[str, str]:
+        """What is wrong with each broken file and its remedy, by path."""
+        return {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
+
+    def _good_items(self) -> list[Item]:
+        bad = self.bad_files()
+        if bad and self.on_error == "raise":
+            path, what = next(iter(bad.items()))
+            others = f"; {len(bad) - 1} more are broken" if len(bad) > 1 else ""
+            raise DataError(
+                f"{self.folder / path}: {what}{others}: python train.py check lists all, --data.on_error skip leaves "
+                "them out"
+            )
+        if bad:
+            warnings.warn(f"{self.root}: {len(bad)} broken files left out; skipped.txt lists them", stacklevel=2)
+        good = [item for item in self.items if item.path not in bad]
+        unknown = {item.label for item in good} - set(self.class_names)
+        if unknown:
+            known = ", ".join(self.class_names[:20])
+            raise DataError(f"{self.root}: class {min(unknown)} is not one of the model's ({known}); take it out")
+        return good
+
+    # Splits
+
+    def load(self) -> tuple[Samples, Samples | None, Samples]:
+        items = self._good_items()
+        is_test = self._part(items, "test", self.test_fold)
+        if is_test is None:
+            labels = torch.tensor([self.class_names.index(item.label) for item in items])
+            is_test = torch.zeros(len(items), dtype=torch.bool)
+            is_test[hold_out(labels, self.test_fraction, self.seed)[1]] = True
+        is_val = self._part(items, "val", self.val_fold)
+        is_train = ~is_test if is_val is None else ~is_test & ~is_val
+        train = [item for item, held in zip(items, is_train.tolist(), strict=True) if held]
+        counts = Counter(item.label for item in train)
+        for name in self.class_names:
+            if not counts[name]:
+                raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
+        test = self._samples([item for item, held in zip(items, is_test.tolist(), strict=True) if held])
+        if not len(test):
+            raise DataError(f"{self.root}: no readable file to test on; add some, or leave the test split out")
+        if is_val is None:
+            return self._samples(train), None, test
+        val = [item for item, held in zip(items, (is_val & ~is_test).tolist(), strict=True) if held]
+        if not val:
+            raise DataError(f"{self.root}: no readable file to validate on; add some, or leave the split out")
+        return self._samples(train), self._samples(val), test
+
+    def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
+        """Which rows are of a split that the data or a fold decides; None if nothing does."""
+        if fold is not None:
+            chosen = [item.fold == str(fold) for item in items]
+            if not any(chosen):
+                folds = ", ".join(sorted({item.fold for item in items if item.fold})) or "none"
+                raise DataError(f"data.{split}_fold: no fold {fold} in {self.root}; it has {folds}")
+        else:
+            chosen = [item.split == split for item in items]
+        return torch.tensor(chosen) if any(chosen) else None
+
+    def _samples(self, items: list[Item]) -> Samples:
+        labels = torch.tensor([self.class_names.index(item.label) for item in items], dtype=torch.int64)
+        digests = [f"{self.facts[item.path]['sha256']} {item.start} {item.end}" for item in items]
+        settings = [getattr(self, name) for name in self.reading]
+        inputs: Sequence[Tensor] = Files(items, self.read_item)
+        keep = self.in_memory
+        if keep is None:
+            keep = sum(map(self.size_of, items)) <= IN_MEMORY_BYTES
+        if keep:
+            inputs = in_threads(self.read_item, items, f"reading {self.root}")
+        names = [item.name for item in items]
+        digest = hashlib.sha256(f"{settings} {digests}".encode()).hexdigest()
+        return self.samples_of(inputs, labels, names, digest, **self.details(items))
+
+    reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
+
+    def details(self, items: Sequence[Item]) -> dict[str, Any]:
+        """What the data set of these rows is told beside inputs, labels and names."""
+        return {}

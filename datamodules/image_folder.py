@@ -1,0 +1,114 @@
+"""One's own images: a folder of class folders."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from datamodules.errors import DataError, require
+from datamodules.files import FileDataModule, Item
+from datamodules.images import ImageDataModule, open_image
+from datamodules.scan import Facts, walk
+
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+LONGEST_SIDE = 64  # of images whose size nobody gave: 4096 tokens where each pixel is one
+
+
+class ImageFolder(FileDataModule, ImageDataModule):
+    """Images in a folder for each class, or in such folders inside train, val and test: any size, mode and rotation.
+
+    Without a test folder a share of the images is held out, and so for validation.
+
+    Args:
+        root: Folder of the class folders, or of train, val (or valid) and test.
+        size: Height and width of the inputs, or one number for both. If absent, that of the images, or, where they
+            differ, a square of their median side, but of 64 pixels at most.
+        grayscale: Whether inputs are grey, of one channel.
+        keep_aspect: Whether images are cut to that shape, not stretched.
+        common: Arguments of FileDataModule and ImageDataModule.
+
+    Raises:
+        DataError: From setup, if there is no class folder, or a file is broken.
+    """
+
+    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
+
+    def __init__(
+        self,
+        root: str,
+        size: int | list[int] | None = None,
+        grayscale: bool = False,
+        keep_aspect: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(root=root, **common)
+        sides = [size, size] if isinstance(size, int) else size
+        require(
+            sides is None or (len(sides) == 2 and min(sides) >= 1),
+            "size",
+            "a side or height and width",
+            size,
+            "64 is a start",
+        )
+        self._sides = sides
+        self.grayscale = grayscale
+        self.keep_aspect = keep_aspect
+
+    @property
+    def size(self) -> list[int]:
+        if self._sides is None:
+            sizes = {(facts["height"], facts["width"]) for facts in self.facts.values() if "error" not in facts}
+            if not sizes:
+                raise DataError(f"{self.root}: no readable image; python train.py check says what is wrong with each")
+            common = next(iter(sizes))
+            if len(sizes) == 1 and max(common) <= LONGEST_SIDE:
+                self._sides = list(common)
+            else:
+                side = int(torch.tensor([min(size) for size in sizes]).median())
+                self._sides = [min(side, LONGEST_SIDE)] * 2
+        return self._sides
+
+    @property
+    def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        return (1 if self.grayscale else 3, *self.size)  # type: ignore[return-value]
+
+    def find(self) -> list[Item]:
+        items = list(find_in_class_folders(self.folder, self.predict_suffixes))
+        if not items:
+            suffixes = ", ".join(sorted(self.predict_suffixes))
+            raise DataError(f"{self.root}: holds no folder of images for each class; it may hold {suffixes}")
+        return items
+
+    def examine(self, path: Path) -> Facts:
+        _, height, width = open_image(path).shape
+        return {"height": height, "width": width}
+
+    def read_item(self, item: Item) -> UInt8[Tensor, "c h w"]:
+        return self.read(self.folder / item.path)
+
+    def size_of(self, item: Item) -> int:
+        channels, height, width = self.shape
+        return channels * height * width
+
+
+def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item]:
+    """The rows of a folder of class folders, or of such folders inside train, val and test.
+
+    Raises:
+        DataError: If a class has no file.
+    """
+    parts = [folder for folder in sorted(root.iterdir()) if folder.name.lower() in SPLITS and folder.is_dir()]
+    is_split = any(SPLITS[folder.name.lower()] == "train" for folder in parts)
+    for part in parts if is_split else [root]:
+        split = SPLITS[part.name.lower()] if is_split else ""
+        for folder in sorted(part.iterdir()):
+            if folder.name.startswith(".") or not folder.is_dir():
+                continue
+            files = list(walk(folder, suffixes))
+            if not files:
+                raise DataError(f"{folder}: class {folder.name} has no readable file; add some, or take the folder out")
+            for path in files:
+                yield Item(str(path.relative_to(root)), folder.name, split)

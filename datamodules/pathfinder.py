@@ -1,0 +1,183 @@
+"""Pathfinder: are two dots joined by one dashed path? The task of Long Range Arena, made on the spot."""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from datamodules.cache import cache_folder, locked, replacing
+from datamodules.errors import require
+from datamodules.images import ImageDataModule
+from datamodules.samples import LabelledTensors
+
+SIZES = (32, 64, 128, 256)
+_VERSION = 1  # of the drawing: a change makes new files in the cache
+_CHUNK = 50  # images that one process makes at a time
+
+
+class Pathfinder(ImageDataModule):
+    """SYNTHETIC images, uint8 (1, size, size): two long dashed paths, shorter ones that distract, and two dots.
+
+    The dots sit on both ends of one path ("joined"), or on an end of each ("apart"), as often. Everything grows with
+    the size, so that the task is the same at every length of the sequence. Source: Linsley, Kim, Veerabadran, Windolf
+    and Serre, Learning long-range spatial dependencies with horizontal gated recurrent units (2018); Tay et al., Long
+    Range Arena (2021), which trains on 160,000 images of 32 and 128 pixels a side. The drawing is our own.
+
+    Args:
+        size: Height and width: 32, 64, 128 or 256.
+        dashes: Of a long path; 6, 9 and 14 are the paper's degrees of difficulty.
+        distractors: Shorter paths, of a third as many dashes.
+        num_train: Images to train on, validation included.
+        num_test: Images to test on.
+        common: Arguments of ImageDataModule.
+    """
+
+    def __init__(
+        self,
+        size: int = 32,
+        dashes: int = 9,
+        distractors: int = 5,
+        num_train: int = 20_000,
+        num_test: int = 2_000,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        require(size in SIZES, "size", "one of 32, 64, 128, 256", size, "32 is a start")
+        require(2 <= dashes <= 14, "dashes", "in 2..14", dashes, "9 is of middle difficulty")
+        require(0 <= distractors <= 12, "distractors", "in 0..12", distractors, "more would find no room")
+        require(num_train >= 20, "num_train", "20 or more", num_train, "20000 trains a small model")
+        require(num_test >= 2, "num_test", "2 or more", num_test, "2000 measures to a percent")
+        self.size, self.dashes, self.distractors = size, dashes, distractors
+        self.num_train, self.num_test = num_train, num_test
+        self.class_names = ["apart", "joined"]
+        self.shape = (1, size, size)
+
+    def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
+        count = self.num_train + self.num_test
+        what = (_VERSION, self.size, self.dashes, self.distractors, self.seed)
+        key = hashlib.sha256(repr((what, count)).encode()).hexdigest()[:16]
+        path = cache_folder() / "pathfinder" / f"{self.size}-{key}.pt"
+        path.parent.mkdir(exist_ok=True)
+        with locked(path):
+            if not path.is_file():
+                images = np.concatenate(list(self._make(count)))
+                with replacing(path) as temporary:
+                    torch.save(torch.from_numpy(images)[:, None], temporary)
+        images = torch.load(path, weights_only=True)
+        labels = torch.arange(count) % 2
+        train = LabelledTensors(images[: self.num_train], labels[: self.num_train])
+        return train, None, LabelledTensors(images[self.num_train :], labels[self.num_train :])
+
+    def _make(self, count: int) -> Iterator[np.ndarray]:
+        chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+        with (
+            ProcessPoolExecutor(os.cpu_count()) as pool,
+            tqdm(total=count, desc="drawing paths", delay=2, disable=None) as bar,
+        ):
+            for images in pool.map(self._draw, chunks):
+                bar.update(len(images))
+                yield images
+
+    def _draw(self, numbers: range) -> np.ndarray:
+        return np.stack(
+            [
+                draw_paths(self.size, self.dashes, self.distractors, number % 2 == 1, [self.seed, number])
+                for number in numbers
+            ]
+        )
+
+    def __reduce__(self) -> Any:  # to the processes that draw go the settings alone
+        settings = (self.size, self.dashes, self.distractors, self.num_train, self.num_test)
+        return _again, (*settings, self.seed)
+
+
+def _again(size: int, dashes: int, distractors: int, num_train: int, num_test: int, seed: int) -> Pathfinder:
+    return Pathfinder(size, dashes, distractors, num_train, num_test, seed=seed)
+
+
+def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: list[int]) -> np.ndarray:
+    """One image, uint8 (size, size).
+
+    Lengths are in 32nds of the side: dashes of 2 with gaps of 1, 0.6 thick, turning by up to 30 degrees from one to
+    the next (more where there is no room), no two paths closer than 2; dots of radius 1.5.
+
+    Args:
+        size: Height and width.
+        dashes: Of each of the two long paths.
+        distractors: Paths of a third as many dashes.
+        joined: Whether the dots are on one path.
+        seed: Decides the image, with all of the above.
+    """
+    generator = np.random.default_rng(seed)
+    paths: list[np.ndarray] | None = None
+    while paths is None:
+        paths = _place([dashes, dashes] + [max(dashes // 3, 1)] * distractors, generator)
+    scale = size / 32
+    centres = np.stack(np.meshgrid(*2 * [np.arange(size) + 0.5], indexing="ij"), axis=-1) / scale
+    ink = np.zeros((size, size))
+    for path in paths:
+        for begin, end in zip(path[:-1:2], path[1::2], strict=True):
+            distance = _distance(centres, begin, end)
+            ink = np.maximum(ink, 0.75 * (0.5 + (0.3 - distance) * scale).clip(0, 1))
+    first, second = paths[0], paths[0] if joined else paths[1]
+    for dot in (first[0], second[-1]):
+        distance = np.linalg.norm(centres - dot, axis=-1)
+        ink = np.maximum(ink, (0.5 + (1.5 - distance) * scale).clip(0, 1))
+    return (255 * ink).round().astype(np.uint8)
+
+
+def _place(lengths: list[int], generator: np.random.Generator) -> list[np.ndarray] | None:
+    """The corners of paths that keep their distance, (begin, end) of each dash; None where there was no room."""
+    paths, taken = [], np.empty((0, 2))
+    for length in lengths:
+        for _ in range(40):
+            path = _walk(length, taken, generator)
+            if path is not None:
+                break
+        else:
+            return None
+        paths.append(path)
+        taken = np.concatenate([taken, _along(path)])
+    return paths
+
+
+def _walk(length: int, taken: np.ndarray, generator: np.random.Generator) -> np.ndarray | None:
+    position, angle = generator.uniform(2, 30, 2), generator.uniform(0, 2 * math.pi)
+    corners: list[np.ndarray] = []
+    own = np.empty((0, 2))
+    for _ in range(length):
+        for most in np.linspace(math.pi / 6, math.pi / 2, 10):  # a sharper turn only where a gentle one finds no room
+            turned = angle + generator.uniform(-most, most)
+            ahead = np.array([math.cos(turned), math.sin(turned)])
+            dash = position + ahead * np.array([[0.0], [1.0], [2.0]])
+            inside = (dash > 1.7).all() and (dash < 30.3).all()
+            if inside and _apart(dash, taken, 2.0) and _apart(dash, own[:-4], 2.0):
+                break
+        else:
+            return None
+        corners += [dash[0], dash[2]]
+        own = np.concatenate([own, dash])
+        position, angle = dash[2] + ahead, turned
+    return np.array(corners)
+
+
+def _apart(points: np.ndarray, others: np.ndarray, least: float) -> bool:
+    return not len(others) or bool((np.linalg.norm(points[:, None] - others, axis=-1) >= least).all())
+
+
+def _along(path: np.ndarray) -> np.ndarray:
+    """Points a unit apart, on dashes and in gaps."""
+    return np.concatenate([path, (path[:-1] + path[1:]) / 2])
+
+
+def _distance(points: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Of points (..., 2) from a line between two."""
+    line = end - begin
+    along = ((points - begin) @ line / (line @ line)).clip(0, 1)
+    return np.linalg.norm(points - begin - along[..., None] * line, axis=-1)

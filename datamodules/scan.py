@@ -1,0 +1,89 @@
+"""Every file of a data set is opened once, before any training, and what it is, or what is wrong with it, is kept."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from datamodules.cache import cache_folder, locked, replacing
+from datamodules.errors import DataError
+
+Facts = dict[str, Any]  # of a file: its SHA-256 and what `examine` found, or the error that it raised
+
+
+def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kind: str) -> dict[str, Facts]:
+    """Examine the files of a folder, those that have not changed since by what is kept of them.
+
+    Args:
+        root: The folder.
+        names: Paths in it.
+        examine: Reads a whole file and returns plain values, or raises a DataError.
+        kind: What is examined: part of the cache's name.
+
+    Returns:
+        By name: what examine returned and "sha256", or "error", what is wrong and its remedy.
+    """
+    names = list(names)
+    path = cache_folder() / "scans" / (hashlib.sha256(f"{kind}\n{root.resolve()}".encode()).hexdigest() + ".json")
+    path.parent.mkdir(exist_ok=True)
+    with locked(path):
+        known: dict[str, list[Any]] = json.loads(path.read_text()) if path.is_file() else {}
+        stamps = {name: _stamp(root / name) for name in names}
+        changed = [name for name in names if known.get(name, [None])[0] != stamps[name]]
+
+        def record(name: str) -> Facts:
+            try:
+                facts = examine(root / name)
+                with open(root / name, "rb") as file:
+                    return {**facts, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+            except (DataError, OSError) as error:
+                return {"error": str(error).removeprefix(f"{root / name}: ")}
+
+        for name, facts in zip(changed, in_threads(record, changed, f"checking {root}"), strict=True):
+            known[name] = [stamps[name], facts]
+        if changed:
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(known))
+    return {name: known[name][1] for name in names}
+
+
+def in_threads(work: Callable[[Any], Any], items: list[Any], title: str) -> list[Any]:
+    """The results of a function that waits for the disk or for a decoder, with a progress bar if it takes long."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(tqdm(pool.map(work, items), title, len(items), delay=2, leave=False, disable=None))
+
+
+def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
+    """The files below a folder with one of the suffixes, sorted, hidden ones left out, links followed once."""
+    seen: set[tuple[int, int]] = set()
+
+    def inside(folder: Path) -> Iterator[Path]:
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.is_dir():
+                yield from inside(path)
+            elif path.suffix.lower() in suffixes:
+                yield path
+
+    try:
+        yield from inside(root)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def _stamp(path: Path) -> list[int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return [-1, -1]
+    return [status.st_size, status.st_mtime_ns]

@@ -1,0 +1,165 @@
+"""Reading sound files of any format that soundfile knows, and telling broken ones."""
+
+import os
+import re
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+from torchaudio.transforms import Resample
+
+from datamodules.errors import DataError
+
+SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
+DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, where they are
+_BLOCK = 2**20  # samples that are read at once where a file is only looked at
+
+
+def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
+    """A waveform (s,), its channels averaged, and its rate in Hz; of a part if start and end, in seconds, say so.
+
+    Raises:
+        DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite.
+    """
+    with opened(path) as file:
+        rate_hz = file.samplerate
+        file.seek(min(round(start * rate_hz), file.frames))
+        stop = file.frames if end is None else min(round(end * rate_hz), file.frames)
+        frames = _averaged(file.read(max(stop - file.tell(), 0), dtype="float32", always_2d=True))
+    if not len(frames):
+        raise DataError(
+            f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
+        )
+    if not np.isfinite(frames).all():
+        raise DataError(f"{path}: holds values that are not finite; write it again")
+    return torch.from_numpy(frames), rate_hz
+
+
+def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
+    """The middle of a sound file: an hour costs no more than that."""
+    with opened(path) as file:
+        length = file.frames / file.samplerate
+    start = max(length - seconds, 0) / 2
+    return read_sound(path, start, None if length <= seconds else start + seconds)
+
+
+def examine_sound(path: Path) -> dict[str, Any]:
+    """Read a whole sound file, and say what it is: frames, rate_hz, channels, and whether it is silent.
+
+    Raises:
+        DataError: If it is broken, also in ways in which it could be read: cut off, or of values that are not finite.
+    """
+    with opened(path) as file:
+        declared = file.frames
+        what = _contradiction(file.extra_info)
+        num_frames, peak = 0, 0.0
+        while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+            num_frames += len(block)
+            peak = max(peak, float(np.abs(block).max()))
+            if not np.isfinite(block).all():
+                raise DataError(f"{path}: holds values that are not finite; write it again")
+        rate_hz, channels = file.samplerate, file.channels
+    if what:
+        raise DataError(f"{path}: {what}; record, copy or convert it again")
+    if not num_frames:
+        raise DataError(f"{path}: holds no sound; leave it out or record it again")
+    if num_frames < 0.98 * declared:
+        raise DataError(f"{path}: cut off, {num_frames} of {declared} samples are there; copy it again")
+    return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "silent": peak == 0}
+
+
+class opened:  # noqa: N801 (a context, as `open` is)
+    """soundfile.SoundFile, whose errors become DataErrors."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
+
+    def __enter__(self) -> Any:
+        if not Path(self.path).is_file():
+            raise DataError(f"{self.path}: no such file; check the path")
+        if Path(self.path).suffix.lower() in DECODED_ELSEWHERE:
+            return _Decoded(self.path)
+        try:
+            self.file = soundfile.SoundFile(self.path)
+        except Exception as error:
+            raise self._unreadable(error) from error
+        if not 1000 <= self.file.samplerate <= 1_000_000:
+            rate_hz = self.file.samplerate
+            self.file.close()
+            raise DataError(f"{self.path}: says {rate_hz} samples a second; give it its true rate")
+        return self.file
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+        if isinstance(error, soundfile.SoundFileError | OSError):
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> DataError:
+        what = str(getattr(error, "error_string", error)).strip().rstrip(".") or "its data is cut off or damaged"
+        return DataError(f"{self.path}: not a readable sound ({what}); convert it to WAV or FLAC")
+
+
+class _Decoded:
+    """A file that torchcodec decodes, with as much of SoundFile's ways as is used here."""
+
+    extra_info = ""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            from torchcodec.decoders import AudioDecoder  # type: ignore[import-not-found]
+
+            samples = AudioDecoder(str(path)).get_all_samples()
+        except (ImportError, OSError, RuntimeError) as error:
+            suffix = Path(path).suffix
+            raise DataError(
+                f"{path}: {suffix} needs torchcodec and FFmpeg, which are not here or cannot read it; install them, or "
+                "convert it to FLAC"
+            ) from error
+        self._data = samples.data.T.numpy()
+        self.samplerate, self.channels, self.frames = samples.sample_rate, samples.data.shape[0], len(self._data)
+        self._at = 0
+
+    def seek(self, frame: int) -> None:
+        self._at = frame
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int, **_: Any) -> np.ndarray:
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+
+@lru_cache(maxsize=64)
+def _resampler(from_hz: int, to_hz: int) -> nn.Module:
+    """Made once for each pair of rates. Rates whose ratio has large terms (44100 to 16001) get one within 1e-6 of it,
+    unheard, for the filter of the exact ratio would take minutes and gigabytes."""
+    ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
+    return Resample(ratio.denominator, ratio.numerator)
+
+
+def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
+    """Resample, if the rates differ."""
+    return waveform if from_hz == to_hz else _resampler(from_hz, to_hz)(waveform)
+
+
+def _averaged(frames: np.ndarray) -> np.ndarray:
+    return frames[:, 0].copy() if frames.shape[1] == 1 else frames.mean(axis=1)
+
+
+def _contradiction(header: str) -> str:
+    """What a header says that the file does not hold, by libsndfile's log; empty if all is well."""
+    for declared, there in re.findall(r"(\d+) \(should be (\d+)\)", header):
+        if int(there) < int(declared) < 2**31:  # a recorder that streams writes the largest number there is
+            return f"cut off, {there} of {declared} bytes are there"
+    bits = re.search(r"WAVE_FORMAT_PCM.*?Bit Width\s+: (\d+)", header, re.DOTALL)
+    if bits and int(bits[1]) % 8:
+        return f"says {bits[1]} bits a sample, which no player writes"
+    return ""
