@@ -12,10 +12,10 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule, refuse_unusable
-from datamodules.errors import DataError
+from datamodules.errors import DataError, say
 from datamodules.files import FileDataModule, Item
 from datamodules.image_folder import SPLITS, find_in_class_folders
-from datamodules.scan import Facts
+from datamodules.scan import Facts, walk
 from datamodules.sound_files import change_rate, examine_sound, read_sound
 
 LONGEST_SECONDS = 10.0  # of clips whose length nobody gave
@@ -56,7 +56,7 @@ class AudioFiles(FileDataModule, AudioDataModule):
         if self._seconds_given is None:
             readable = self._readable()
             longest = max(self._seconds_of(item) for item in self.items if item.path in readable)
-            self._seconds_given = min(math.ceil(100 * longest) / 100, LONGEST_SECONDS)
+            self._seconds_given = min(math.ceil(round(100 * longest, 3)) / 100, LONGEST_SECONDS)
             refuse_unusable(self.sample_rate_hz, self._seconds_given)
         return self._seconds_given
 
@@ -112,7 +112,12 @@ class AudioFolder(AudioFiles):
     def find(self) -> list[Item]:
         if self.table is not None:
             path = Path(self.table).expanduser()
-            return read_table(path if path.is_file() else self.folder / path)
+            items = read_table(path if path.is_file() else self.folder / path)
+            named = {(self.folder / item.path).resolve() for item in items}
+            others = [path for path in walk(self.folder, self.predict_suffixes) if path.resolve() not in named]
+            if others:
+                say(f"{self.root}: {len(others)} sounds have no row in {self.table}, such as {others[0].name}")
+            return items
         items = list(find_in_class_folders(self.folder, self.predict_suffixes))
         if not items:
             suffixes = ", ".join(sorted(self.predict_suffixes))

@@ -1,5 +1,9 @@
 """What is wrong with data or with an argument, said on one line."""
 
+import sys
+
+from pytorch_lightning.utilities import rank_zero_only
+
 
 class DataError(Exception):
     """Data that is missing or broken; the message reads "<path or key>: <what>; <remedy>", on one line."""
@@ -15,3 +19,9 @@ def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> No
     """
     if not holds:
         raise ValueError(f"{name} must be {rule}, got {value!r}; {remedy}")
+
+
+@rank_zero_only
+def say(text: str) -> None:
+    """One line for the user, on standard error, of one process."""
+    print(text, file=sys.stderr)

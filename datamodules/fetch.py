@@ -98,7 +98,8 @@ def unpack(archive: Path, folder: Path) -> None:
             with source, open(target, "wb") as file:
                 shutil.copyfileobj(source, file)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise DataError(f"{archive}: broken or cut off ({error}); delete it and run again") from error
+        what = str(error).splitlines()[0].rstrip(":")
+        raise DataError(f"{archive}: broken or cut off ({what}); delete it and run again") from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

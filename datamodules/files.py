@@ -1,7 +1,6 @@
 """What data sets of many files share: their table, their splits, and what is done about broken files."""
 
 import hashlib
-import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import DataModule, hold_out
-from datamodules.errors import DataError, require
+from datamodules.errors import DataError, require, say
 from datamodules.samples import Files, Samples
 from datamodules.scan import Facts, in_threads, scan
 
@@ -150,7 +149,7 @@ class FileDataModule(DataModule):
                 "them out"
             )
         if bad:
-            warnings.warn(f"{self.root}: {len(bad)} broken files left out; skipped.txt lists them", stacklevel=2)
+            say(f"{self.root}: {len(bad)} broken files left out; skipped.txt lists them")
         good = [item for item in self.items if item.path not in bad]
         unknown = {item.label for item in good} - set(self.class_names)
         if unknown:

@@ -60,12 +60,11 @@ class ImageFolder(FileDataModule, ImageDataModule):
     @property
     def size(self) -> list[int]:
         if self._sides is None:
-            sizes = {(facts["height"], facts["width"]) for facts in self.facts.values() if "error" not in facts}
+            sizes = [(facts["height"], facts["width"]) for facts in self.facts.values() if "error" not in facts]
             if not sizes:
                 raise DataError(f"{self.root}: no readable image; python train.py check says what is wrong with each")
-            common = next(iter(sizes))
-            if len(sizes) == 1 and max(common) <= LONGEST_SIDE:
-                self._sides = list(common)
+            if len(set(sizes)) == 1 and max(sizes[0]) <= LONGEST_SIDE:
+                self._sides = list(sizes[0])
             else:
                 side = int(torch.tensor([min(size) for size in sizes]).median())
                 self._sides = [min(side, LONGEST_SIDE)] * 2

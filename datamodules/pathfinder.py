@@ -18,6 +18,7 @@ from datamodules.samples import LabelledTensors
 
 SIZES = (32, 64, 128, 256)
 _VERSION = 1  # of the drawing: a change makes new files in the cache
+_FROM_DOTS = 3.0  # how far other paths keep from where a dot may be
 _CHUNK = 50  # images that one process makes at a time
 
 
@@ -105,7 +106,8 @@ def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: lis
     """One image, uint8 (size, size).
 
     Lengths are in 32nds of the side: dashes of 2 with gaps of 1, 0.6 thick, turning by up to 30 degrees from one to
-    the next (more where there is no room), no two paths closer than 2; dots of radius 1.5.
+    the next (more where there is no room), no two paths closer than 2; dots of radius 1.5, no other path closer
+    than 3.
 
     Args:
         size: Height and width.
@@ -134,20 +136,23 @@ def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: lis
 
 def _place(lengths: list[int], generator: np.random.Generator) -> list[np.ndarray] | None:
     """The corners of paths that keep their distance, (begin, end) of each dash; None where there was no room."""
-    paths, taken = [], np.empty((0, 2))
+    paths, taken, ends = [], np.empty((0, 2)), np.empty((0, 2))
     for length in lengths:
+        may_have_dots = len(paths) < 2
         for _ in range(40):
-            path = _walk(length, taken, generator)
-            if path is not None:
+            path = _walk(length, taken, ends, generator)
+            if path is not None and not (may_have_dots and not _apart(path[[0, -1]], taken, _FROM_DOTS)):
                 break
         else:
             return None
         paths.append(path)
         taken = np.concatenate([taken, _along(path)])
+        if may_have_dots:
+            ends = np.concatenate([ends, path[[0, -1]]])
     return paths
 
 
-def _walk(length: int, taken: np.ndarray, generator: np.random.Generator) -> np.ndarray | None:
+def _walk(length: int, taken: np.ndarray, ends: np.ndarray, generator: np.random.Generator) -> np.ndarray | None:
     position, angle = generator.uniform(2, 30, 2), generator.uniform(0, 2 * math.pi)
     corners: list[np.ndarray] = []
     own = np.empty((0, 2))
@@ -157,7 +162,7 @@ def _walk(length: int, taken: np.ndarray, generator: np.random.Generator) -> np.
             ahead = np.array([math.cos(turned), math.sin(turned)])
             dash = position + ahead * np.array([[0.0], [1.0], [2.0]])
             inside = (dash > 1.7).all() and (dash < 30.3).all()
-            if inside and _apart(dash, taken, 2.0) and _apart(dash, own[:-4], 2.0):
+            if inside and _apart(dash, taken, 2.0) and _apart(dash, ends, _FROM_DOTS) and _apart(dash, own[:-4], 2.0):
                 break
         else:
             return None

@@ -67,10 +67,10 @@ def examine_sound(path: Path) -> dict[str, Any]:
         rate_hz, channels = file.samplerate, file.channels
     if what:
         raise DataError(f"{path}: {what}; record, copy or convert it again")
-    if not num_frames:
-        raise DataError(f"{path}: holds no sound; leave it out or record it again")
     if num_frames < 0.98 * declared:
         raise DataError(f"{path}: cut off, {num_frames} of {declared} samples are there; copy it again")
+    if not num_frames:
+        raise DataError(f"{path}: holds no sound; leave it out or record it again")
     return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "silent": peak == 0}
 
 

@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,39 @@ def train_py(tmp_path: Path) -> TrainPy:
         )
         assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
         return result
+
+    return run
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that a mistake is answered with."""
+        assert "Traceback" not in self.err
+        return self.err.strip().split("\n")[-1]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run ``python train.py ...`` in this process, which saves the seconds that Python takes to start."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Done:
+        from longseq.cli import main
+
+        code = 0
+        with warnings.catch_warnings():
+            try:
+                main([str(argument) for argument in arguments])
+            except SystemExit as exit:
+                code = int(exit.code or 0)
+        out, err = capsys.readouterr()
+        return Done(code, out, err)
 
     return run
 

@@ -1,0 +1,384 @@
+"""One's own folders, as they are and as they should not be: the command line on each."""
+
+import csv
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from datamodules import AudioFolder, ImageFolder
+from datamodules.samples import Clips
+
+SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
+         "--model.encoder.attention", "Verma", "--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false",
+         "--trainer.accelerator", "cpu", "--trainer.devices", "1"]  # fmt: skip
+IMAGES = ["fit", "--data", "ImageFolder", "--model.encoder", "ImageEncoder", *SMALL]
+SOUNDS = ["fit", "--data", "AudioFolder", "--model.encoder", "SpectrogramEncoder", *SMALL]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two classes of twelve 8x8 images."""
+    generator = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = generator.integers(0, 255, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / name / f"{number:02}.png")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def sounds(tmp_path: Path) -> Path:
+    """Two classes of twelve noises of 0.1 s at 8 kHz."""
+    generator = np.random.default_rng(0)
+    for name in ("bells", "horns"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(12):
+            soundfile.write(tmp_path / "data" / name / f"{number:02}.wav", generator.uniform(-0.5, 0.5, 800), 8000)
+    return tmp_path / "data"
+
+
+def splits(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "splits.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# What should be
+
+
+def test_a_folder_of_class_folders_trains_and_its_split_is_written_down(images, command, tmp_path):
+    done = command(*IMAGES, "--data.root", images)
+    assert done.code == 0, done.err
+    rows = splits(tmp_path / "runs/imagefolder/0")
+    assert {row["path"] for row in rows} == {f"{name}/{n:02}.png" for name in ("cats", "dogs") for n in range(12)}
+    counts = {(row["label"], row["split"]): 0 for row in rows}
+    for row in rows:
+        counts[row["label"], row["split"]] += 1
+    assert counts == {(name, split): n for name in ("cats", "dogs") for split, n in
+                      (("train", 9), ("val", 1), ("test", 2))}  # fmt: skip
+
+
+def test_its_checkpoint_predicts_when_the_folder_is_gone(images, command, tmp_path):
+    command(*IMAGES, "--data.root", images)
+    images.rename(tmp_path / "elsewhere")
+    done = command("predict", "--ckpt_path", "runs/imagefolder/0/best.ckpt", "--input", tmp_path / "elsewhere/cats")
+    assert done.code == 0, done.err
+    rows = [line.split("\t") for line in done.out.strip().split("\n")]
+    assert [Path(path).name for path, *_ in rows] == [f"{number:02}.png" for number in range(12)]
+    assert {name for _, name, _ in rows} <= {"cats", "dogs"}
+
+
+def test_train_val_and_test_folders_are_the_splits(images, tmp_path):
+    root = tmp_path / "split"
+    for part, numbers in (("train", range(8)), ("valid", range(8, 10)), ("test", range(10, 12))):
+        for name in ("cats", "dogs"):
+            (root / part / name).mkdir(parents=True)
+            for number in numbers:
+                (images / name / f"{number:02}.png").rename(root / part / name / f"{number:02}.png")
+    data = ImageFolder(str(root))
+    data.setup()
+    assert {split: len(samples) for split, samples in data.splits().items()} == {"train": 16, "val": 4, "test": 4}
+    assert all(name.startswith("valid/") for name in data.val_set.names)
+
+
+def test_sizes_modes_and_names_of_all_kinds_are_read(images, command):
+    cats = images / "cats"
+    Image.new("L", (1, 1), 200).save(cats / "one pixel.png")
+    Image.new("RGBA", (30, 3), (1, 2, 3, 0)).save(cats / "ünï 猫.png")
+    Image.new("P", (5, 90)).save(cats / "palette.gif")
+    (cats / "._00.png").write_bytes(b"what a Mac leaves behind")
+    (cats / ".DS_Store").write_bytes(b"")
+    (cats / "notes.txt").write_text("no image")
+    (cats / "loop").symlink_to(images)
+    (cats / "itself").symlink_to(cats)
+    done = command("check", "--data", "ImageFolder", "--data.root", images)
+    assert done.code == 0, done.err
+    data = ImageFolder(str(images))
+    data.setup()
+    names = [name for samples in data.splits().values() for name in samples.names if name.startswith("cats/")]
+    # the loop leads to the dogs, once; never round again
+    assert len([name for name in names if "loop" not in name]) == 15
+    assert data.shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "shape"),
+    [
+        ([(8, 8)], None, (3, 8, 8)),
+        ([(40, 30), (20, 25), (90, 80)], None, (3, 30, 30)),
+        ([(999, 500)], None, (3, 64, 64)),
+        ([(9, 7)], 16, (3, 16, 16)),
+        ([(9, 7)], [5, 6], (3, 5, 6)),
+    ],
+)
+def test_the_size_follows_from_the_images_or_the_flag(sizes, size, shape, tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            Image.new("RGB", sizes[number % len(sizes)]).save(tmp_path / name / f"{number}.png")
+    data = ImageFolder(str(tmp_path), size=size)
+    data.setup()
+    assert data.shape == tuple(data.train_set[0][0].shape) == shape
+
+
+def test_an_image_keeps_its_aspect_unless_told_otherwise(tmp_path):
+    stripes = np.zeros((10, 30, 3), np.uint8)
+    stripes[:, 10:20] = 255
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            Image.fromarray(stripes).save(tmp_path / name / f"{number}.png")
+    kept, stretched = ImageFolder(str(tmp_path), size=10), ImageFolder(str(tmp_path), size=10, keep_aspect=False)
+    for data in (kept, stretched):
+        data.setup()
+    assert kept.train_set[0][0].min() == 255  # the middle third alone
+    assert stretched.train_set[0][0].float().mean() == pytest.approx(85, abs=3)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_decoded_by_workers_or_in_memory_batches_are_the_same(in_memory, images):
+    data = ImageFolder(str(images), in_memory=in_memory, num_workers=0 if in_memory else 2)
+    data.setup()
+    found = [tensor for batch in data.train_dataloader() for tensor in batch]
+    plain = ImageFolder(str(images))
+    plain.setup()
+    expected = [tensor for batch in plain.train_dataloader() for tensor in batch]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_sounds_of_any_rate_channels_encoding_and_length_train(sounds, command, tmp_path):
+    for number, (rate_hz, channels, subtype) in enumerate(
+        [(8000, 1, "PCM_U8"), (11025, 2, "PCM_24"), (44100, 6, "PCM_32"), (96000, 1, "FLOAT"), (192000, 2, "DOUBLE")]
+    ):
+        noise = np.random.default_rng(number).uniform(-0.5, 0.5, (rate_hz // 10 * (1 + number), channels))
+        soundfile.write(sounds / "bells" / f"blank name {number}.wav", noise, rate_hz, subtype=subtype)
+        soundfile.write(sounds / "horns" / f"鐘 {number}.flac", noise, rate_hz)
+    soundfile.write(sounds / "bells" / "silence.ogg", np.zeros(4800), 48000)
+    done = command(*SOUNDS, "--data.root", sounds)
+    assert done.code == 0, done.err
+    assert len(splits(tmp_path / "runs/audiofolder/0")) == 35
+    data = AudioFolder(str(sounds))
+    assert data.sample_rate_hz == 8000  # that most have
+    assert data.seconds == pytest.approx(0.5)  # the longest
+    assert "silent clips: 1" in command("stats", "--data", "AudioFolder", "--data.root", sounds).out
+
+
+def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
+    ramp = np.arange(8000) / 8000
+    soundfile.write(tmp_path / "long.wav", ramp, 8000)
+    rows = [("long.wav", f"{label}", start, start + 0.1, fold) for fold in (1, 2, 3) for label in "ab"
+            for start in (0.1 * fold, 0.1 * fold + 0.5)]  # fmt: skip
+    text = "path\tlabel\tstart\tend\tfold\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
+    (tmp_path / "clips.tsv").write_text(text)
+    data = AudioFolder(str(tmp_path), table="clips.tsv", test_fold=2, val_fold=3)
+    data.setup()
+    assert [len(samples) for samples in data.splits().values()] == [4, 4, 4]
+    assert data.seconds == 0.1
+    first = sorted(float(clip[0]) for clip in data.test_set.inputs)
+    assert first == pytest.approx([0.2, 0.2, 0.7, 0.7], abs=1e-3)
+    assert data.test_set.lengths is None  # all are as long
+
+    (tmp_path / "split.csv").write_text("path,label,start,end,split\n" + "".join(
+        f"long.wav,{label},{start},{start + 0.05},{split}\n" for label in "ab"
+        for start, split in ((0, "train"), (0.1, "train"), (0.2, "valid"), (0.3, "test"))))  # fmt: skip
+    data = AudioFolder(str(tmp_path), table=str(tmp_path / "split.csv"))
+    data.setup()
+    assert [len(samples) for samples in data.splits().values()] == [4, 2, 2]
+
+
+def test_the_splits_of_a_run_are_a_table_to_train_on_again(sounds, command, tmp_path):
+    assert command(*SOUNDS, "--data.root", sounds).code == 0
+    again = AudioFolder(str(sounds), table=str(tmp_path / "runs/audiofolder/0/splits.csv"), seed=5)
+    first = AudioFolder(str(sounds))
+    for data in (again, first):
+        data.setup()
+    for split, samples in first.splits().items():
+        assert sorted(samples.names) == sorted(again.splits()[split].names)
+
+
+# What should not be
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds one pixel."""
+
+    def chunk(content: bytes) -> bytes:
+        return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+
+    header = chunk(b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT" + zlib.compress(bytes(2)))
+
+
+def test_a_root_that_is_not_there_or_empty_is_one_line(command, tmp_path):
+    assert command(*IMAGES, "--data.root", "no/such").error == (
+        "error: no/such: no such folder; set data.root to the one that holds the data"
+    )
+    (tmp_path / "empty").mkdir()
+    done = command(*SOUNDS, "--data.root", "empty")
+    assert done.code == 3
+    assert done.error.startswith("error: empty: holds no folder of sounds for each class; it may hold .aac, ")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_an_image_that_is_cut_off_is_named_before_training_or_left_out(suffix, images, command, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)
+    Image.fromarray(noise).save(tmp_path / f"whole.{suffix}")
+    content = (tmp_path / f"whole.{suffix}").read_bytes()
+    broken = images / "dogs" / f"broken.{suffix}"
+    broken.write_bytes(content[: len(content) // 2])
+    (images / "dogs/other.png").write_bytes(b"")
+    done = command(*IMAGES, "--data.root", images)
+    assert done.code == 3
+    assert done.error.startswith(f"error: {broken}: not a readable image (")
+    assert "1 more are broken: python train.py check lists all, --data.on_error skip leaves them out" in done.error
+    assert not (tmp_path / "runs/imagefolder/0").exists()
+
+    listed = command("check", "--data", "ImageFolder", "--data.root", images)
+    assert listed.code == 3
+    both = [f"dogs/broken.{suffix}", "dogs/other.png"]
+    assert [line.partition(":")[0] for line in listed.out.splitlines()] == both
+    assert listed.error == "error: data.root: 2 files are broken; mend them, or --data.on_error skip"
+
+    done = command(*IMAGES, "--data.root", images, "--data.on_error", "skip")
+    assert done.code == 0, done.err
+    assert "2 broken files left out; skipped.txt lists them" in done.err
+    skipped = (tmp_path / "runs/imagefolder/0/skipped.txt").read_text().splitlines()
+    assert [line.partition(":")[0] for line in skipped] == both
+    assert len(splits(tmp_path / "runs/imagefolder/0")) == 24
+
+
+def test_a_decompression_bomb_is_refused(images, command):
+    (images / "cats/bomb.png").write_bytes(png(20_000, 20_000))
+    done = command(*IMAGES, "--data.root", images)
+    assert done.code == 3
+    assert "cats/bomb.png: more pixels than the limit that guards memory; make it smaller first" in done.error
+
+
+def test_a_mended_file_is_read_again(images, command):
+    bad = images / "cats/00.png"
+    good = bad.read_bytes()
+    bad.write_bytes(b"")
+    assert command("check", "--data", "ImageFolder", "--data.root", images).code == 3
+    bad.write_bytes(good)
+    assert command("check", "--data", "ImageFolder", "--data.root", images).code == 0
+
+
+def wav(bits: int, num_bytes: int, declared: int | None = None) -> bytes:
+    chunks = b"WAVEfmt \x10\0\0\0\x01\0\x01\0" + struct.pack("<IIHH", 8000, 8000 * 2, 2, bits)
+    chunks += b"data" + struct.pack("<I", num_bytes if declared is None else declared) + bytes(num_bytes)
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def half_of(path: Path, **options) -> bytes:
+    soundfile.write(path, np.random.default_rng(0).uniform(-1, 1, 20_000), 8000, **options)
+    content = path.read_bytes()
+    path.unlink()
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("x.wav", lambda path: half_of(path), "cut off, "),
+        ("x.ogg", lambda path: half_of(path), ""),  # libsndfile's versions differ in what they find
+        ("x.flac", lambda path: half_of(path), "not a readable sound"),
+        ("x.mp3", lambda path: half_of(path), "cut off, "),
+        ("x.aiff", lambda path: half_of(path), "cut off, "),
+        ("x.wav", lambda path: b"", "not a readable sound"),
+        ("x.wav", lambda path: wav(16, 0), "holds no sound"),
+        ("x.wav", lambda path: wav(7, 800), "says 7 bits a sample"),
+        ("x.m4a", lambda path: b"\0\0\0\x20ftypM4A ", ".m4a needs torchcodec and FFmpeg"),
+    ],
+)  # fmt: skip
+def test_a_broken_sound_is_named_with_the_remedy(name, content, what, sounds, command):
+    path = sounds / "horns" / name
+    path.write_bytes(content(path))
+    done = command(*SOUNDS, "--data.root", sounds)
+    assert done.code == 3
+    assert done.error.startswith(f"error: {path}: {what}")
+    assert ";" in done.error
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_are_not_finite_are_refused(value, sounds, command):
+    samples = np.zeros(800)
+    samples[700] = value
+    soundfile.write(sounds / "horns/x.wav", samples, 8000, subtype="FLOAT")
+    done = command(*SOUNDS, "--data.root", sounds)
+    assert (done.code, "horns/x.wav: holds values that are not finite; write it again" in done.error) == (3, True)
+
+
+def test_a_recorder_that_streams_and_knows_no_length_is_no_broken_one(sounds, command):
+    (sounds / "horns/stream.wav").write_bytes(wav(16, 1600, declared=0xFFFFFFFF))
+    assert command("check", "--data", "AudioFolder", "--data.root", sounds).code == 0
+
+
+def test_one_class_and_a_class_without_a_file_are_refused(images, command):
+    (images / "birds").mkdir()
+    done = command(*IMAGES, "--data.root", images)
+    assert (done.code, done.error) == (
+        3, f"error: {images}/birds: class birds has no readable file; add some, or take the folder out"
+    )  # fmt: skip
+    (images / "birds").rmdir()
+    for file in (images / "dogs").iterdir():
+        file.write_bytes(b"")
+    done = command(*IMAGES, "--data.root", images, "--data.on_error", "skip")
+    assert (done.code, "no readable file of class dogs to train on" in done.error) == (3, True)
+    for file in (images / "dogs").iterdir():
+        file.unlink()
+    (images / "dogs").rmdir()
+    done = command(*IMAGES, "--data.root", images)
+    assert (done.code, done.error) == (3, f"error: {images}: one class only (cats); give two or more")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            "path,label\nbells/00.wav,bells\nhorns/nowhere.wav,horns\n",
+            "horns/nowhere.wav: no such file; check the path",
+        ),
+        ("file,label\nbells/00.wav,bells\n", "t.csv: no column path; name it in the first line"),
+        ("path,label\nbells/00.wav,\n", "t.csv: line 2: no path or no label; give both"),
+        ("path,label,start\nbells/00.wav,bells,soon\n", "t.csv: line 2: start or end is no number"),
+        ("path,label,start,end\nbells/00.wav,bells,2,1\n", "t.csv: line 2: from 2 to 1 s; end must come after start"),
+        ("path,label,split\nbells/00.wav,bells,tset\n", "t.csv: line 2: split tset; give train, val or test"),
+        ("path,label\n", "t.csv: holds no row"),
+        ("", "t.csv: no column label and path"),
+    ],
+)
+def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
+    (sounds / "t.csv").write_text(table)
+    done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv")
+    assert done.code == 3
+    assert said in done.error
+
+
+def test_files_that_a_table_leaves_out_are_counted(sounds, command):
+    rows = [f"{name}/{number:02}.wav,{name}" for name in ("bells", "horns") for number in range(10)]
+    (sounds / "t.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
+    done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv")
+    assert done.code == 0, done.err
+    assert "4 sounds have no row in t.csv, such as 10.wav" in done.err
+
+
+def test_a_fold_that_is_not_there_is_refused(sounds, command):
+    (sounds / "t.csv").write_text("path,label,fold\nbells/00.wav,bells,1\nhorns/00.wav,horns,2\n")
+    done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv", "--data.test_fold", "7")
+    assert done.error.startswith(f"error: data.test_fold: no fold 7 in {sounds}; it has 1, 2")
+
+
+def test_long_clips_are_cropped_anywhere_in_training_and_to_their_middle_in_the_test():
+    ramp = torch.arange(1000) / 1000
+    clips = Clips([ramp], torch.tensor([0]), max_samples=100)
+    assert clips.sample(0).tolist() == ramp[450:550].tolist()
+    starts = {float(clips.sample(0, torch.Generator().manual_seed(seed))[0]) for seed in range(50)}
+    assert len(starts) > 40 and min(starts) < 0.1 and max(starts) > 0.8
+    assert clips.lengths is None and clips.whole_lengths.tolist() == [1000]

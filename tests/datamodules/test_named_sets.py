@@ -1,0 +1,339 @@
+"""Data sets with names: their official splits, and what happens to half of one."""
+
+import hashlib
+import io
+import pickle
+import tarfile
+import threading
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from scipy.ndimage import distance_transform_edt, label
+from torchvision import datasets
+
+from datamodules import (
+    CIFAR10,
+    CIFAR100,
+    ESC50,
+    DataError,
+    FashionMNIST,
+    ImageFolder,
+    Pathfinder,
+    SpeechCommands,
+    TinyImageNet,
+    esc50,
+    pathfinder,
+    speech_commands,
+)  # fmt: skip
+from datamodules.fetch import unpack
+
+# Images
+
+
+@pytest.fixture
+def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The archive of CIFAR-10 in its own format, of random images, with the checksums to match."""
+    generator = np.random.default_rng(0)
+    files = {
+        name: pickle.dumps({"data": generator.integers(0, 255, (20, 3072), np.uint8), "labels": [*range(10)] * 2})
+        for name in ("data_batch_1", "data_batch_2", "test_batch")
+    }
+    files["batches.meta"] = pickle.dumps({"label_names": CIFAR10.names})
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as packed:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    source = datasets.CIFAR10
+    monkeypatch.setattr(source, "train_list", [[name, sums[name]] for name in ("data_batch_1", "data_batch_2")])
+    monkeypatch.setattr(source, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(source, "meta", {**source.meta, "md5": sums["batches.meta"]})
+    monkeypatch.setattr(source, "tgz_md5", hashlib.md5(archive.getvalue()).hexdigest())
+    (tmp_path / source.filename).write_bytes(archive.getvalue())
+    return tmp_path
+
+
+def test_cifar_is_unpacked_without_a_network_also_when_half_of_it_is_there(small_cifar, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("opened a connection"))
+    data = CIFAR10(str(small_cifar))
+    data.setup()
+    assert [len(samples) for samples in data.splits().values()] == [30, 10, 20]
+    folder = small_cifar / "cifar-10-batches-py"
+    (folder / "data_batch_2").write_bytes((folder / "data_batch_2").read_bytes()[:1000])
+    again = CIFAR10(str(small_cifar))
+    again.setup()
+    assert torch.equal(again.train_set.inputs, data.train_set.inputs)
+
+
+def test_grey_cifar_is_the_luminance_of_the_colours(small_cifar):
+    colour, grey = CIFAR10(str(small_cifar)), CIFAR10(str(small_cifar), grayscale=True)
+    colour.setup()
+    grey.setup()
+    assert grey.shape == (1, 32, 32)
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # ITU-R 601-2
+    expected = (colour.test_set.inputs * weights).sum(1, keepdim=True)
+    assert (grey.test_set.inputs - expected).abs().max() < 1.1
+
+
+@pytest.mark.parametrize(("kind", "classes"), [(CIFAR10, 10), (CIFAR100, 100)])
+def test_absent_cifar_says_which_archive_goes_where(kind, classes, tmp_path):
+    data = kind(str(tmp_path))
+    assert data.num_classes == len(set(data.class_names)) == classes
+    with pytest.raises(
+        DataError, match=r"no such folder; put cifar-10+-python.tar.gz in .* \(md5 .*\), or set data.downl"
+    ):
+        data.setup()
+
+
+def test_fashion_mnist_reads_its_own_folder(real_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.FashionMNIST, "resources", datasets.MNIST.resources)  # MNIST's files, in its place
+    (tmp_path / "FashionMNIST").mkdir()
+    (tmp_path / "FashionMNIST/raw").symlink_to(real_data / "MNIST/raw")
+    data = FashionMNIST(str(tmp_path))
+    data.setup()
+    assert len(data.test_set) == 10_000
+    assert data.class_names[9] == "Ankle boot"
+
+
+def test_tiny_imagenet_has_its_official_test_and_the_names_of_its_classes(real_data):
+    data = TinyImageNet(str(real_data))
+    data.setup()
+    assert [len(samples) for samples in data.splits().values()] == [4500, 500, 500]
+    assert all(name.startswith("tiny-imagenet-200/val/") for name in data.test_set.names)
+    assert "goldfish" in data.class_names
+    grey = ImageFolder(str(real_data / "tiny-imagenet-200/train"), size=8, grayscale=True)
+    grey.setup()
+    assert grey.shape == (1, 8, 8) and len(grey.train_set) + len(grey.val_set) + len(grey.test_set) == 5000
+
+
+def joined(image: np.ndarray) -> bool:
+    """Whether both dots touch one path: by filling gaps between dashes, and following what is left."""
+    ink = image > 60
+    scale = image.shape[0] / 32
+    paths = distance_transform_edt(~ink) < 0.5 * scale
+    dots = distance_transform_edt(ink) > 0.9 * scale
+    parts, _ = label(paths, structure=np.ones((3, 3)))
+    spots, count = label(dots, structure=np.ones((3, 3)))
+    first, *others = (set(parts[spots == number]) for number in range(1, count + 1))
+    return not others or bool(first & others[0])  # dots that touch are on one path, or, rarely, on two
+
+
+@pytest.mark.parametrize("dashes", [6, 9])
+def test_pathfinders_dots_are_joined_where_it_says_so(dashes, tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path))
+    data = Pathfinder(size=128, dashes=dashes, num_train=60, num_test=40)
+    data.setup()
+    images, labels = data.test_set.inputs, data.test_set.labels
+    assert labels.bincount().tolist() == [20, 20]
+    found = torch.tensor([joined(image.numpy()) for image in images[:, 0]])
+    assert (found == (labels == 1)).float().mean() >= 0.95  # a dot that touches another path misleads this oracle
+
+
+def test_pathfinder_is_decided_by_its_seed_made_once_and_complete_or_absent(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path))
+    settings = {"num_train": 60, "num_test": 10}
+    data, other = Pathfinder(**settings), Pathfinder(**settings, seed=1)
+    data.setup()
+    other.setup()
+    assert not torch.equal(data.test_set.inputs, other.test_set.inputs)
+    alone = pathfinder.draw_paths(32, 9, 5, True, [0, 61])
+    assert np.array_equal(data.test_set.inputs[1, 0], alone)  # whoever draws it
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        Pathfinder(num_train=40, num_test=10).setup()
+    assert len(list((tmp_path / "pathfinder").glob("*.pt"))) == 2
+    assert not list((tmp_path / "pathfinder").glob(".*.part"))
+    again = Pathfinder(**settings)
+    again.setup()
+    assert torch.equal(again.train_set.inputs, data.train_set.inputs)
+
+
+@pytest.mark.parametrize("size", [32, 64, 256])
+def test_pathfinder_is_the_same_drawing_at_every_size(size):
+    large, small = (pathfinder.draw_paths(s, 6, 3, False, [3]) / 255 for s in (256, size))
+    side = 256 // size
+    assert np.abs(large.reshape(size, side, size, side).mean((1, 3)) - small).mean() < 0.02
+
+
+# Sound
+
+
+def test_esc50_is_split_by_its_folds(real_data):
+    data = ESC50(str(real_data), test_fold=2, val_fold=1)
+    data.setup()
+    assert [len(samples) for samples in data.splits().values()] == [60, 20, 20]
+    assert all(Path(name).name.startswith("2-") for name in data.test_set.names)
+    assert all(Path(name).name.startswith("1-") for name in data.val_set.names)
+
+
+def test_speech_commands_has_its_official_lists(real_data):
+    data = SpeechCommands(str(real_data))
+    data.setup()
+    base = real_data / "SpeechCommands/speech_commands_v0.02"
+    for split, name in (("val", "validation_list.txt"), ("test", "testing_list.txt")):
+        listed = (base / name).read_text().split()
+        assert sorted("/".join(path.split("/")[-2:]) for path in data.splits()[split].names) == sorted(listed)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """Speech Commands in small: the ten words, two others, and noise."""
+    base = tmp_path / "SpeechCommands/speech_commands_v0.02"
+    noise = np.random.default_rng(0)
+    lists = {"validation_list.txt": [], "testing_list.txt": []}
+    for word in (*speech_commands.TEN, "bed", "cat"):
+        (base / word).mkdir(parents=True)
+        for number in range(10):
+            soundfile.write(base / word / f"{number}.wav", noise.uniform(-0.5, 0.5, 800), 16000)
+            if number >= 8:
+                lists["validation_list.txt" if number == 8 else "testing_list.txt"].append(f"{word}/{number}.wav")
+    (base / "_background_noise_").mkdir()
+    soundfile.write(base / "_background_noise_/hum.wav", noise.uniform(-0.1, 0.1, 16000 * 30), 16000)
+    for name, paths in lists.items():
+        (base / name).write_text("\n".join(paths) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("task", "sizes"), [("35", [96, 12, 12]), ("10", [80, 10, 10]), ("12", [96, 12, 12])])
+def test_the_tasks_of_speech_commands(task, sizes, words):
+    data = SpeechCommands(str(words), task=task)
+    data.setup()
+    assert [len(samples) for samples in data.splits().values()] == sizes
+    if task == "12":
+        assert data.class_names == sorted([*speech_commands.TEN, "silence", "unknown"])
+        counts = data.train_set.labels.bincount()
+        assert [int(counts[data.class_names.index(name)]) for name in ("unknown", "silence", "yes")] == [8, 8, 8]
+        noises = {name.split()[0] for name in data.test_set.names if "noise" in name}
+        assert noises == {"SpeechCommands/speech_commands_v0.02/_background_noise_/hum.wav"}
+        starts = [float(name.split()[1].split("-")[0]) for name in data.train_set.names if "noise" in name]
+        assert max(starts) <= 23.0  # the last fifth of the recording is not for training
+
+
+def test_a_listed_clip_that_is_not_there_is_named(words):
+    (words / "SpeechCommands/speech_commands_v0.02/yes/9.wav").unlink()
+    with pytest.raises(DataError, match=r"yes/9\.wav: no such file"):
+        SpeechCommands(str(words)).setup()
+
+
+# From a network
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """ESC-50 in small, packed, on a server of this machine."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    rows = ["filename,fold,target,category"]
+    with zipfile.ZipFile(folder / "master.zip", "w") as packed:
+        for fold in range(1, 6):
+            for category in ("rain", "wind"):
+                for number in range(3):
+                    clip = io.BytesIO()
+                    soundfile.write(clip, noise.uniform(-0.5, 0.5, 4000), 8000, format="WAV")
+                    packed.writestr(f"ESC-50-master/audio/{fold}-{category}-{number}.wav", clip.getvalue())
+                    rows.append(f"{fold}-{category}-{number}.wav,{fold},0,{category}")
+        packed.writestr("ESC-50-master/meta/esc50.csv", "\n".join(rows) + "\n")
+    requests = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(folder))
+
+        def do_GET(self):
+            requests.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        monkeypatch.setattr(esc50, "URL", f"http://127.0.0.1:{running.server_port}/master.zip")
+        yield folder, requests
+        running.shutdown()
+
+
+def loaded(root: Path, **options) -> ESC50:
+    data = ESC50(str(root), **options)
+    data.setup()
+    return data
+
+
+def test_nothing_is_fetched_without_being_asked(server, tmp_path):
+    (tmp_path / "root").mkdir()
+    with pytest.raises(
+        DataError, match=r"root: no ESC-50-master/meta/esc50.csv; unpack http.*, or set data.download to t"
+    ):
+        loaded(tmp_path / "root")
+    assert server[1] == []
+
+
+def test_a_data_set_is_fetched_once_and_half_of_one_is_made_anew(server, tmp_path):
+    root = tmp_path / "root"
+    assert len(loaded(root, download=True).train_set) == 18
+    assert len(loaded(root, download=True).train_set) == 18
+    assert server[1] == ["/master.zip"]
+    (root / "ESC-50-master/audio/1-rain-0.wav").unlink()
+    with pytest.raises(DataError, match=r"1-rain-0\.wav: no such file"):
+        loaded(root)
+    assert len(loaded(root, download=True).train_set) == 18
+    assert server[1] == ["/master.zip"]  # the archive is there still
+    assert not [path for path in root.iterdir() if path.name.endswith(".part")]
+
+
+def test_an_archive_that_is_cut_off_is_named_and_nothing_is_left(server, tmp_path):
+    whole = (server[0] / "master.zip").read_bytes()
+    (server[0] / "master.zip").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"master\.zip: broken or cut off \(.+\); delete it and run again"):
+        loaded(tmp_path / "root", download=True)
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["master.zip"]
+
+
+def test_without_a_network_the_message_says_which_file_to_put_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(esc50, "URL", "http://127.0.0.1:9/master.zip")
+    with pytest.raises(DataError, match=r"9/master\.zip: cannot be fetched .* or put master\.zip there") as error:
+        loaded(tmp_path / "root", download=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../evil.txt", "/tmp/evil.txt", "a/../../evil.txt", "..\\evil.txt", "C:/evil.txt"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_whose_members_would_leave_their_folder_is_refused(kind, name, tmp_path):
+    archive = tmp_path / f"bad.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("fine.txt", "fine")
+            packed.writestr(name, "evil")
+    else:
+        with tarfile.open(archive, "w") as packed:
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            packed.addfile(member, io.BytesIO(b"evil"))
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=r"would leave its folder; do not trust this archive"):
+        unpack(archive, tmp_path / "inside/deep")
+    assert not {path for path in set(tmp_path.rglob("*")) - before if "evil" in path.name}
+
+
+def test_links_in_an_archive_are_left_out(tmp_path):
+    with tarfile.open(tmp_path / "links.tar", "w") as packed:
+        link = tarfile.TarInfo("passwords")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        packed.addfile(link)
+        Image.new("L", (2, 2)).save(tmp_path / "a.png")
+        packed.add(tmp_path / "a.png", "a.png")
+    unpack(tmp_path / "links.tar", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.png"]
