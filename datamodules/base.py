@@ -161,8 +161,9 @@ class DataModule(pl.LightningDataModule, ABC):
         if self.augment:
             with torch.random.fork_rng(devices=[]):
                 plain, drawn = train.sample(0), ForTraining(train, self.augment, self.seed).draw(0)
-            require(plain.shape == drawn.shape, "augment", "transforms that keep the shape", list(drawn.shape),
-                    f"an input is {list(plain.shape)}")  # fmt: skip
+            if plain.shape != drawn.shape:
+                what = f"makes {list(drawn.shape)} of an input of {list(plain.shape)}"
+                raise DataError(f"data.augment: {what}; choose transforms that keep the shape")
 
     def splits(self) -> dict[str, Samples]:
         """The splits by their names, after setup."""

@@ -54,10 +54,11 @@ def accuracy_of(model: Classifier, data: DataModule) -> float:
 def slowed(clips: Clips) -> Clips:
     """The same clips at half their speed, in their own pitch."""
     hop, window = 64, torch.hann_window(256)
-    spectra = torch.stft(pad_clips(clips.inputs)["waveforms"], 256, hop, window=window, return_complex=True)
+    cropped = pad_clips([clips.sample(index) for index in range(len(clips))])
+    spectra = torch.stft(cropped["waveforms"], 256, hop, window=window, return_complex=True)
     advance = torch.linspace(0, math.pi * hop, 129)[:, None]
     waveforms = torch.istft(phase_vocoder(spectra, 0.5, advance), 256, hop, window=window)
-    lengths = (2 * clips.whole_lengths).clamp(max=waveforms.shape[1])
+    lengths = (2 * cropped["lengths"]).clamp(max=waveforms.shape[1])
     return Clips([clip[:length] for clip, length in zip(waveforms, lengths, strict=True)], clips.labels)
 
 
@@ -68,10 +69,10 @@ def test_digits_with_every_pixel_a_token_also_at_twice_the_size(flags: list[str]
     assert accuracy_of(resize(model, (1, 16, 16)), Digits(size=16)) >= accuracy - LOSS
 
 
-def test_spoken_digits_in_bf16_mixed(train: Train, real_data: Path) -> None:
-    """Within a point of what float32 reaches, 0.983."""
-    accuracy, _ = train(SPOKEN, "--data.root", str(real_data), "--trainer.precision", "bf16-mixed")
-    assert accuracy >= 0.973
+def test_vowels_in_bf16_mixed(train: Train) -> None:
+    """Within a point and a half of what float32 reaches, 0.965."""
+    accuracy, _ = train(VOWELS, "--trainer.precision", "bf16-mixed")
+    assert accuracy >= 0.95
 
 
 @pytest.mark.parametrize(("flags", "least"), [([], 0.97), (VERMA, 0.95)], ids=["linformer", "verma"])
@@ -96,7 +97,8 @@ def test_vowels_beat_the_nearest_centroid_of_the_mean_spectrum(train: Train) -> 
 
 def test_mnist_trains_on_784_tokens_and_logs_its_throughput(train_py, tmp_path: Path, real_data: Path) -> None:
     """A part of an epoch: the whole takes too long for a test, and its figures are in the config."""
-    part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "24", "--trainer.limit_val_batches", "2"]
+    part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_val_batches", "2"]
+    part += ["--trainer.log_every_n_steps", "4"]
     train_py("fit", "--config", MNIST, "--data.root", str(real_data), *part, "--trainer.limit_test_batches", "2")
     events = EventAccumulator(str(tmp_path / "runs/mnist/0")).Reload()
     samples, tokens = (events.Scalars(f"throughput/{name}_per_second")[-1].value for name in ("samples", "tokens"))

@@ -40,7 +40,7 @@ def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, reques
         done = train_py("fit", "--config", str(experiment), expect=3)
         assert "put cifar-10-python.tar.gz in data" in done.stderr
         return
-    short_fit(train_py, experiment, *flags)
+    short_fit(train_py, experiment, *flags, "--data.batch_size", "4")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)

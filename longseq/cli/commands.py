@@ -32,7 +32,17 @@ from longseq.cli.faults import (
     said_of_the_machine,
     what_was_asked,
 )
-from longseq.cli.runs import DataRecord, find_resumed, forget_if_not_begun, new_run, refuse_full_disk, write_metrics
+from longseq.cli.report import run_report
+from longseq.cli.runs import (
+    DataRecord,
+    find_resumed,
+    forget_if_not_begun,
+    new_run,
+    refuse_full_disk,
+    without_appended,
+    write_metrics,
+)
+from longseq.reports import COMMANDS
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
@@ -178,7 +188,8 @@ class Commands(LightningCLI):
             self.resumed = path and path.parent
         if self.resumed is not None:
             config = (self.resumed / "config.yaml").read_text()
-            args = ["fit", "--config", json.dumps(yaml.safe_load(config)), *args[1:], "--ckpt_path", str(path)]
+            rest = without_appended(args[1:])
+            args = ["fit", "--config", json.dumps(yaml.safe_load(config)), *rest, "--ckpt_path", str(path)]
             self.checkpoint = read_checkpoint(str(path))
         elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
@@ -369,7 +380,10 @@ def main(args: list[str] | None = None) -> None:
     name_dead_ranks()
     replace_port_in_use()
     try:
-        Commands(args)
+        if args and args[0] in COMMANDS:
+            run_report(args[0], args[1:])
+        else:
+            Commands(args)
     except Exception as error:
         said = _as_said_to_the_user(error)
         if said is None or "--debug" in args:

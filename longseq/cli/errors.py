@@ -17,6 +17,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from longseq.attention import Mechanism, Projection
 from longseq.encoders import Encoder
+from longseq.reports import COMMANDS
 
 
 class UserError(Exception):
@@ -57,9 +58,9 @@ def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ())
     if found := re.search(r"dot import path string: (\S+)", message):
         return f"{key}: no class {found[1]}; {_nearest(found[1], _class_names())}"
     if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-        return f"{found[1]}: no such command; {_nearest(found[1], re.findall(r'[a-z]+', found[2]))}"
+        return f"{found[1]}: no such command; {_nearest(found[1], [*commands, *COMMANDS])}"
     if 'expected "subcommand"' in message:
-        return "command: missing; choose one of " + ", ".join(commands)
+        return "command: missing; choose one of " + ", ".join([*commands, *COMMANDS])
     if found := re.search(r"arguments are required: (.*)", message):
         return f"{found[1].replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
     if found := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
@@ -77,15 +78,15 @@ def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ())
 
 def locate(config: Mapping[str, Any], name: str) -> str:
     """The full key of an argument in a configuration, ``k`` -> ``model.encoder.attention.k``; else its bare name."""
-    return next((key for key in _keys(config) if key.rpartition(".")[2] == name), name)
+    return next((key for key in keys_of(config) if key.rpartition(".")[2] == name), name)
 
 
-def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """All keys of a nested configuration as a user types them, without the ``init_args`` in between."""
     for name, value in config.items():
         key = prefix if name == "init_args" else f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Mapping):
-            yield from _keys(value, key)
+            yield from keys_of(value, key)
         else:
             yield key
 

@@ -1,6 +1,7 @@
 """Run folders, runs/<experiment>/<number>/, and the files in them that are not Lightning's."""
 
 import json
+import re
 import shutil
 import sys
 from argparse import ArgumentParser
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from longseq.cli.errors import UserError
+from longseq.cli.errors import UserError, keys_of
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints
 
 METRICS = "metrics.json"  # written when a run has come to its end
@@ -84,6 +86,23 @@ def find_resumed(folder: str, args: list[str]) -> Path | None:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
     rank_zero_only(print)(f"resume: going on from {good[0]}")
     return good[0]
+
+
+def without_appended(args: list[str]) -> list[str]:
+    """The arguments of a run that goes on, less those that append to a list (``--data.augment+=X``): the run's own
+    configuration holds what they appended, unless a configuration among them sets the list anew."""
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", action="append", default=[])
+    files = [Path(path) for path in finder.parse_known_args(args)[0].config]
+    set_anew = {key for file in files if file.is_file() for key in keys_of(yaml.safe_load(file.read_text()) or {})}
+    kept, tokens = [], iter(args)
+    for token in tokens:
+        appending = re.fullmatch(r"--([\w.]+)\+(=.*)?", token, re.DOTALL)
+        if appending is None or appending[1] in set_anew:
+            kept.append(token)
+        elif appending[2] is None:
+            next(tokens, None)  # its value
+    return kept
 
 
 class DataRecord(pl.Callback):

@@ -41,18 +41,26 @@ def describe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     kind = type(value)
-    arguments = {
-        name: argument for name, argument in arguments_of(value).items() if not _is_default(kind, name, argument)
-    }
     return {
         "class_path": f"{kind.__module__}.{kind.__qualname__}",
-        "init_args": {name: describe(argument) for name, argument in arguments.items()},
+        "init_args": {name: describe(argument) for name, argument in _given(value).items()},
     }
 
 
-def _is_default(kind: type, name: str, value: Any) -> bool:
-    """Whether an argument of no plain type, of another library's class, is as it is without being given."""
-    return isinstance(value, Enum) and value == inspect.signature(kind).parameters[name].default
+def _given(value: Any) -> dict[str, Any]:
+    """The constructor arguments of an object; of another library's, which keeps them in forms of its own, those that
+    are not as they would be without being given."""
+    arguments, kind = arguments_of(value), type(value)
+    if kind.__module__.partition(".")[0] != "torchvision":
+        return arguments
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    required = {name: arguments[name] for name, default in defaults.items() if default is inspect.Parameter.empty}
+    plain = arguments_of(kind(**required))
+    given = required | {name: argument for name, argument in arguments.items() if argument != plain[name]}
+    for name, argument in given.items():
+        if isinstance(argument, list) and len(argument) == 1 and isinstance(defaults[name], int | float):
+            given[name] = argument[0]  # RandomErasing keeps its value in a list
+    return given
 
 
 def build(description: Any) -> Any:

@@ -103,7 +103,11 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        ([], 2, "command: missing; choose one of fit, validate, test, predict, preview, stats, check"),
+        (
+            [],
+            2,
+            "command: missing; choose one of fit, validate, test, predict, preview, stats, check, benchmark, spectrum",
+        ),
         (["ft"], 2, "ft: no such command; did you mean fit?"),
         (["fit"], 2, "model.encoder, data: missing; give --config, one of configs/, or these flags"),
         (["fit", "--config", "/nowhere.yaml"], 2, "/nowhere.yaml: no such file; configs/ holds some to start from"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from datamodules import FSDD, Digits, Gain, Noise, TimeShift
+from datamodules import FSDD, DataError, Digits, Gain, Noise, TimeShift
 from datamodules.order import CountedSampler
 from datamodules.samples import Clips, ForTraining, LabelledTensors
 from longseq import Linformer, SpecAugment, SpectrogramEncoder
@@ -64,7 +64,7 @@ def test_samples_of_one_batch_are_augmented_each_in_its_own_way():
 
 
 def test_an_augmentation_that_changes_the_size_is_refused():
-    with pytest.raises(ValueError, match=r"augment must be transforms that keep the shape, got \[1, 4, 4\]; an input"):
+    with pytest.raises(DataError, match=r"data.augment: makes \[1, 4, 4\] of an input of \[1, 8, 8\]; choose"):
         Digits(augment=[v2.RandomCrop(4)]).setup()
 
 

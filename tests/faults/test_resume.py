@@ -20,8 +20,9 @@ FIT = [
 ]  # fmt: skip
 SETTINGS = {
     "plain": [],
-    "bf16, accumulation, workers": [
+    "bf16, accumulation, workers, augmentation": [
         "--trainer.precision", "bf16-mixed", "--trainer.accumulate_grad_batches", "2", "--data.num_workers", "2",
+        "--data.augment+=RandomErasing", "--model.mix", "MixUp",
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip
@@ -33,7 +34,7 @@ KILLS = [
     ("plain", "on_validation_end", 2, "SIGKILL", 0),
     ("plain", "on_train_batch_start", 30, "SIGKILL", 0),  # a checkpoint of an epoch's end
     ("plain", "on_save_checkpoint", 4, "SIGKILL", 0),
-    ("bf16, accumulation, workers", "on_train_batch_end", 25, "SIGTERM", 0),
+    ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 25, "SIGTERM", 0),
     ("two processes", "on_train_batch_end", 15, "SIGTERM", 0),
     ("two processes", "on_train_batch_end", 15, "SIGTERM", 1),
 ]

@@ -1,0 +1,249 @@
+"""Time and memory against n and k: the layout of Linformer's efficiency tables (arXiv:2006.04768, table 3)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+
+from longseq.reports.cell import MECHANISMS, Cell, Result, measure_apart
+from longseq.reports.plots import colour_of, machine, markdown, panels, write_csv
+
+BASELINES = ("softmax written out", "softmax fused")
+_WITH_K = ("linformer", "verma")
+_SHARE = 0.7  # of the free memory that a cell may be expected to take
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell and its figures; is_predicted where they are read off the fit of its smaller neighbours."""
+
+    cell: Cell
+    seconds: float
+    spread: float
+    peak_bytes: float
+    is_predicted: bool
+
+
+def benchmark(
+    n: list[int] = [512, 1024, 2048, 4096],  # noqa: B006  (jsonargparse shows it)
+    k: list[int] = [128, 256],  # noqa: B006
+    mechanisms: list[str] = [*MECHANISMS],  # noqa: B006
+    dim: int = 256,
+    depth: int = 2,
+    heads: int = 4,
+    batch: int = 1,
+    direction: Literal["forward", "train"] = "train",
+    device: Literal["cpu", "cuda"] = "cpu",
+    precision: Literal["32", "bf16"] = "32",
+    repeats: int = 5,
+    seconds_per_step: float = 60.0,
+    out: str = "benchmark",
+) -> None:
+    """Measure time and memory of attention mechanisms against sequence length, and write a table, a CSV and a figure.
+
+    Each cell is measured in a process of its own. A cell that would not fit into the free memory, or whose step would
+    take too long, is not tried: its figures are predicted from the shorter lengths of the same column, and marked.
+
+    Args:
+        n: Sequence lengths, ascending.
+        k: Projected lengths of Linformer and Verma.
+        mechanisms: Which; the two softmax ones are the baselines.
+        dim: Width of a token.
+        depth: Blocks of the stack.
+        heads: Attention heads.
+        batch: Sequences at once.
+        direction: Forward alone, or a training step's forward and backward.
+        device: Where.
+        precision: float32, or bfloat16 by autocast.
+        repeats: Timed steps of each cell; their median counts.
+        seconds_per_step: The longest step to be tried.
+        out: Folder for table.md, table.csv and benchmark.png.
+
+    Raises:
+        ValueError: If a mechanism is unknown, a number is not positive, or there is no such device.
+    """
+    unknown = set(mechanisms) - set(MECHANISMS)
+    if unknown:
+        raise ValueError(f"mechanisms must be some of {', '.join(MECHANISMS)}, got {min(unknown)}; check the spelling")
+    sizes = {"n": min(n), "k": min(k), "dim": dim, "depth": depth, "heads": heads, "batch": batch, "repeats": repeats}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be positive, got {size}; the defaults are a start")
+    if dim % heads:
+        raise ValueError(f"heads must divide dim, but {heads} does not divide {dim}; change one of them")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be one that is here, got cuda; leave it out to measure the CPU")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = [(name, each) for name in mechanisms for each in (k if name in _WITH_K else [None])]
+    plain = Cell("", 0, None, batch, dim, depth, heads, direction, device, precision, repeats)
+    found: list[Measured] = []
+    for length in sorted(n):
+        for name, each in columns:
+            if each is not None and each > length:
+                continue
+            shorter = [row for row in found if (row.cell.mechanism, row.cell.k) == (name, each)]
+            row = _measure_or_predict(replace(plain, mechanism=name, n=length, k=each), shorter, seconds_per_step)
+            if row is not None:
+                found.append(row)
+                print(_said(row), flush=True)
+    header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted"]
+    rows = [
+        [m.cell.mechanism, m.cell.n, m.cell.k or "", *(f"{x:.6g}" for x in (m.seconds, m.spread, m.peak_bytes / 2**20)),
+         int(m.is_predicted)]
+        for m in found
+    ]  # fmt: skip
+    write_csv(folder / "table.csv", header, rows)
+    floats = "float32" if precision == "32" else precision
+    what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
+    text = (
+        f"{what}; {machine(device)}\n\n" + _tables(found, columns) + _fits(found, columns) + _crossovers(found, columns)
+    )
+    (folder / "table.md").write_text(text)
+    _draw(found, columns, what).savefig(folder / "benchmark.png")
+    print(f"\n{text}\n{folder}/table.md, table.csv, benchmark.png")
+
+
+def _measure_or_predict(cell: Cell, shorter: Sequence[Measured], most_seconds: float) -> Measured | None:
+    seconds, peak = (_extrapolated(shorter, figure, cell.n) for figure in ("seconds", "peak_bytes"))
+    if seconds is None or peak is None or (seconds < most_seconds and peak < _SHARE * _free_bytes(cell.device)):
+        result: Result | None = measure_apart(cell)
+        if result is not None:
+            spread = max(result.seconds) - min(result.seconds)
+            return Measured(cell, result.median, spread, float(result.peak_bytes), is_predicted=False)
+    if seconds is None or peak is None:
+        return None  # too large from the start, and nothing to predict it from
+    return Measured(cell, seconds, 0.0, peak, is_predicted=True)
+
+
+def _extrapolated(rows: Sequence[Measured], figure: str, n: int) -> float | None:
+    """A power law through the two longest lengths that were measured."""
+    measured = [row for row in rows if not row.is_predicted][-2:]
+    if len(measured) < 2:
+        return None
+    (a, b), (x, y) = measured, (measured[0].cell.n, measured[1].cell.n)
+    power = math.log(max(getattr(b, figure), 1e-9) / max(getattr(a, figure), 1e-9)) / math.log(y / x)
+    return float(getattr(b, figure) * (n / y) ** power)
+
+
+def _free_bytes(device: str) -> int:
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+
+
+def _column(found: Sequence[Measured], name: str, k: int | None) -> dict[int, Measured]:
+    return {row.cell.n: row for row in found if (row.cell.mechanism, row.cell.k) == (name, k)}
+
+
+def _title(name: str, k: int | None) -> str:
+    return name if k is None else f"{name} k={k}"
+
+
+def _tables(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+    """Time and memory of the baselines, and what the others save of them."""
+    text = ""
+    lengths = sorted({row.cell.n for row in found})
+    ours = [column for column in columns if column[0] not in BASELINES]
+    for title, figure, scale, unit in (("Time", "seconds", 1e3, "ms"), ("Memory", "peak_bytes", 2**-20, "MiB")):
+        for baseline in (name for name in BASELINES if (name, None) in columns):
+            rows = []
+            base = _column(found, baseline, None)
+            for n in lengths:
+                if n not in base:
+                    continue
+                row = [str(n), _marked(getattr(base[n], figure) * scale, base[n])]
+                for name, k in ours:
+                    cell = _column(found, name, k).get(n)
+                    if cell is None:
+                        row.append("")
+                    else:
+                        saved = getattr(base[n], figure) / max(getattr(cell, figure), 1e-9)
+                        row.append(f"{saved:.1f}x" + "*" * (cell.is_predicted or base[n].is_predicted))
+                rows.append(row)
+            header = ["n", f"{baseline}, {unit}", *(_title(*column) for column in ours)]
+            text += f"{title} saved against {baseline}\n\n{markdown(header, rows)}\n"
+    return text + "\\* predicted from shorter lengths, not measured\n\n"
+
+
+def _marked(value: float, row: Measured) -> str:
+    return f"{value:.3g}" + "*" * row.is_predicted
+
+
+def _fits(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+    """The exponents p of time and memory ~ n^p, fitted to the longer half of the lengths that were measured."""
+    rows = []
+    for name, k in columns:
+        measured = [row for row in _column(found, name, k).values() if not row.is_predicted]
+        longer = measured[len(measured) // 2 - (len(measured) == 2) :]
+        if len(longer) < 2:
+            continue
+        n = np.log([row.cell.n for row in longer])
+        time, memory = (
+            np.polyfit(n, np.log([max(getattr(row, figure), 1e-9) for row in longer]), 1)[0]
+            for figure in ("seconds", "peak_bytes")
+        )
+        rows.append([_title(name, k), f"{longer[0].cell.n}..{longer[-1].cell.n}", f"{time:.2f}", f"{memory:.2f}"])
+    return "Growth with n\n\n" + markdown(["", "fitted on n", "time ~ n^", "memory ~ n^"], rows) + "\n"
+
+
+def _crossovers(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+    """From which length on a mechanism takes less time than a baseline, between measured lengths by interpolation."""
+    rows = []
+    for name, k in columns:
+        if name in BASELINES:
+            continue
+        row = [_title(name, k)]
+        for baseline in BASELINES:
+            base, ours = _column(found, baseline, None), _column(found, name, k)
+            lengths = sorted(set(base) & set(ours))
+            row.append(_crossover([(n, math.log(base[n].seconds / ours[n].seconds)) for n in lengths]))
+        rows.append(row)
+    return "Faster from n = \n\n" + markdown(["", *(f"than {baseline}" for baseline in BASELINES)], rows)
+
+
+def _crossover(gains: Sequence[tuple[int, float]]) -> str:
+    """Where log(baseline / ours) becomes positive and stays so."""
+    if not gains:
+        return ""
+    if gains[-1][1] <= 0:
+        return f"beyond {gains[-1][0]}"
+    for (n, gain), (m, later) in reversed(list(pairwise(gains))):
+        if gain <= 0 < later:
+            return f"{math.exp(math.log(n) - gain * math.log(m / n) / (later - gain)):.0f}"
+    return f"{gains[0][0]} or less"
+
+
+def _draw(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]], what: str) -> Any:
+    figure, (times, memories) = panels(2)
+    titles = [_title(*column) for column in columns]
+    for axes, name, scale, title in (
+        (times, "seconds", 1e3, "Milliseconds of a step"),
+        (memories, "peak_bytes", 2**-20, "MiB at its peak"),
+    ):
+        for column in columns:
+            rows = list(_column(found, *column).values())
+            if not rows:
+                continue
+            colour = colour_of(_title(*column), titles)
+            n, values = [row.cell.n for row in rows], [getattr(row, name) * scale for row in rows]
+            measured = sum(not row.is_predicted for row in rows)
+            axes.plot(n[:measured], values[:measured], "o-", color=colour, label=_title(*column))
+            axes.plot(n[max(measured - 1, 0) :], values[max(measured - 1, 0) :], ":", color=colour)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("tokens n")
+        axes.set_title(title)
+    times.legend(fontsize=7)
+    figure.suptitle(what + "; dotted: predicted", fontsize=8)
+    return figure
+
+
+def _said(row: Measured) -> str:
+    how = "predicted" if row.is_predicted else f"spread {1e3 * row.spread:.1f} ms"
+    title = _title(row.cell.mechanism, row.cell.k)
+    return f"n {row.cell.n:>6}  {title:<20} {1e3 * row.seconds:9.1f} ms ({how})  {row.peak_bytes / 2**20:8.0f} MiB"

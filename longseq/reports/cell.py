@@ -1,0 +1,176 @@
+"""One cell of an efficiency table, measured in a process of its own: python -m longseq.reports.cell JSON.
+
+A process of its own, so that its peak of memory is its own.
+"""
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from longseq.attention import Linformer, Mechanism, Softmax, Verma
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+
+DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class WrittenSoftmax(Mechanism):
+    """Exact attention with its n x n weights in memory, as the papers' baseline has it."""
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        return [AttentionLayer(trained, _written) for trained in stack]
+
+
+def _written(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Float[Tensor, "b h n c"]:
+    scores = (queries * queries.shape[-1] ** -0.5) @ keys.mT
+    return F.softmax(scores, dim=-1) @ values
+
+
+# By the name of a table's column; k is None where a mechanism has none.
+MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
+    "softmax written out": lambda k: WrittenSoftmax(),
+    "softmax fused": lambda k: Softmax(),
+    "linformer": lambda k: Linformer(k),
+    "verma": lambda k: Verma(k),
+    "verma without E": lambda k: Verma(),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured: a stack of transformer blocks over tokens (batch, n, dim).
+
+    Args:
+        mechanism: One of MECHANISMS.
+        n: Tokens.
+        k: Shortened tokens, or None.
+        batch: Sequences at once.
+        dim, depth, heads: Of the stack.
+        direction: ``forward``, without gradients, or ``train``, forward and backward.
+        device: ``cpu`` or ``cuda``.
+        precision: ``32``, or ``bf16`` for autocast.
+        repeats: Timed steps, after one that is not.
+    """
+
+    mechanism: str
+    n: int
+    k: int | None
+    batch: int
+    dim: int
+    depth: int
+    heads: int
+    direction: str
+    device: str
+    precision: str
+    repeats: int
+
+    def blocks(self) -> nn.Sequential:
+        blocks: list[Any] = [Block(self.dim, self.heads, qkv_bias=True) for _ in range(self.depth)]
+        layers = MECHANISMS[self.mechanism](self.k).layers([block.attn for block in blocks], TokenGrid((self.n, 1)))
+        for block, layer in zip(blocks, layers, strict=True):
+            block.attn = layer
+        return nn.Sequential(*blocks)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a cell: seconds of each repeat, and bytes above what model and inputs take."""
+
+    seconds: list[float]
+    peak_bytes: int
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def measure(cell: Cell) -> Result:
+    """Measure in this process."""
+    torch.manual_seed(0)
+    device = torch.device(cell.device)
+    model = cell.blocks().to(device)
+    tokens = torch.randn(cell.batch, cell.n, cell.dim, device=device)
+    is_training = cell.direction == "train"
+    low = torch.autocast(device.type, DTYPES[cell.precision], enabled=cell.precision != "32")
+
+    def step(tokens: Tensor = tokens) -> None:
+        with low, torch.set_grad_enabled(is_training):
+            out = model(tokens)
+        if is_training:
+            out.float().square().mean().backward()
+            model.zero_grad()
+
+    step(tokens[:1, : min(cell.n, 64)])  # libraries take their own memory at the first call
+    gc.collect()
+    peak_since = _peak_of(device)
+    step()
+    peak = peak_since()
+    seconds = []
+    for _ in range(cell.repeats):
+        _wait(device)
+        begin = time.perf_counter()
+        step()
+        _wait(device)
+        seconds.append(time.perf_counter() - begin)
+    return Result(seconds, peak)
+
+
+def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:
+    """Measure in a process of its own; None if it died, of too little memory in most cases."""
+    command = [sys.executable, "-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads})]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().split("\n")[-1]
+        if done.returncode < 0 or "memory" in last.lower():
+            return None
+        raise RuntimeError(f"a cell failed: {last}")
+    return Result(**json.loads(done.stdout.strip().split("\n")[-1]))
+
+
+def _peak_of(device: torch.device) -> Callable[[], int]:
+    """Begin to watch memory; the function returned says by how much its peak was above what was there."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        return lambda: torch.cuda.max_memory_allocated(device) - before
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident memory there was
+    before = _status("VmRSS")
+    return lambda: max(_status("VmHWM") - before, 0)
+
+
+def _status(name: str) -> int:
+    """Bytes that Linux says of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    if threads := settings.pop("threads"):
+        torch.set_num_threads(threads)
+    print(json.dumps(asdict(measure(Cell(**settings)))))
+
+
+if __name__ == "__main__":
+    main()

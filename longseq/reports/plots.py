@@ -1,0 +1,69 @@
+"""The style of all figures, and writing a report's table as Markdown, CSV and PNG."""
+
+import csv
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind tell apart too.
+COLOURS = ["#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+STYLE: Any = {
+    "figure.dpi": 150,
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+}
+
+
+def panels(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, list[Axes]]:
+    """A figure of panels, in the order of reading."""
+    with rc_context(STYLE):
+        figure = Figure((width * columns, height * rows), dpi=150)
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(axes.flat)
+
+
+def colour_of(name: str, names: Sequence[str]) -> str:
+    """The same colour for the same name in every panel."""
+    return COLOURS[list(names).index(name) % len(COLOURS)]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of Markdown; numbers are written as they are given."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with open(path, "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(header)
+        table.writerows(rows)
+
+
+def machine(device: str = "cpu") -> str:
+    """What a figure was measured on: hardware and versions."""
+    if device == "cuda":
+        hardware = torch.cuda.get_device_name()
+    else:
+        cpu = Path("/proc/cpuinfo")
+        lines = cpu.read_text().splitlines() if cpu.is_file() else []
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+        hardware = f"{model}, {torch.get_num_threads()} threads"
+    return f"{hardware}; Python {platform.python_version()}, torch {version('torch')}, timm {version('timm')}"

@@ -1,0 +1,117 @@
+"""The efficiency tables: what is computed from cells, on cells whose law is known, and cells themselves."""
+
+import csv
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longseq.attention.grid import TokenGrid
+from longseq.reports.benchmark import Measured, _crossover, _crossovers, _extrapolated, _fits, _tables
+from longseq.reports.cell import MECHANISMS, Cell, Result, measure
+
+module = importlib.import_module("longseq.reports.benchmark")  # the function has its name
+CELL = Cell("linformer", 64, 16, 1, 16, 2, 2, "train", "cpu", "32", 2)
+
+
+def measured(name: str, n: int, seconds: float, peak: float, k: int | None = None, predicted: bool = False) -> Measured:
+    return Measured(replace(CELL, mechanism=name, n=n, k=k), seconds, 0.0, float(peak), predicted)
+
+
+LENGTHS = [256, 512, 1024, 2048]
+# softmax takes n^2 microseconds and bytes, Linformer 1000 n
+LAW = [row for n in LENGTHS for row in (
+    measured("softmax fused", n, 1e-6 * n**2, n**2), measured("linformer", n, 1e-3 * n, 1e3 * n, k=16)
+)]  # fmt: skip
+COLUMNS = [("softmax fused", None), ("linformer", 16)]
+
+
+def test_a_power_law_is_carried_on():
+    softmax = [row for row in LAW if row.cell.k is None]
+    assert _extrapolated(softmax, "seconds", 8192) == pytest.approx(1e-6 * 8192**2)
+    assert _extrapolated(softmax[:1], "seconds", 8192) is None
+    # what was predicted is no ground to predict from
+    assert _extrapolated([*softmax[:1], replace(softmax[1], is_predicted=True)], "seconds", 8192) is None
+
+
+def test_exponents_and_crossover_are_those_of_the_law():
+    assert "| softmax fused | 1024..2048 | 2.00 | 2.00 |" in _fits(LAW, COLUMNS)
+    assert "| linformer k=16 | 1024..2048 | 1.00 | 1.00 |" in _fits(LAW, COLUMNS)
+    assert "| linformer k=16 |  | 1000 |" in _crossovers(LAW, COLUMNS)
+    assert _crossover([(256, -1.0), (512, -0.1)]) == "beyond 512"
+    assert _crossover([(256, 0.1), (512, 1.0)]) == "256 or less"
+
+
+def test_the_table_says_what_is_saved_and_what_is_predicted():
+    rows = [
+        *LAW,
+        measured("softmax fused", 4096, 16.8, 4096**2, predicted=True),
+        measured("linformer", 4096, 4.1, 4.1e6, 16),
+    ]
+    table = _tables(rows, COLUMNS)
+    assert "| n | softmax fused, ms | linformer k=16 |" in table
+    assert "| 2048 | 4.19e+03 | 2.0x |" in table
+    assert "| 4096 | 1.68e+04* | 4.1x* |" in table
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.parametrize("direction", ["forward", "train"])
+def test_a_cell_of_every_mechanism_is_measured(name, direction):
+    k = 16 if name in ("linformer", "verma") else None
+    result = measure(replace(CELL, mechanism=name, k=k, direction=direction))
+    assert len(result.seconds) == 2 and min(result.seconds) > 0
+    assert result.peak_bytes >= 0
+
+
+def test_softmax_written_out_is_softmax_and_keeps_its_n_by_n_weights():
+    torch.manual_seed(0)
+    written = replace(CELL, mechanism="softmax written out", k=None).blocks().double()
+    fused = replace(CELL, mechanism="softmax fused", k=None).blocks().double()
+    fused.load_state_dict(written.state_dict())
+    tokens = torch.randn(1, 64, 16, dtype=torch.float64)
+    torch.testing.assert_close(written(tokens), fused(tokens))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        written(tokens)
+    assert any(shape[-2:] == (64, 64) for shape in kept)
+
+
+def test_a_report_measures_predicts_and_writes_its_files(tmp_path, monkeypatch, capsys):
+    def told(cell: Cell) -> Result:
+        return Result([1e-6 * cell.n**2 if cell.k is None else 1e-3 * cell.n] * 3, 1000 * cell.n)
+
+    monkeypatch.setattr(module, "measure_apart", told)
+    module.benchmark(
+        n=[256, 512, 1024, 4096], k=[64], mechanisms=["softmax fused", "linformer"], dim=16, seconds_per_step=1.1,
+        out=str(tmp_path / "report"),
+    )  # fmt: skip
+    with open(tmp_path / "report/table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["n"], row["mechanism"], row["predicted"]) for row in rows][-2:] == [
+        ("4096", "softmax fused", "1"), ("4096", "linformer", "1")
+    ]  # fmt: skip
+    assert float(rows[-2]["seconds"]) == pytest.approx(1e-6 * 4096**2)
+    assert (tmp_path / "report/benchmark.png").stat().st_size > 10_000
+    assert "Time saved against softmax fused" in (tmp_path / "report/table.md").read_text()
+    assert "Faster from n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--mechanisms", "[lineformer]"], "mechanisms: must be some of softmax written out, "),
+        (["--heads", "3"], "heads: must divide dim, but 3 does not divide 256"),
+        (["--n", "[0]"], "n: must be positive, got 0"),
+        (["--direction", "sideways"], "direction: got sideways; give"),
+        (["--deph", "3"], "deph: no such option; did you mean depth?"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_one_line(flags, said, command):
+    done = command("benchmark", *flags)
+    assert done.code == 2
+    assert said in done.error
+
+
+def test_the_tokens_of_a_cell_are_a_sequence():
+    assert TokenGrid((64, 1)).num_tokens == CELL.n

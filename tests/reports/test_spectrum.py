@@ -1,0 +1,71 @@
+"""The spectrum: context matrices against their formulas, shares against matrices whose singular values are known."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from longseq import ImageEncoder, Linformer, Softmax, Verma
+from longseq.reports.spectrum import context_matrices, cumulative
+from longseq.training import Classifier
+
+module = importlib.import_module("longseq.reports.spectrum")  # the function has its name
+DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
+
+
+def model_with(mechanism) -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(ImageEncoder((1, 4, 4), mechanism, dim=8, depth=2, heads=2), 3).eval()
+
+
+@pytest.mark.parametrize("mechanism", [Softmax(), Linformer(5), Verma(), Verma(5)])
+def test_the_context_matrix_takes_values_to_outputs_and_its_rows_sum_to_one(mechanism):
+    model = model_with(mechanism)
+    found = list(context_matrices(model, torch.randint(0, 256, (1, 1, 4, 4)).byte()))
+    k = getattr(mechanism, "k", None) or 16
+    assert [tuple(P.shape) for P, _ in found] == [(2, 16, k)] * 2
+    for P, logits in found:
+        torch.testing.assert_close(P.sum(-1), torch.ones(2, 16, dtype=torch.float64))
+        if not isinstance(mechanism, Verma):
+            torch.testing.assert_close(P, logits.softmax(-1))
+        else:
+            assert torch.linalg.matrix_rank(P).max() <= 4  # c, the channels of a head
+    assert all(layer.attn.mix.__module__.startswith("longseq.attention") for layer in model.encoder.trunk.blocks)
+
+
+def test_shares_are_those_of_the_singular_values():
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(2, 20, 20, dtype=torch.float64))[0] for _ in range(2))
+    values = torch.tensor([8.0, 4, 2, 1, 1] + [0] * 15, dtype=torch.float64)
+    shares = cumulative(left @ torch.diag(values) @ right)
+    assert shares[0, :5].tolist() == pytest.approx([0.5, 0.75, 0.875, 0.9375, 1.0])
+
+
+def test_the_randomised_shares_are_lower_bounds_and_close(monkeypatch):
+    torch.manual_seed(0)
+    matrix = torch.randn(1, 200, 5, dtype=torch.float64) @ torch.randn(1, 5, 200, dtype=torch.float64)
+    matrix = matrix + 1e-3 * torch.randn(1, 200, 200, dtype=torch.float64)
+    exact = cumulative(matrix)
+    monkeypatch.setattr(module, "EXACT", 100)
+    monkeypatch.setattr(module, "_LEADING", 20)
+    bound = cumulative(matrix)
+    assert (bound <= exact[:, :20] + 1e-9).all()
+    assert (exact[:, :20] - bound).max() < 0.02
+
+
+def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path):
+    small = ["--model.encoder.attention", "Softmax", "--model.encoder.dim", "16", "--model.encoder.depth", "2"]
+    short = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    assert command("fit", "--config", DIGITS, *small, *short).code == 0
+    done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "2")
+    assert done.code == 0, done.err
+    assert "Softmax, 64 tokens, mean over 2 inputs of the test split of Digits" in done.out
+    suggested = yaml.safe_load((tmp_path / "spectrum/linformer.yaml").read_text())
+    assert suggested["class_path"] == "Linformer" and len(suggested["init_args"]["k"]) == 2
+    assert all(1 <= k <= 64 for k in suggested["init_args"]["k"])
+    assert (tmp_path / "spectrum/spectrum.png").stat().st_size > 10_000
+    flags = ["--model.encoder.attention", "Linformer", f"--model.encoder.attention.k={suggested['init_args']['k']}"]
+    assert command("fit", "--config", DIGITS, *small, *flags, *short).code == 0
+    assert command("spectrum", "--ckpt_path", "no.ckpt").code == 4
