@@ -69,12 +69,6 @@ def test_digits_with_every_pixel_a_token_also_at_twice_the_size(flags: list[str]
     assert accuracy_of(resize(model, (1, 16, 16)), Digits(size=16)) >= accuracy - LOSS
 
 
-def test_vowels_in_bf16_mixed(train: Train) -> None:
-    """Within a point and a half of what float32 reaches, 0.965."""
-    accuracy, _ = train(VOWELS, "--trainer.precision", "bf16-mixed")
-    assert accuracy >= 0.95
-
-
 @pytest.mark.parametrize(("flags", "least"), [([], 0.97), (VERMA, 0.95)], ids=["linformer", "verma"])
 def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_long(
     flags: list[str], least: float, train: Train, real_data: Path
@@ -88,11 +82,10 @@ def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_
     assert accuracy_of(resize(model, seconds=2.0), data) >= accuracy - LOSS
 
 
-def test_vowels_beat_the_nearest_centroid_of_the_mean_spectrum(train: Train) -> None:
-    baseline = nearest_centroid_accuracy(Vowels())
-    accuracy, _ = train(VOWELS)
-    print(f"vowels: {accuracy:.3f}, nearest centroid on the mean spectrum {baseline:.3f}")
-    assert accuracy > baseline + 0.05
+def test_vowels_in_bf16_mixed_beat_the_nearest_centroid_of_the_mean_spectrum(train: Train) -> None:
+    """Within a point and a half of what float32 reaches, 0.965."""
+    accuracy, _ = train(VOWELS, "--trainer.precision", "bf16-mixed")
+    assert accuracy >= 0.95 > nearest_centroid_accuracy(Vowels()) + 0.05
 
 
 def test_mnist_trains_on_784_tokens_and_logs_its_throughput(train_py, tmp_path: Path, real_data: Path) -> None:
