@@ -213,7 +213,7 @@ class Commands(LightningCLI):
         """Build data, model and trainer; a value that one of them refuses is the user's mistake."""
         try:
             if self.subcommand in OF_DATA:
-                self.config_init = self.parser.instantiate_classes(self.config)
+                self.config_init = self.parser.instantiate(self.config)
                 parts: Any = (self._get(self.config_init, "data"), None, Trainer)
                 self.datamodule, self.model, self.trainer = parts
                 return

@@ -1,7 +1,32 @@
 """The commands of longseq/reports from the command line: their functions' arguments are the flags."""
 
+import json
+from collections.abc import Callable, Iterator
+from typing import get_args, get_origin, get_type_hints
+
 from longseq.cli.errors import OneLineParser, UserError
 from longseq.reports import COMMANDS
+
+
+def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
+    """Lists as shells have them, ``--n 512 1024``, as jsonargparse has them, ``--n=[512, 1024]``."""
+    hints = get_type_hints(report)
+    bracketed: list[str] = []
+    for flag, values in _flags(args):
+        kind = hints.get(flag.removeprefix("--"))
+        if get_origin(kind) is list and values and not values[0].startswith("["):
+            numbers = get_args(kind) == (int,)
+            bracketed.append(f"{flag}=[{', '.join(values if numbers else map(json.dumps, values))}]")
+        else:
+            bracketed += [flag, *values]
+    return bracketed
+
+
+def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each flag and the values behind it."""
+    starts = [number for number, token in enumerate(args) if token.startswith("--")]
+    for start, end in zip(starts, [*starts[1:], len(args)], strict=True):
+        yield args[start], args[start + 1 : end]
 
 
 def run_report(name: str, args: list[str]) -> None:
@@ -12,12 +37,10 @@ def run_report(name: str, args: list[str]) -> None:
     """
     report = COMMANDS[name]
     parser = OneLineParser(prog=f"train.py {name}", description=(report.__doc__ or "").split("\n")[0])
-    parser.add_argument("--config", action="config", help="A YAML file with these flags.")
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     parser.add_function_arguments(report, as_group=False, sub_configs=True)
-    settings = parser.parse_args(args).as_dict()
-    for ours in ("config", "debug"):
-        settings.pop(ours)
+    settings = parser.parse_args(_with_brackets(report, args)).as_dict()
+    settings.pop("debug")
     try:
         report(**settings)
     except ValueError as error:  # "<argument> must ..."

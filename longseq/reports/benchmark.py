@@ -14,7 +14,7 @@ import torch
 from longseq.reports.cell import MECHANISMS, Cell, Result, measure_apart
 from longseq.reports.plots import colour_of, machine, markdown, panels, write_csv
 
-BASELINES = ("softmax written out", "softmax fused")
+BASELINES = ("softmax-written", "softmax")
 _WITH_K = ("linformer", "verma")
 _SHARE = 0.7  # of the free memory that a cell may be expected to take
 

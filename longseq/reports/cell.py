@@ -43,11 +43,11 @@ def _written(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Float[Te
 
 # By the name of a table's column; k is None where a mechanism has none.
 MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
-    "softmax written out": lambda k: WrittenSoftmax(),
-    "softmax fused": lambda k: Softmax(),
+    "softmax-written": lambda k: WrittenSoftmax(),
+    "softmax": lambda k: Softmax(),
     "linformer": lambda k: Linformer(k),
     "verma": lambda k: Verma(k),
-    "verma without E": lambda k: Verma(),
+    "verma-without-E": lambda k: Verma(),
 }
 
 

@@ -106,7 +106,8 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
         (
             [],
             2,
-            "command: missing; choose one of fit, validate, test, predict, preview, stats, check, benchmark, spectrum",
+            "command: missing; choose one of fit, validate, test, predict, preview, stats, check, benchmark, spectrum, "
+            "approximation, sweep",
         ),
         (["ft"], 2, "ft: no such command; did you mean fit?"),
         (["fit"], 2, "model.encoder, data: missing; give --config, one of configs/, or these flags"),

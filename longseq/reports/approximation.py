@@ -1,0 +1,147 @@
+"""How near attention over k shortened tokens comes to that over all n, and what the theorems say of it."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from longseq.reports.plots import COLOURS, machine, markdown, panels, write_csv
+
+
+def approximation(
+    n: list[int] = [128, 512, 2048],  # noqa: B006  (jsonargparse shows them)
+    k: list[int] = [8, 16, 32, 64, 128],  # noqa: B006
+    channels: int = 16,
+    smoothness: float = 16.0,
+    draws: int = 8,
+    steps: int = 300,
+    out: str = "approximation",
+) -> None:
+    """Measure the relative error of softmax attention whose keys and values are shortened by E and F.
+
+    Queries, keys and values are Gaussian; keys and values are smooth along the tokens, as neighbouring pixels or frames
+    are. E and F are means over windows; trained for this error; E = F = R with R = N(0, 1/k); and the theorems' delta R
+    and exp(-delta) R with delta = 2^-n, with which every logit vanishes and the softmax is uniform: beside it is the
+    error of a uniform softmax over all tokens. Linformer's theorem 2 promises an error of epsilon for
+    k = min(9 c log c, 5 log n) / epsilon^2, up to a constant: the table has epsilon for constant 1.
+
+    Args:
+        n: Sequence lengths.
+        k: Shortened lengths.
+        channels: c, of a head.
+        smoothness: Tokens over which keys and values change; 0 makes each independent of its neighbours.
+        draws: Of queries, keys and values that are averaged over.
+        steps: Of the training of E and F.
+        out: Folder for table.md, table.csv and approximation.png.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+    sizes = {"n": min(n), "k": min(k), "channels": channels, "draws": draws, "steps": steps}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be positive, got {size}; the defaults are a start")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for length in n:
+        for each in [each for each in k if each <= length]:
+            errors = {
+                name: relative_error(make(length, each), length, channels, smoothness, draws)
+                for name, make in _ways(channels, smoothness, steps).items()
+            }
+            bound = math.sqrt(min(9 * channels * math.log(channels), 5 * math.log(length)) / each)
+            rows.append([length, each, *(f"{error:.4f}" for error in errors.values()), f"{bound:.3f}"])
+            print(f"n {length:>6}  k {each:>5}  " + "  ".join(f"{a} {b:.3f}" for a, b in errors.items()), flush=True)
+    names = [*_ways(channels, smoothness, steps)]
+    header = ["n", "k", *names, "theorem's epsilon"]
+    write_csv(folder / "table.csv", header, rows)
+    what = f"relative error, {channels} channels, smooth over {smoothness:g} tokens, mean of {draws} draws"
+    text = f"{what}; {machine()}\n\n{markdown(header, rows)}"
+    (folder / "table.md").write_text(text)
+    _draw(rows, n, names).savefig(folder / "approximation.png")
+    print(f"\n{text}\n{folder}/table.md, table.csv, approximation.png")
+
+
+def draw_inputs(n: int, channels: int, smoothness: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (n, c) of variance 1, keys and values smoothed along the tokens by a Gaussian."""
+    queries, keys, values = torch.randn(3, n, channels, dtype=torch.float64, generator=generator)
+    if smoothness:
+        distance = torch.arange(n)[:, None] - torch.arange(n)
+        kernel = torch.exp(-0.5 * (distance / smoothness).square()).double()
+        kernel = kernel / kernel.square().sum(1, keepdim=True).sqrt()
+        keys, values = kernel @ keys, kernel @ values
+    return queries, keys, values
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "n c"]:
+    return (queries @ keys.mT * queries.shape[-1] ** -0.5).softmax(-1) @ values
+
+
+def relative_error(pair: tuple[Tensor, Tensor], n: int, channels: int, smoothness: float, draws: int) -> float:
+    """||Y - softmax(Q (E K)') F V|| / ||Y||, in Frobenius' norm, over inputs that no E has seen."""
+    E, F = pair
+    generator = torch.Generator().manual_seed(1)
+    errors = []
+    for _ in range(draws):
+        queries, keys, values = draw_inputs(n, channels, smoothness, generator)
+        exact = attend(queries, keys, values)
+        errors.append(float((exact - attend(queries, E @ keys, F @ values)).norm() / exact.norm()))
+    return sum(errors) / len(errors)
+
+
+def _ways(channels: int, smoothness: float, steps: int) -> dict[str, Callable[[int, int], tuple[Tensor, Tensor]]]:
+    def gaussian(n: int, k: int) -> tuple[Tensor, Tensor]:
+        R = torch.randn(k, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * k**-0.5
+        return R, R
+
+    def theorem(n: int, k: int) -> tuple[Tensor, Tensor]:
+        R, _ = gaussian(n, k)
+        delta = 2.0**-n
+        return delta * R, math.exp(-delta) * R
+
+    def uniform(n: int, k: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, n, dtype=torch.float64), torch.full((1, n), 1 / n, dtype=torch.float64)
+
+    def mean(n: int, k: int) -> tuple[Tensor, Tensor]:
+        window = torch.arange(n) * k // n
+        means = (window == torch.arange(k)[:, None]).double()
+        means = means / means.sum(1, keepdim=True)
+        return means, means
+
+    def learned(n: int, k: int) -> tuple[Tensor, Tensor]:
+        start = mean(n, k)[0]
+        E, F = start.clone().requires_grad_(), start.clone().requires_grad_()
+        optimizer = torch.optim.Adam([E, F], lr=0.1 / n)
+        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
+        generator = torch.Generator().manual_seed(2)
+        for _ in range(steps):
+            queries, keys, values = draw_inputs(n, channels, smoothness, generator)
+            exact = attend(queries, keys, values)
+            error = (exact - attend(queries, E @ keys, F @ values)).square().sum() / exact.square().sum()
+            optimizer.zero_grad()
+            error.backward()
+            optimizer.step()
+            decay.step()
+        return E.detach(), F.detach()
+
+    return {"mean": mean, "learned": learned, "gaussian": gaussian, "theorem": theorem, "uniform": uniform}
+
+
+def _draw(rows: list[list[Any]], lengths: list[int], names: list[str]) -> Any:
+    figure, axes = panels(len(lengths), width=3.6)
+    for panel, n in zip(axes, lengths, strict=True):
+        of_length = [row for row in rows if row[0] == n]
+        x = [row[1] for row in of_length]
+        for number, name in enumerate([*names, "theorem's epsilon"]):
+            is_bound = number == len(names)
+            errors = [float(row[2 + number]) for row in of_length]
+            panel.plot(x, errors, ":" if is_bound else "o-", color=COLOURS[0 if is_bound else 2 + number], label=name)
+        panel.set_xscale("log", base=2)
+        panel.set(xlabel="k", ylabel="relative error", ylim=(0, 2), title=f"n = {n}")
+    axes[0].legend(fontsize=7)
+    return figure

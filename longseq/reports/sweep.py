@@ -1,0 +1,130 @@
+"""A grid of trainings, with several seeds each: one table, one figure, and no run that is done is done again."""
+
+import itertools
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longseq.reports.plots import COLOURS, machine, markdown, panels, write_csv
+
+# A process of its own for each run, as train.py starts one.
+_TRAIN = [sys.executable, "-c", "import datamodules; from longseq.cli import main; main()"]
+
+Setting = tuple[tuple[str, str], ...]  # flags and their values
+
+
+def sweep(
+    config: list[str],
+    grid: list[str],
+    seeds: int = 3,
+    flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
+    out: str = "sweep",
+) -> None:
+    """Train every setting of a grid with several seeds, one after the other, and write a table, a CSV and a figure.
+
+    A sweep that was stopped goes on where it was when it is started again: runs that have come to their end are taken
+    as they are, and one that was interrupted is resumed. For a search over many settings rather than a grid of few,
+    give Optuna the same command lines.
+
+    Args:
+        config: Configuration files of the experiment.
+        grid: Flags and their values, as model.encoder.attention.k=8,16,32; every combination is trained.
+        seeds: How many trainings of each setting, with the seeds 0, 1, ... of weights, order and validation split.
+        flags: Further arguments of every training, as they are.
+        out: Folder for the runs, table.md, table.csv and sweep.png.
+
+    Raises:
+        ValueError: If a grid is not of the form key=value,value, there are no seeds, or a training fails.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be positive, got {seeds}; 3 show the spread")
+    settings = combinations(grid)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[Setting, list[float]] = {}
+    for setting in settings:
+        found[setting] = [_accuracy(folder, config, setting, seed, flags) for seed in range(seeds)]
+        print(f"{_said(setting)}: " + ", ".join(f"{accuracy:.4f}" for accuracy in found[setting]), flush=True)
+    keys = [key for key, _ in settings[0]]
+    rows = [
+        [*(value for _, value in setting), f"{statistics.mean(accuracies):.4f}",
+         f"{max(accuracies) - min(accuracies):.4f}", " ".join(f"{accuracy:.4f}" for accuracy in accuracies)]
+        for setting, accuracies in found.items()
+    ]  # fmt: skip
+    header = [*keys, "test accuracy, mean", "highest less lowest", "each seed"]
+    write_csv(folder / "table.csv", header, rows)
+    command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
+    text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
+    (folder / "table.md").write_text(text)
+    draw(found).savefig(folder / "sweep.png")
+    print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
+
+
+def combinations(grid: Sequence[str]) -> list[Setting]:
+    """Every combination of the values of key=value,value; commas within brackets part no values.
+
+    Raises:
+        ValueError: If an entry has another form.
+    """
+    axes = []
+    for entry in grid:
+        key, _, values = entry.partition("=")
+        if not key or not values:
+            raise ValueError(
+                f"grid must be of the form key=value,value, got {entry!r}; model.encoder.attention.k=8,16 is"
+            )
+        axes.append([(key, value) for value in re.split(r",(?![^\[]*\])", values)])
+    return [tuple(setting) for setting in itertools.product(*axes)]
+
+
+def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str]) -> float:
+    """The test accuracy of a run, which is made if it is not there."""
+    name = re.sub(r"[^\w.=+-]+", "_", _said(setting)) + f",seed={seed}"
+    done = sorted((folder / "runs" / name).glob("*/metrics.json"))
+    if not done:
+        command = [*_TRAIN, "fit", *itertools.chain.from_iterable(("--config", path) for path in config)]
+        command += [f"--{key}={value}" for key, value in setting]
+        command += ["--seed_everything", str(seed), "--data.seed", str(seed), *flags]
+        command += ["--trainer.default_root_dir", str(folder), "--experiment", name, "--resume"]
+        command += ["--trainer.enable_progress_bar", "false"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode:
+            said = ended.stderr.strip().split("\n")[-1].removeprefix("error: ")
+            raise ValueError(f"grid must be of settings that train, got {_said(setting)}: {said}")
+        done = sorted((folder / "runs" / name).glob("*/metrics.json"))
+    return float(json.loads(done[-1].read_text())["test/accuracy"])
+
+
+def _said(setting: Setting) -> str:
+    return ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in setting)
+
+
+def draw(found: dict[Setting, list[float]]) -> Any:
+    """Accuracy against the first key of the grid, one line for each combination of the others; bars span the seeds."""
+    figure, (axes,) = panels(1, width=5.0)
+    lines: dict[Setting, dict[str, list[float]]] = {}
+    for setting, accuracies in found.items():
+        lines.setdefault(setting[1:], {})[setting[0][1]] = accuracies
+    values = list(dict.fromkeys(setting[0][1] for setting in found))
+    are_numbers = all(re.fullmatch(r"[\d.e+-]+", value) for value in values)
+    for (others, points), colour in zip(lines.items(), itertools.cycle(COLOURS[2:])):
+        x = [float(value) if are_numbers else values.index(value) for value in points]
+        means = [statistics.mean(accuracies) for accuracies in points.values()]
+        below = [mean - min(accuracies) for mean, accuracies in zip(means, points.values(), strict=True)]
+        above = [max(accuracies) - mean for mean, accuracies in zip(means, points.values(), strict=True)]
+        axes.errorbar(x, means, [below, above], fmt="o-", capsize=3, color=colour, label=_said(others) or None)
+    key = next(iter(found))[0][0]
+    if are_numbers and min(map(float, values)) > 0:
+        axes.set_xscale("log", base=2)
+    ticks = [float(value) for value in values] if are_numbers else range(len(values))
+    axes.set_xticks(list(ticks), [value.rpartition(".")[2] if not are_numbers else value for value in values])
+    axes.minorticks_off()
+    axes.set(xlabel=key.rpartition(".")[2], ylabel="test accuracy", title=f"Accuracy by {key.rpartition('.')[2]}")
+    if any(lines):
+        axes.legend(fontsize=7)
+    return figure

@@ -1,0 +1,46 @@
+"""The approximation of softmax attention, where its error is known."""
+
+import math
+
+import pytest
+import torch
+
+from longseq.reports.approximation import _ways, attend, draw_inputs, relative_error
+
+
+def test_without_shortening_there_is_no_error():
+    identity = torch.eye(32, dtype=torch.float64)
+    assert relative_error((identity, identity), 32, 8, 4.0, draws=2) < 1e-12
+    assert relative_error(_ways(8, 4.0, 1)["mean"](32, 32), 32, 8, 4.0, draws=2) < 1e-12
+
+
+def test_the_theorems_delta_makes_every_weight_the_same():
+    E, F = _ways(8, 4.0, 1)["theorem"](256, 64)
+    queries, keys, values = draw_inputs(256, 8, 4.0, torch.Generator().manual_seed(0))
+    weights = (queries @ (E @ keys).mT).softmax(-1)
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 64))
+    out = attend(queries, E @ keys, F @ values)
+    assert (out - out[0]).abs().max() < 1e-12  # every query gets the same
+
+
+def test_means_beat_uniform_weights_on_smooth_sequences_and_training_beats_means():
+    errors = {name: relative_error(make(128, 16), 128, 8, 16.0, 4) for name, make in _ways(8, 16.0, 100).items()}
+    assert errors["learned"] < errors["mean"] < errors["uniform"]
+    assert errors["gaussian"] > errors["mean"]
+
+
+def test_inputs_have_variance_one_and_are_smooth_as_asked():
+    _, keys, values = draw_inputs(2000, 16, 20.0, torch.Generator().manual_seed(0))
+    for tokens in (keys, values):
+        assert tokens.var().item() == pytest.approx(1, abs=0.2)
+        near = (tokens[1:] * tokens[:-1]).mean() / tokens.square().mean()
+        assert near.item() == pytest.approx(math.exp(-0.25 / 20**2), abs=0.02)
+
+
+def test_the_report_writes_its_files(command, tmp_path):
+    done = command("approximation", "--n", "32", "--k", "4", "8", "--steps", "3", "--draws", "2", "--out", "a")
+    assert done.code == 0, done.err
+    table = (tmp_path / "a/table.md").read_text()
+    assert "| n | k | mean | learned | gaussian | theorem | uniform | theorem's epsilon |" in table
+    assert f"{math.sqrt(5 * math.log(32) / 8):.3f}" in table
+    assert (tmp_path / "a/approximation.png").stat().st_size > 10_000

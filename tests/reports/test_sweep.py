@@ -1,0 +1,59 @@
+"""A grid of trainings: its combinations, its table, and that nothing is done twice."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from longseq.reports.sweep import combinations, draw
+
+DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
+
+
+def test_every_combination_is_there_and_brackets_keep_their_commas():
+    assert combinations(["a.k=1,2", "b=[3,4],5"]) == [
+        (("a.k", "1"), ("b", "[3,4]")), (("a.k", "1"), ("b", "5")),
+        (("a.k", "2"), ("b", "[3,4]")), (("a.k", "2"), ("b", "5")),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--grid", "k"], "grid: must be of the form key=value,value, got 'k'"),
+        (["--grid", "a=1", "--seeds", "0"], "seeds: must be positive, got 0"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_one_line(flags, said, command):
+    done = command("sweep", "--config", DIGITS, *flags)
+    assert (done.code, said in done.error) == (2, True), done.err
+
+
+def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    flags = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.attention.k=4,8", "--seeds", "1",
+                 "--flags", json.dumps(flags)]  # fmt: skip
+    done = command(*arguments)
+    assert done.code == 0, done.err
+    runs = sorted(path.name for path in (tmp_path / "sweep/runs").iterdir())
+    assert runs == ["k=4,seed=0", "k=8,seed=0"] or runs == ["k=4_seed=0", "k=8_seed=0"]
+    with open(tmp_path / "sweep/table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["model.encoder.attention.k"] for row in rows] == ["4", "8"]
+    (metrics,) = (tmp_path / "sweep/runs" / runs[1]).glob("0/metrics.json")
+    assert float(rows[1]["test accuracy, mean"]) == pytest.approx(
+        json.loads(metrics.read_text())["test/accuracy"], abs=1e-4
+    )
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("trained again"))
+    assert command(*arguments).code == 0
+    assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
+
+
+def test_the_figure_has_a_line_for_each_combination_of_the_other_keys():
+    found = {(("k", k), ("sharing", sharing)): [0.5, 0.6] for k in ("8", "16") for sharing in ("none", "layerwise")}
+    (axes,) = draw(found).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["sharing=none", "sharing=layerwise"]
+    words = {(("projection", name),): [0.5] for name in ("longseq.Mean", "longseq.Max")}
+    assert [label.get_text() for label in draw(words).axes[0].get_xticklabels()] == ["Mean", "Max"]
