@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longseq.reports.plots import COLOURS, machine, markdown, panels, write_csv
+from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
 
 def approximation(
-    n: list[int] = [128, 512, 2048],  # noqa: B006  (jsonargparse shows them)
+    n: list[int] = [128, 512, 1024],  # noqa: B006  (jsonargparse shows them)
     k: list[int] = [8, 16, 32, 64, 128],  # noqa: B006
     channels: int = 16,
     smoothness: float = 16.0,
     draws: int = 8,
-    steps: int = 300,
+    steps: int = 200,
     out: str = "approximation",
 ) -> None:
     """Measure the relative error of softmax attention whose keys and values are shortened by E and F.
@@ -132,6 +132,7 @@ def _ways(channels: int, smoothness: float, steps: int) -> dict[str, Callable[[i
     return {"mean": mean, "learned": learned, "gaussian": gaussian, "theorem": theorem, "uniform": uniform}
 
 
+@styled
 def _draw(rows: list[list[Any]], lengths: list[int], names: list[str]) -> Any:
     figure, axes = panels(len(lengths), width=3.6)
     for panel, n in zip(axes, lengths, strict=True):
@@ -142,6 +143,6 @@ def _draw(rows: list[list[Any]], lengths: list[int], names: list[str]) -> Any:
             errors = [float(row[2 + number]) for row in of_length]
             panel.plot(x, errors, ":" if is_bound else "o-", color=COLOURS[0 if is_bound else 2 + number], label=name)
         panel.set_xscale("log", base=2)
-        panel.set(xlabel="k", ylabel="relative error", ylim=(0, 2), title=f"n = {n}")
+        panel.set(xlabel="k", ylabel="relative error", yscale="log", title=f"n = {n}")
     axes[0].legend(fontsize=7)
     return figure

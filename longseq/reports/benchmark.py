@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from longseq.reports.cell import MECHANISMS, Cell, Result, measure_apart
-from longseq.reports.plots import colour_of, machine, markdown, panels, write_csv
+from longseq.reports.plots import colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
 _WITH_K = ("linformer", "verma")
@@ -218,6 +218,7 @@ def _crossover(gains: Sequence[tuple[int, float]]) -> str:
     return f"{gains[0][0]} or less"
 
 
+@styled
 def _draw(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]], what: str) -> Any:
     figure, (times, memories) = panels(2)
     titles = [_title(*column) for column in columns]

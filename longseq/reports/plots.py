@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind tell apart too.
 COLOURS = ["#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
-STYLE: Any = {
+_STYLE: Any = {
     "figure.dpi": 150,
     "figure.constrained_layout.use": True,
     "font.size": 9,
@@ -30,13 +30,13 @@ STYLE: Any = {
     "lines.markersize": 4,
 }
 
+styled = rc_context(_STYLE)  # a decorator of the functions that draw
+
 
 def panels(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, list[Axes]]:
     """A figure of panels, in the order of reading."""
-    with rc_context(STYLE):
-        figure = Figure((width * columns, height * rows), dpi=150)
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(axes.flat)
+    figure = Figure((width * columns, height * rows))
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def colour_of(name: str, names: Sequence[str]) -> str:

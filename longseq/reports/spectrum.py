@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longseq.attention.layer import AttentionLayer
-from longseq.reports.plots import machine, markdown, panels, write_csv
+from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
 from longseq.training.checkpoint import build, read_checkpoint
 
@@ -146,6 +146,7 @@ def average(curves: list[Float[Tensor, "l h _"]]) -> Float[Tensor, "l h m"]:
     return torch.stack([torch.nn.functional.pad(c, (0, longest - c.shape[-1]), value=1.0) for c in curves]).mean(0)
 
 
+@styled
 def _draw(mean: dict[str, Tensor], energy: float, attention: str) -> Any:
     figure, axes = panels(3)
     shades = [(0.0, 0.45 * t + 0.1, 0.7 - 0.3 * t) for t in np.linspace(0, 1, len(mean["P"]))]
@@ -159,7 +160,7 @@ def _draw(mean: dict[str, Tensor], energy: float, attention: str) -> Any:
         panel.axhline(energy, color="grey", linewidth=0.8, linestyle=":")
         panel.set(xlabel="singular values, the largest first", ylabel="share of their sum", ylim=(0, 1.02), title=title)
     axes[0].legend(fontsize=7, loc="lower right")
-    at = max(mean["P"].shape[-1] // 4, 1)
+    at = int((mean["P"].mean((0, 1)) < energy).sum()) + 1  # where layers and heads differ most
     image = axes[2].imshow(mean["P"][:, :, at - 1], cmap="viridis", vmin=0, vmax=1, aspect="auto")
     axes[2].grid(False)
     axes[2].set(xlabel="head", ylabel="layer", title=f"Share of the first {at} in P")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longseq.reports.plots import COLOURS, machine, markdown, panels, write_csv
+from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
 # A process of its own for each run, as train.py starts one.
 _TRAIN = [sys.executable, "-c", "import datamodules; from longseq.cli import main; main()"]
@@ -104,6 +104,7 @@ def _said(setting: Setting) -> str:
     return ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in setting)
 
 
+@styled
 def draw(found: dict[Setting, list[float]]) -> Any:
     """Accuracy against the first key of the grid, one line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
