@@ -92,5 +92,6 @@ def real_data() -> Path:
     """The folder of real data sets that LONGSEQ_DATA names."""
     folder = os.environ.get("LONGSEQ_DATA")
     if not folder:
-        pytest.skip("set LONGSEQ_DATA to a folder that holds free-spoken-digit-dataset/ and MNIST/")
+        sets = "free-spoken-digit-dataset/, MNIST/, tiny-imagenet-200/, SpeechCommands/ and ESC-50-master/"
+        pytest.skip(f"set LONGSEQ_DATA to a folder that holds {sets}")
     return Path(folder)
