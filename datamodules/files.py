@@ -173,15 +173,15 @@ class FileDataModule(DataModule):
         for name in self.class_names:
             if not counts[name]:
                 raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
-        test = self._samples([item for item, held in zip(items, is_test.tolist(), strict=True) if held])
-        if not len(test):
+        test = [item for item, held in zip(items, is_test.tolist(), strict=True) if held]
+        if not test:
             raise DataError(f"{self.root}: no readable file to test on; add some, or leave the test split out")
         if is_val is None:
-            return self._samples(train), None, test
+            return self._samples(train), None, self._samples(test)
         val = [item for item, held in zip(items, (is_val & ~is_test).tolist(), strict=True) if held]
         if not val:
             raise DataError(f"{self.root}: no readable file to validate on; add some, or leave the split out")
-        return self._samples(train), self._samples(val), test
+        return self._samples(train), self._samples(val), self._samples(test)
 
     def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
         """Which rows are of a split that the data or a fold decides; None if nothing does."""

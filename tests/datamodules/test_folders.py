@@ -338,6 +338,14 @@ def test_one_class_and_a_class_without_a_file_are_refused(images, command):
     assert (done.code, done.error) == (3, f"error: {images}: one class only (cats); give two or more")
 
 
+def test_classes_too_small_to_be_split_are_refused(images, command):
+    for name in ("cats", "dogs"):
+        for number in range(1, 12):
+            (images / name / f"{number:02}.png").unlink()
+    done = command(*IMAGES, "--data.root", images)
+    assert (done.code, "no readable file to test on; add some" in done.error) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
