@@ -1,6 +1,7 @@
 """Changes of a sound in training that leave its class as it is. Each draws from torch's generator."""
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from jaxtyping import Float32
@@ -9,11 +10,12 @@ from torch import Tensor, nn
 from datamodules.errors import require
 
 
-class SoundTransform(nn.Module):
+class SoundTransform(nn.Module, ABC):
     """A waveform (s,) becomes another, of the same length."""
 
+    @abstractmethod
     def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
-        raise NotImplementedError
+        """Change a waveform at random."""
 
 
 class TimeShift(SoundTransform):

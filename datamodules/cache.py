@@ -1,11 +1,18 @@
 """Results that are kept from run to run: statistics, scans of folders, pictures made on the spot."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from datamodules.errors import DataError
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:

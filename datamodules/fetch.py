@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from datamodules.cache import cache_folder, locked
+from datamodules.cache import cache_folder, locked, sha256_of
 from datamodules.errors import DataError
 
 
@@ -44,8 +44,7 @@ def _make(url: str, root: Path, folder: str, sha256: str | None) -> None:
         if not archive.is_file():
             _fetch(url, archive)
         if sha256 is not None:
-            with open(archive, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = sha256_of(archive)
             if found != sha256:
                 raise DataError(f"{archive}: not the original file (SHA-256 {found[:12]}...); delete it and run again")
         shutil.rmtree(temporary, ignore_errors=True)

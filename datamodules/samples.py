@@ -82,7 +82,8 @@ class Samples(Dataset):
         hashing = hashlib.sha256(self.labels.numpy().tobytes())
         if self._digest is not None:
             hashing.update(self._digest.encode())
-        for values in () if self._digest is not None else self.inputs:
+            return hashing.hexdigest()
+        for values in self.inputs:
             hashing.update(values.contiguous().numpy().tobytes())
         return hashing.hexdigest()
 

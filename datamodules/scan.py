@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from datamodules.cache import cache_folder, locked, replacing
+from datamodules.cache import cache_folder, locked, replacing, sha256_of
 from datamodules.errors import DataError
 
 Facts = dict[str, Any]  # of a file: its SHA-256 and what `examine` found, or the error that it raised
@@ -39,8 +39,7 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
         def record(name: str) -> Facts:
             try:
                 facts = examine(root / name)
-                with open(root / name, "rb") as file:
-                    return {**facts, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+                return {**facts, "sha256": sha256_of(root / name)}
             except (DataError, OSError) as error:
                 return {"error": str(error).removeprefix(f"{root / name}: ")}
 

@@ -1,4 +1,4 @@
-"""The commands fit, validate, test and predict: LightningCLI with longseq's defaults and manners."""
+"""The commands that train and use a model: LightningCLI with longseq's defaults and manners."""
 
 import copy
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import yaml
 from jsonargparse import Namespace
 from lightning_fabric.utilities.apply_func import move_data_to_device
@@ -42,14 +41,13 @@ from longseq.cli.runs import (
     without_appended,
     write_metrics,
 )
+from longseq.cli.trainer import Trainer
 from longseq.reports import COMMANDS
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
 from longseq.training.memory import OutOfMemory, is_out_of_memory, what_fits
-from longseq.training.pictures import draw_inputs
 from longseq.training.recovery import Sentinel, Stopped
-from longseq.training.statistics import measure_inputs
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
@@ -65,32 +63,8 @@ LINKS = {
 }
 # What the optimizer's state in a checkpoint decides when a training goes on.
 RESTORED = ("learning_rate", "weight_decay")
-
-
 # Commands that need data alone; what a configuration says of the rest is left aside.
 OF_DATA = ("stats", "check")
-
-
-class Trainer(pl.Trainer):
-    """Lightning's trainer, with the further commands' names and arguments."""
-
-    def preview(
-        self, model: Classifier, datamodule: pl.LightningDataModule, out: str = "preview.png", num_samples: int = 16
-    ) -> None:
-        """Draw training inputs as the model sees them, with their labels.
-
-        Args:
-            model: The classifier.
-            datamodule: The data.
-            out: The PNG to write.
-            num_samples: How many inputs.
-        """
-
-    def stats(self, model: None, datamodule: pl.LightningDataModule) -> None:
-        """Print sizes of splits and classes, and the training set's figures."""
-
-    def check(self, model: None, datamodule: pl.LightningDataModule) -> None:
-        """Open every file of the data, and list those that are broken."""
 
 
 class Commands(LightningCLI):
@@ -335,37 +309,6 @@ class Commands(LightningCLI):
         for path, row in zip(datamodule.predict_paths, rows, strict=True):
             probability, label = row.max(dim=0)
             print(f"{path}\t{model.class_names[int(label)]}\t{probability:.4f}")
-
-    def preview(self, model: Classifier, datamodule: Any, out: str, num_samples: int) -> None:
-        """Write one picture of training inputs, drawn, mixed and masked as in the first epoch."""
-        datamodule.setup("fit")
-        measure_inputs(model.encoder, datamodule, model.device)
-        loader: Any = datamodule.train_dataloader()
-        chosen = torch.randperm(len(loader.dataset))[:num_samples].tolist()
-        inputs, labels = loader.collate_fn(loader.dataset.__getitems__(chosen))
-        try:
-            draw_inputs(model.train(), inputs, labels).savefig(out)
-        except (OSError, ValueError) as error:
-            raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
-        print(f"{len(labels)} inputs: {out}")
-
-    def stats(self, model: None, datamodule: Any) -> None:
-        """Print what there is to know of a data set."""
-        datamodule.setup("fit")
-        for name, value in datamodule.statistics().items():
-            said = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
-            print(f"{name}: {said}")
-
-    def check(self, model: None, datamodule: Any) -> None:
-        """List all broken files at once."""
-        bad = datamodule.bad_files()
-        for path, what in bad.items():
-            print(f"{path}: {what}")
-        if bad:
-            raise UserError(f"data.root: {len(bad)} files are broken; mend them, or --data.on_error skip", exit_code=3)
-        datamodule.setup("fit")
-        sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
-        print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
 
     def _report(self, results: Any) -> None:
         if self.trainer.is_global_zero:

@@ -1,0 +1,57 @@
+"""Lightning's trainer with the commands that look at data: preview, stats and check."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from longseq.cli.errors import UserError
+from longseq.training import Classifier
+from longseq.training.pictures import draw_inputs
+from longseq.training.statistics import measure_inputs
+
+
+class Trainer(pl.Trainer):
+    """A command is a method here, and its arguments are flags; one that needs data alone is static."""
+
+    def preview(
+        self, model: Classifier, datamodule: pl.LightningDataModule, out: str = "preview.png", num_samples: int = 16
+    ) -> None:
+        """Draw training inputs as the model sees them, with their labels.
+
+        Args:
+            model: The classifier.
+            datamodule: The data.
+            out: The PNG to write.
+            num_samples: How many inputs.
+        """
+        datamodule.setup("fit")
+        measure_inputs(model.encoder, datamodule, model.device)
+        loader: Any = datamodule.train_dataloader()
+        chosen = torch.randperm(len(loader.dataset))[:num_samples].tolist()
+        inputs, labels = loader.collate_fn(loader.dataset.__getitems__(chosen))
+        try:
+            draw_inputs(model.train(), inputs, labels).savefig(out)
+        except (OSError, ValueError) as error:
+            raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
+        print(f"{len(labels)} inputs: {out}")
+
+    @staticmethod
+    def stats(model: None, datamodule: Any) -> None:
+        """Print sizes of splits and classes, and the training set's figures."""
+        datamodule.setup("fit")
+        for name, value in datamodule.statistics().items():
+            said = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
+            print(f"{name}: {said}")
+
+    @staticmethod
+    def check(model: None, datamodule: Any) -> None:
+        """Open every file of the data, and list those that are broken."""
+        bad = datamodule.bad_files()
+        for path, what in bad.items():
+            print(f"{path}: {what}")
+        if bad:
+            raise UserError(f"data.root: {len(bad)} files are broken; mend them, or --data.on_error skip", exit_code=3)
+        datamodule.setup("fit")
+        sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
+        print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
