@@ -28,6 +28,7 @@ class AttentionLayer(nn.Module):
         mix: The mechanism's formula.
         project_keys: E, or None to keep all n keys.
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
+        mixes_rows_alone: Whether the formula's outcome for a query depends on no other query.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class AttentionLayer(nn.Module):
         mix: Mix,
         project_keys: ProjectionLayer | RaggedProjection | None = None,
         project_values: ProjectionLayer | RaggedProjection | None = None,
+        mixes_rows_alone: bool = True,
     ) -> None:
         super().__init__()
-        self.mix = mix
+        self.mix, self.mixes_rows_alone = mix, mixes_rows_alone
         self.num_heads = trained.num_heads
         self.attn_dim = trained.attn_dim
         self.qkv = trained.qkv
@@ -54,18 +56,27 @@ class AttentionLayer(nn.Module):
         x: Float[Tensor, "b n d"],
         attn_mask: Bool[Tensor, "b 1 1 n"] | None = None,
         is_causal: bool = False,
-    ) -> Float[Tensor, "b n d"]:
+        num_queries: int | None = None,
+    ) -> Float[Tensor, "b q d"]:
         """Attend.
 
         Args:
             x: Tokens.
             attn_mask: True where a key is a token, False where it is padding.
             is_causal: Only False; timm's blocks pass it.
+            num_queries: q, of how many tokens, the first ones, the outcome is wanted; None for all.
         """
         if is_causal:
             raise ValueError("is_causal must be False: shortened keys mix the future into every token")
         present = None if attn_mask is None else attn_mask[:, 0, 0, :, None]
-        queries, keys, values = self._queries_keys_values(x, present)
+        if num_queries is not None and not self.mixes_rows_alone:
+            return self._attend(x, x, present)[:, :num_queries]
+        return self._attend(x, x[:, :num_queries], present)
+
+    def _attend(
+        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+    ) -> Float[Tensor, "b q d"]:
+        queries, keys, values = self._queries_keys_values(x, queried, present)
         queries = self.q_norm(_split(queries, self.num_heads))
         if isinstance(self.project_keys, RaggedProjection):  # a head has its own k, and is mixed alone
             heads = zip(queries.split(1, dim=1), self.project_keys, keys, values, strict=True)
@@ -74,39 +85,43 @@ class AttentionLayer(nn.Module):
             mixed = self._mix(queries, self.project_keys, keys, values, present)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))
         if self.gate is not None:
-            mixed = mixed * self.gate(x).sigmoid()
+            mixed = mixed * self.gate(queried).sigmoid()
         return self.proj_drop(self.proj(mixed))
 
     def _mix(
         self,
-        queries: Float[Tensor, "b h n c"],
+        queries: Float[Tensor, "b h q c"],
         project_keys: ProjectionLayer | None,
         keys: Float[Tensor, "b k hc"],
         values: Float[Tensor, "b k hc"],
         present: Bool[Tensor, "b n 1"] | None,
-    ) -> Float[Tensor, "b h n c"]:
+    ) -> Float[Tensor, "b h q c"]:
         filled = present if present is None or project_keys is None else project_keys.filled(present)
         heads = queries.shape[1]
         return self.mix(
             queries,
             self.k_norm(_split(keys, heads)),
             _split(values, heads),
-            None if present is None else present[:, None],
+            None if present is None else present[:, None, : queries.shape[2]],
             None if filled is None else filled[:, None].mT,
             self.attn_drop.p if self.training else 0.0,
         )
 
-    def _queries_keys_values(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None):
-        """Queries (b, n, d), keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
+    def linear(self, tokens: Float[Tensor, "b n d"], rows: slice) -> Float[Tensor, "b n rows"]:
+        """Some rows of the matrix of queries, keys and values, applied to tokens."""
+        bias = self.qkv.bias
+        return F.linear(tokens, self.qkv.weight[rows], None if bias is None else bias[rows])
+
+    def _queries_keys_values(
+        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+    ):
+        """Queries (b, q, d), keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
         weights, bias = self.qkv.weight, self.qkv.bias
         d = self.attn_dim
 
-        def linear(tokens: Tensor, rows: slice) -> Tensor:
-            return F.linear(tokens, weights[rows], None if bias is None else bias[rows])
-
         def shorten(project: ProjectionLayer | RaggedProjection, rows: slice):
             if not project.commutes:
-                return project(linear(x, rows), present)
+                return project(self.linear(x, rows), present)
             short = F.linear(project(x, present), weights[rows])
             if bias is None:
                 return short
@@ -114,9 +129,13 @@ class AttentionLayer(nn.Module):
             return short + project(ones, present) * bias[rows]
 
         if self.project_keys is None or self.project_values is None:
-            queries, keys, values = self.qkv(x).split(d, dim=-1)
+            if queried.shape[1] < x.shape[1]:
+                queries = self.linear(queried, slice(0, d))
+                keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
+            else:
+                queries, keys, values = self.qkv(x).split(d, dim=-1)
             return queries, keys, values if present is None else values.masked_fill(~present, 0)
-        queries = linear(x, slice(0, d))
+        queries = self.linear(queried, slice(0, d))
         if self.project_keys is self.project_values and self.project_keys.commutes:
             keys, values = shorten(self.project_keys, slice(d, 3 * d)).split(d, dim=-1)
             return queries, keys, values

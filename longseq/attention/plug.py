@@ -33,7 +33,7 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
         raise ValueError(f"vit must be a timm VisionTransformer, got {type(vit).__name__}")
     attentions: list[Any] = [getattr(block, "attn", None) for block in vit.blocks]
     for depth, attention in enumerate(attentions):
-        if type(attention) not in (Attention, AttentionLayer):
+        if type(attention) is not Attention and not isinstance(attention, AttentionLayer):
             raise ValueError(
                 f"vit must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
                 f" holds {type(attention).__name__}; choose a plain ViT or DeiT"

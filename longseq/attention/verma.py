@@ -1,16 +1,17 @@
 """Verma's attention (arXiv:2101.10277): the softmax taken apart, so that nothing of size n x k is ever made."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.projection import Linear, Projection
+from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection
 from longseq.attention.sharing import Lengths, Sharing, shared_projections
 
 Normalize = Literal["rows", "columns"]
@@ -44,11 +45,76 @@ class Verma(Mechanism):
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         if self.normalize not in get_args(Normalize):
             raise ValueError(f"normalize must be rows or columns, got {self.normalize!r}; choose one of them")
-        mix = verma_mix if self.normalize == "rows" else verma_mix_by_columns
-        if self.k is None:
-            return [AttentionLayer(trained, mix) for trained in stack]
-        pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
-        return [AttentionLayer(trained, mix, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+        pairs: list[Any] = [(None, None)] * len(stack)
+        if self.k is not None:
+            pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
+        if self.normalize == "rows":
+            return [VermaLayer(trained, verma_mix, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+        return [
+            AttentionLayer(trained, verma_mix_by_columns, *pair, mixes_rows_alone=False)
+            for trained, pair in zip(stack, pairs, strict=True)
+        ]
+
+
+class VermaLayer(AttentionLayer):
+    """Rows normalised, and multiplied in the order that leaves two matrix products of n tokens after the softmaxes.
+
+    Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o): values are never made where there is no E, and what
+    meets the n rows of H is one (d, d) matrix, with the heads' contexts and the output's weights in it.
+    """
+
+    def _attend(
+        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+    ) -> Float[Tensor, "b q d"]:
+        if not isinstance(self.norm, nn.Identity) or self.gate is not None:  # something stands before the output
+            return super()._attend(x, queried, present)
+        d, heads = self.attn_dim, (self.num_heads, -1)
+        if self.project_keys is None:
+            queries, context = self.linear(queried, slice(0, d)), self._context_of_all(x, present)
+        else:
+            queries, keys, values = self._queries_keys_values(x, queried, present)
+            if isinstance(self.project_keys, RaggedProjection):
+                of_heads = zip(self.project_keys, keys, values, strict=True)
+                context = torch.cat([self._context(E, K, V, present) for E, K, V in of_heads], dim=1)
+            else:
+                context = self._context(self.project_keys, keys, values, present)
+        H = (self.q_norm(queries.unflatten(-1, heads)) * self._scale).softmax(dim=-1).flatten(2)
+        folded = (context @ self.proj.weight.mT.unflatten(0, heads)).flatten(1, 2)
+        out = torch.bmm(H, folded) if self.proj.bias is None else torch.baddbmm(self.proj.bias, H, folded)
+        return self.proj_drop(out)
+
+    @property
+    def _scale(self) -> float:
+        return (self.attn_dim // self.num_heads) ** -0.5
+
+    def _L(self, keys: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Float[Tensor, "b hc k"]:
+        by_head = keys.unflatten(-1, (-1, self.attn_dim // self.num_heads))
+        scores = self.k_norm(by_head).flatten(2).mT * self._scale
+        L = (scores if there is None else scores.masked_fill(~there.mT, -float("inf"))).softmax(dim=-1)
+        return F.dropout(L, self.attn_drop.p, self.training)
+
+    def _context(
+        self,
+        project_keys: ProjectionLayer,
+        keys: Float[Tensor, "b k hc"],
+        values: Float[Tensor, "b k hc"],
+        present: Bool[Tensor, "b n 1"] | None,
+    ) -> Float[Tensor, "b h c c"]:
+        """L V of heads whose keys and values are shortened."""
+        L = self._L(keys, None if present is None else project_keys.filled(present))
+        channels = (-1, self.attn_dim // self.num_heads)
+        return L.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
+
+    def _context_of_all(
+        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
+    ) -> Float[Tensor, "b h c c"]:
+        """L V over all n tokens, as (L X) W_v."""
+        d, heads = self.attn_dim, (self.num_heads, -1)
+        L = self._L(self.linear(x, slice(d, 2 * d)), present)
+        context = (L @ x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
+        if self.qkv.bias is None:
+            return context
+        return context + L.sum(-1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
 
 
 def verma_mix(

@@ -1,7 +1,7 @@
 """The spectrum of the context matrix, by layer and head: what Linformer's figure 1 shows (arXiv:2006.04768)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,14 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
     """
     seen: list[tuple[Any, Any]] = []
     layers: list[Any] = [block.attn for block in model.encoder.trunk.blocks]
-    with _watched(layers, seen), torch.no_grad():
+    tokens: list[Tensor] = []
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(lambda _, x: tokens.append(x[0])))
         model(inputs)
+    with _watched(layers, seen), torch.no_grad():
+        for layer, x in zip(layers, tokens, strict=True):
+            AttentionLayer._attend(layer, x, x, None)  # all queries, by the formula, where the model takes short cuts
     for layer_mix, (queries, keys) in seen:
         queries, keys = queries.double(), keys.double()
         k, channels = keys.shape[2:]

@@ -8,6 +8,7 @@ from lightning_fabric.utilities.throughput import measure_flops
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from longseq.encoders.encoder import encode
 from longseq.training.classifier import Classifier
 
 # Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets, by
@@ -72,6 +73,6 @@ def flops_per_sample(model: Classifier) -> Flops:
     # torch's formula for a fused attention kernel adds the recomputed scores; the plain products are what we mean
     with sdpa_kernel(SDPBackend.MATH):
         return Flops(
-            forward=measure_flops(trunk, lambda: head(trunk(picture))),
-            training=measure_flops(trunk, lambda: head(trunk(picture)), torch.sum),
+            forward=measure_flops(trunk, lambda: head(encode(trunk, picture))),
+            training=measure_flops(trunk, lambda: head(encode(trunk, picture)), torch.sum),
         )

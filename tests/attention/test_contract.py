@@ -116,8 +116,28 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
     layer.k_norm.register_forward_hook(lambda _, args, out: seen.append(out))
     mix = layer.mix
     layer.mix = lambda Q, K, *rest: (seen.append(K), mix(Q, K, *rest))[1]
-    vit(images())
+    x = torch.randn(2, 65, 32)
+    AttentionLayer._attend(layer, x, x, None)  # by the formula, whatever short cuts a mechanism takes
+    assert seen
     assert all(torch.equal(normed, met) for normed, met in zip(seen[::2], seen[1::2], strict=True))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "options",
+    [{"qkv_bias": True}, {"qkv_bias": False}, {"qk_norm": True}, {"scale_attn_norm": True}, {"proj_bias": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_short_cuts_and_fewer_queries_give_what_the_formula_gives(mechanism, options, is_padded):
+    layer = model(mechanism, **options).double().eval().blocks[0].attn
+    torch.nn.init.normal_(layer.qkv.bias) if layer.qkv.bias is not None else None
+    x = torch.randn(2, 65, 32, dtype=torch.float64)
+    present = torch.arange(65) < torch.tensor([[65], [40]]) if is_padded else torch.ones(2, 65, dtype=torch.bool)
+    mask = present[:, None, None] if is_padded else None
+    formula = AttentionLayer._attend(layer, x, x, present[..., None] if is_padded else None)
+    torch.testing.assert_close(layer(x, mask)[present], formula[present])
+    torch.testing.assert_close(layer(x, mask, num_queries=3), formula[:, :3])
 
 
 @EVERY

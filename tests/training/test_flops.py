@@ -42,7 +42,8 @@ def test_linformer_costs_what_one_counts_on_paper(sharing: str) -> None:
 
 
 def test_verma_without_projections_costs_what_one_counts_on_paper() -> None:
-    mixing = 2 * 64 * 32 * 64 + 2 * (2 * 64 * 8 * 8) * 4  # keys and values; L V and H (L V) in 4 heads of 8 channels
+    # keys; L X; what stands for 4 heads of 8 channels, (L X) W_v and its product with W_o; H times that is the output
+    mixing = 2 * 64 * 32 * 32 + 2 * 64 * 32 * 32 + 2 * 32 * 32 * 8 + 2 * 32 * 8 * 32
     assert flops_per_sample(classifier(Verma())).forward == on_paper(64, mixing)
 
 
