@@ -87,7 +87,9 @@ class VermaLayer(AttentionLayer):
     def _scale(self) -> float:
         return (self.attn_dim // self.num_heads) ** -0.5
 
-    def _L(self, keys: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Float[Tensor, "b hc k"]:
+    def _key_weights(
+        self, keys: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None
+    ) -> Float[Tensor, "b hc k"]:
         by_head = keys.unflatten(-1, (-1, self.attn_dim // self.num_heads))
         scores = self.k_norm(by_head).flatten(2).mT * self._scale
         L = (scores if there is None else scores.masked_fill(~there.mT, -float("inf"))).softmax(dim=-1)
@@ -101,7 +103,7 @@ class VermaLayer(AttentionLayer):
         present: Bool[Tensor, "b n 1"] | None,
     ) -> Float[Tensor, "b h c c"]:
         """L V of heads whose keys and values are shortened."""
-        L = self._L(keys, None if present is None else project_keys.filled(present))
+        L = self._key_weights(keys, None if present is None else project_keys.filled(present))
         channels = (-1, self.attn_dim // self.num_heads)
         return L.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
 
@@ -110,7 +112,7 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b h c c"]:
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
-        L = self._L(self.linear(x, slice(d, 2 * d)), present)
+        L = self._key_weights(self.linear(x, slice(d, 2 * d)), present)
         context = (L @ x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         if self.qkv.bias is None:
             return context

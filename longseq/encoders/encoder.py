@@ -202,7 +202,7 @@ def make_trunk(
         drop_path_rate=drop_path,
     )
     if patch == (1, 1):
-        nn.init.normal_(trunk.pos_embed)
+        nn.init.normal_(trunk.pos_embed)  # type: ignore[arg-type]
     return trunk
 
 

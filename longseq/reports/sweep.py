@@ -22,6 +22,7 @@ def sweep(
     config: list[str],
     grid: list[str],
     seeds: int = 3,
+    baseline: str | None = None,
     flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
     out: str = "sweep",
 ) -> None:
@@ -35,6 +36,7 @@ def sweep(
         config: Configuration files of the experiment.
         grid: Flags and their values, as model.encoder.attention.k=8,16,32; every combination is trained.
         seeds: How many trainings of each setting, with the seeds 0, 1, ... of weights, order and validation split.
+        baseline: One more setting, key=value, that the others are held against, as model.encoder.attention=Softmax.
         flags: Further arguments of every training, as they are.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
@@ -44,24 +46,29 @@ def sweep(
     if seeds < 1:
         raise ValueError(f"seeds must be positive, got {seeds}; 3 show the spread")
     settings = combinations(grid)
+    beside = combinations([baseline])[0] if baseline else None
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[Setting, list[float]] = {}
-    for setting in settings:
+    for setting in settings if beside is None else [beside, *settings]:
         found[setting] = [_accuracy(folder, config, setting, seed, flags) for seed in range(seeds)]
         print(f"{_said(setting)}: " + ", ".join(f"{accuracy:.4f}" for accuracy in found[setting]), flush=True)
-    keys = [key for key, _ in settings[0]]
+    keys = list(dict.fromkeys(key for setting in [settings[0], beside or ()] for key, _ in setting))
     rows = [
-        [*(value for _, value in setting), f"{statistics.mean(accuracies):.4f}",
+        [*(dict(setting).get(key, "") for key in keys), f"{statistics.mean(accuracies):.4f}",
          f"{max(accuracies) - min(accuracies):.4f}", " ".join(f"{accuracy:.4f}" for accuracy in accuracies)]
         for setting, accuracies in found.items()
     ]  # fmt: skip
     header = [*keys, "test accuracy, mean", "highest less lowest", "each seed"]
     write_csv(folder / "table.csv", header, rows)
     command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
+    if baseline:
+        command += f" --baseline {baseline}"
+    if flags:
+        command += f" --flags {json.dumps(flags)}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
-    draw(found).savefig(folder / "sweep.png")
+    draw(found, beside).savefig(folder / "sweep.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
 
 
@@ -88,7 +95,8 @@ def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, 
     done = sorted((folder / "runs" / name).glob("*/metrics.json"))
     if not done:
         command = [*_TRAIN, "fit", *itertools.chain.from_iterable(("--config", path) for path in config)]
-        command += [f"--{key}={value}" for key, value in setting]
+        # a class before its arguments, which it would take away again
+        command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda each: each[0].count("."))]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), *flags]
         command += ["--trainer.default_root_dir", str(folder), "--experiment", name, "--resume"]
         command += ["--trainer.enable_progress_bar", "false"]
@@ -105,9 +113,14 @@ def _said(setting: Setting) -> str:
 
 
 @styled
-def draw(found: dict[Setting, list[float]]) -> Any:
+def draw(found: dict[Setting, list[float]], baseline: Setting | None = None) -> Any:
     """Accuracy against the first key of the grid, one line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
+    if baseline is not None:
+        found = dict(found)
+        accuracies = found.pop(baseline)
+        axes.axhspan(min(accuracies), max(accuracies), color=COLOURS[0], alpha=0.15, linewidth=0)
+        axes.axhline(statistics.mean(accuracies), color=COLOURS[0], label=_said(baseline))
     lines: dict[Setting, dict[str, list[float]]] = {}
     for setting, accuracies in found.items():
         lines.setdefault(setting[1:], {})[setting[0][1]] = accuracies
@@ -126,6 +139,6 @@ def draw(found: dict[Setting, list[float]]) -> Any:
     axes.set_xticks(list(ticks), [value.rpartition(".")[2] if not are_numbers else value for value in values])
     axes.minorticks_off()
     axes.set(xlabel=key.rpartition(".")[2], ylabel="test accuracy", title=f"Accuracy by {key.rpartition('.')[2]}")
-    if any(lines):
+    if baseline is not None or any(lines):
         axes.legend(fontsize=7)
     return figure

@@ -57,3 +57,11 @@ def test_the_figure_has_a_line_for_each_combination_of_the_other_keys():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["sharing=none", "sharing=layerwise"]
     words = {(("projection", name),): [0.5] for name in ("longseq.Mean", "longseq.Max")}
     assert [label.get_text() for label in draw(words).axes[0].get_xticklabels()] == ["Mean", "Max"]
+
+
+def test_a_baseline_is_a_line_across_and_a_row_of_the_table():
+    baseline = (("attention", "Softmax"),)
+    found = {baseline: [0.8, 0.9], (("k", "8"),): [0.5], (("k", "16"),): [0.6]}
+    (axes,) = draw(found, baseline).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["attention=Softmax"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "16"]
