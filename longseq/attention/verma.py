@@ -75,7 +75,8 @@ class VermaLayer(AttentionLayer):
             queries, keys, values = self._queries_keys_values(x, queried, present)
             if isinstance(self.project_keys, RaggedProjection):
                 of_heads = zip(self.project_keys, keys, values, strict=True)
-                context = torch.cat([self._context(E, K, V, present) for E, K, V in of_heads], dim=1)
+                each = [self._context(E, K, V, present) for E, K, V in of_heads]  # type: ignore[arg-type]
+                context = torch.cat(each, dim=1)
             else:
                 context = self._context(self.project_keys, keys, values, present)
         H = (self.q_norm(queries.unflatten(-1, heads)) * self._scale).softmax(dim=-1).flatten(2)
