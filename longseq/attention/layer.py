@@ -69,6 +69,8 @@ class AttentionLayer(nn.Module):
         if is_causal:
             raise ValueError("is_causal must be False: shortened keys mix the future into every token")
         present = None if attn_mask is None else attn_mask[:, 0, 0, :, None]
+        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and not for each product that it goes into
         if num_queries is not None and not self.mixes_rows_alone:
             return self._attend(x, x, present)[:, :num_queries]
         return self._attend(x, x[:, :num_queries], present)
@@ -154,7 +156,13 @@ def softmax_mix(
     key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
 ) -> Float[Tensor, "b h n c"]:
-    """softmax(Q K' / sqrt(c)) V, by the fastest kernel that torch has for it."""
+    """softmax(Q K' / sqrt(c)) V, by the fastest way that torch has for it."""
+    is_short = 8 * keys.shape[-2] <= queries.shape[-2]
+    if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 and is_short and key_mask is None:
+        # torch's fused kernel has no fast products in bfloat16 on a CPU: 9 ms against 5, n = 4096, k = 128, 4 heads
+        with torch.autocast("cpu", enabled=False):
+            scaled = (keys * queries.shape[-1] ** -0.5).to(queries.dtype)
+            return F.dropout((queries @ scaled.mT).softmax(dim=-1), dropout) @ values.to(queries.dtype)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
 
 

@@ -1,10 +1,16 @@
-"""A transformer block as timm has it, computed with less memory and for fewer tokens."""
+"""A transformer block as timm has it, computed for fewer tokens and with less memory."""
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
+from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import Block
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB in float32, which a cache holds
 
 
 def run_block(
@@ -15,4 +21,76 @@ def run_block(
         return block(tokens, attn_mask=mask)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
     tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
-    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+    if _is_plain(block.norm2, block.mlp) and tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        out = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
+    else:
+        out = block.mlp(block.norm2(tokens))
+    return tokens + block.drop_path2(block.ls2(out))
+
+
+def _is_plain(norm: nn.Module, mlp: nn.Module) -> bool:
+    """Whether it is what Perceptron computes: two linear maps with a GELU between, and no dropout."""
+    if not (isinstance(norm, nn.LayerNorm) and type(mlp) is Mlp and isinstance(mlp.norm, nn.Identity)):
+        return False
+    is_gelu = isinstance(mlp.act, nn.GELU) and mlp.act.approximate == "none"
+    has_biases = mlp.fc1.bias is not None and mlp.fc2.bias is not None and norm.bias is not None
+    return is_gelu and has_biases and not (mlp.training and max(mlp.drop1.p, mlp.drop2.p) > 0)
+
+
+def _perceive(norm: nn.LayerNorm, mlp: Mlp, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tokens.dtype
+    weights: Any = [mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias]
+    weights = [weight.to(dtype) for weight in weights]
+    with torch.autocast("cpu", enabled=False):
+        return Perceptron.apply(tokens.flatten(0, -2), norm.weight, norm.bias, norm.eps, *weights).view(tokens.shape)
+
+
+class Perceptron(torch.autograd.Function):
+    """GELU(LayerNorm(x) W1' + b1) W2' + b2, tile of tokens by tile, keeping x and the hidden layer before the GELU.
+
+    Autograd would keep the normalised tokens and the hidden layer after the GELU too, d + 4 d numbers a token, which
+    are as soon computed again as read from memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+        gamma, beta, eps, W1, b1, W2, b2 = rest
+        hidden = W1.new_empty(len(x), len(W1))
+        out = W2.new_empty(len(x), len(W2))
+        for rows in _tiles(len(x), len(W1)):
+            normed = F.layer_norm(x[rows], gamma.shape, gamma, beta, eps).to(W1.dtype)
+            torch.addmm(b1, normed, W1.T, out=hidden[rows])
+            torch.addmm(b2, F.gelu(hidden[rows]), W2.T, out=out[rows])
+        ctx.save_for_backward(x, hidden, gamma, beta, W1, W2)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, hidden, gamma, beta, W1, W2 = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_x = torch.empty_like(x)
+        grad_gamma, grad_beta = torch.zeros_like(gamma), torch.zeros_like(beta)
+        grad_W1, grad_W2 = torch.zeros_like(W1), torch.zeros_like(W2)
+        grad_b1 = W1.new_zeros(len(W1))
+        for rows in _tiles(len(x), len(W1)):
+            normed, mean, rstd = torch.native_layer_norm(x[rows], gamma.shape, gamma, beta, ctx.eps)
+            low = normed.to(W1.dtype)
+            active = F.gelu(hidden[rows])
+            grad_W2.addmm_(grad[rows].T, active)
+            grad_hidden = torch.ops.aten.gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
+            grad_W1.addmm_(grad_hidden.T, low)
+            grad_b1 += grad_hidden.sum(0)
+            grad_x[rows], of_gamma, of_beta = torch.ops.aten.native_layer_norm_backward(
+                (grad_hidden @ W1).to(x.dtype), x[rows], gamma.shape, mean, rstd, gamma, beta, [True, True, True]
+            )
+            grad_gamma += of_gamma
+            grad_beta += of_beta
+        return grad_x, grad_gamma, grad_beta, None, grad_W1, grad_b1, grad_W2, grad.sum(0)
+
+
+def _tiles(num_tokens: int, hidden: int) -> list[slice]:
+    count = max(round(num_tokens * hidden / _TILE), 1)
+    size = -(-num_tokens // count)
+    return [slice(begin, begin + size) for begin in range(0, num_tokens, size)]

@@ -1,0 +1,110 @@
+"""The short cuts through a block give what timm's own forward pass gives, and keep less for the backward pass."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from longseq.attention import Linformer, Softmax, Verma
+from longseq.encoders import ImageEncoder
+from longseq.encoders.block import run_block
+from longseq.training import Classifier
+from longseq.training.flops import flops_per_sample
+
+MECHANISMS = pytest.mark.parametrize(
+    "mechanism", [Softmax(), Linformer(16), Verma(16), Verma(), Verma(normalize="columns")], ids=repr
+)
+
+
+def encoder(mechanism, **change):
+    torch.manual_seed(0)
+    return ImageEncoder((2, 8, 8), mechanism, **{"dim": 32, "depth": 2, "heads": 4} | change)
+
+
+def pictures(count=3):
+    return torch.randn(count, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model, forward):
+    model.zero_grad()
+    forward().square().sum().backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def kept_numbers(forward):
+    """How many numbers autograd keeps for the backward pass, each tensor counted once."""
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        forward()
+    return sum(kept.values())
+
+
+@MECHANISMS
+@pytest.mark.parametrize("pool", ["avg", "token"])
+@pytest.mark.parametrize("tile", [1 << 20, 100, 1000])
+def test_features_and_gradients_are_those_of_timms_forward_pass(mechanism, pool, tile, monkeypatch):
+    monkeypatch.setattr("longseq.encoders.block._TILE", tile)
+    model = encoder(mechanism, pool=pool).double()
+    x = pictures().double()
+    torch.testing.assert_close(model(x), model.trunk(x))
+    expected = gradients(model, lambda: model.trunk(x))
+    found = gradients(model, lambda: model(x))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+
+
+def test_in_mixed_precision_it_is_as_near_to_float32_as_timms_forward_pass():
+    model = encoder(Linformer(8), dim=64)
+    exact = gradients(model, lambda: model(pictures()))
+
+    def distance(forward):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(model, lambda: forward(pictures()).float())
+        return {name: (found[name] - exact[name]).norm() / (1e-3 + exact[name].norm()) for name in exact}
+
+    theirs, ours = distance(model.trunk), distance(model)
+    assert max(ours.values()) < 1.5 * max(theirs.values()) < 0.2
+
+
+def test_dropout_other_activations_and_layer_scale_are_timms():
+    for change in ({"act": nn.ReLU()}, {"act": nn.GELU(approximate="tanh")}, {"norm": nn.LayerNorm(128)}):
+        model = encoder(Verma()).double()
+        for block in model.trunk.blocks:
+            for name, module in change.items():
+                setattr(block.mlp, name, copy.deepcopy(module).double())
+        x = pictures().double()
+        torch.testing.assert_close(model(x), model.trunk(x), msg=str(change))
+    dropping = encoder(Verma(), dropout=0.5).train()
+    assert not torch.equal(dropping(pictures()), dropping(pictures()))
+
+
+def test_a_block_keeps_less_than_seven_tenths_of_what_autograd_would():
+    block = encoder(Linformer(8)).trunk.blocks[0]
+    tokens = torch.randn(32, 64, 32, requires_grad=True)
+    ours = kept_numbers(lambda: run_block(block, tokens, None, None))
+    theirs = kept_numbers(lambda: block(tokens))
+    d = tokens.numel()
+    assert theirs - ours >= 4 * d  # the hidden layer after the GELU; the normalised tokens beside
+    assert ours < 0.7 * theirs
+
+
+def test_a_class_token_spares_the_last_block_the_other_rows():
+    costs = [flops_per_sample(Classifier(encoder(Softmax(), pool=pool), 10)).forward for pool in ("avg", "token")]
+    n, d = 64, 32
+    perceptron, queries, output = 16 * n * d * d, 2 * n * d * d, 2 * n * d * d
+    assert costs[0] - costs[1] > 0.9 * (perceptron + queries + output)
+
+
+def test_the_trunk_sees_tokens_whose_channels_lie_together():
+    strides = []
+    model = encoder(Linformer(8))
+    model.trunk.blocks[0].register_forward_pre_hook(lambda _, args: strides.append(args[0].stride()))
+    model.trunk.blocks[0].norm1.register_forward_pre_hook(lambda _, args: strides.append(args[0].stride()))
+    model(pictures())
+    assert strides[-1] == (64 * 32, 32, 1)
