@@ -46,7 +46,7 @@ from longseq.reports import COMMANDS
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
-from longseq.training.memory import OutOfMemory, is_out_of_memory, what_fits
+from longseq.training.memory import OutOfMemory, is_out_of_memory, keep_freed_memory, what_fits
 from longseq.training.recovery import Sentinel, Stopped
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
@@ -326,6 +326,7 @@ def main(args: list[str] | None = None) -> None:
         if args and args[0] in COMMANDS:
             run_report(args[0], args[1:])
         else:
+            keep_freed_memory()
             Commands(args)
     except Exception as error:
         said = _as_said_to_the_user(error)

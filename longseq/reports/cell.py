@@ -3,6 +3,7 @@
 A process of its own, so that its peak of memory is its own.
 """
 
+import ctypes
 import gc
 import json
 import statistics
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from longseq.attention import Linformer, Mechanism, Softmax, Verma
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
+from longseq.training.memory import keep_freed_memory
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
@@ -117,15 +119,15 @@ def measure(cell: Cell) -> Result:
 
     step(tokens[:1, : min(cell.n, 64)])  # libraries take their own memory at the first call
     gc.collect()
-    peak_since = _peak_of(device)
+    peak_since = peak_of(device)
     step()
     peak = peak_since()
     seconds = []
     for _ in range(cell.repeats):
-        _wait(device)
+        wait_for(device)
         begin = time.perf_counter()
         step()
-        _wait(device)
+        wait_for(device)
         seconds.append(time.perf_counter() - begin)
     return Result(seconds, peak)
 
@@ -142,13 +144,14 @@ def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:
     return Result(**json.loads(done.stdout.strip().split("\n")[-1]))
 
 
-def _peak_of(device: torch.device) -> Callable[[], int]:
+def peak_of(device: torch.device) -> Callable[[], int]:
     """Begin to watch memory; the function returned says by how much its peak was above what was there."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         return lambda: torch.cuda.max_memory_allocated(device) - before
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back to the system, and does not count as there
         Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident memory there was
     before = _status("VmRSS")
     return lambda: max(_status("VmHWM") - before, 0)
@@ -160,13 +163,14 @@ def _status(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
+    keep_freed_memory()
     if threads := settings.pop("threads"):
         torch.set_num_threads(threads)
     print(json.dumps(asdict(measure(Cell(**settings)))))

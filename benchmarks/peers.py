@@ -1,0 +1,323 @@
+"""longseq and its peers side by side: make bench, or python benchmarks/peers.py [--device cuda] [--out FILE].
+
+Two things are compared in one process, A B A B, on the same input and with the same optimizer, since a machine's speed
+drifts; memory, and what is measured alone, in a process of its own. On a GPU all of it runs in bfloat16 under
+torch.compile, at the width of a ViT-B; without one the CPU's table is made.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from linear_attention_transformer.linear_attention_transformer import SelfAttention
+from linformer import Linformer as PyPILinformer
+from linformer import LinformerSelfAttention
+from nystrom_attention import NystromAttention
+from performer_pytorch import SelfAttention as PerformerAttention
+from timm.layers.attention import Attention
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from vit_pytorch.efficient import ViT
+
+from longseq import ImageEncoder, Linformer, Verma
+from longseq.attention import Mechanism
+from longseq.attention.grid import TokenGrid
+from longseq.reports.cell import peak_of, wait_for
+from longseq.reports.plots import machine
+from longseq.training import Classifier
+from longseq.training.flops import flops_per_sample, peak_flops
+from longseq.training.memory import keep_freed_memory
+
+K, DEPTH, CLASSES = 128, 4, 10
+PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how large."""
+
+    device: str
+    width: int
+    heads: int
+    precisions: tuple[str, ...]  # of classifiers; layers are measured in the first
+    lengths: tuple[int, ...]  # of layers
+    sides: tuple[int, ...]  # of images for classifiers, in pixels
+    softmax_sides: tuple[int, ...]  # where exact attention is tried too
+
+    @property
+    def compiles(self) -> bool:
+        return self.device == "cuda"
+
+
+CPU = Bench("cpu", 128, 4, ("32", "bf16"), (4096, 16384), (64, 128), (64,))
+GPU = Bench("cuda", 768, 12, ("bf16",), (4096, 16384, 65536), (64, 128, 256), (64, 128, 256))
+
+
+def autocast(bench: Bench, precision: str) -> torch.autocast:
+    return torch.autocast(bench.device, torch.bfloat16, enabled=precision == "bf16")
+
+
+def layer_step(bench: Bench, layer: nn.Module, n: int) -> Step:
+    """Forward and backward of an attention layer, for a sequence of n tokens."""
+    layer = layer.to(bench.device)
+    layer.compile() if bench.compiles else None
+    x = torch.randn(1, n, bench.width, device=bench.device, requires_grad=True)
+    gradient = torch.randn(1, n, bench.width, device=bench.device)
+
+    def step() -> None:
+        layer.zero_grad()
+        x.grad = None
+        with autocast(bench, bench.precisions[0]):
+            out = layer(x)
+        out.float().backward(gradient)
+
+    return step
+
+
+def training_step(bench: Bench, model: nn.Module, height: int, width: int, precision: str) -> Step:
+    """A whole step of training on one image, every pixel a token: forward, backward and AdamW."""
+    model = model.to(bench.device).train()
+    model.compile() if bench.compiles else None
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    image = torch.randn(1, 3, height, width, device=bench.device)
+    label = torch.zeros(1, dtype=torch.long, device=bench.device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with autocast(bench, precision):
+            logits = model(image)
+        F.cross_entropy(logits.float(), label).backward()
+        optimizer.step()
+
+    return step
+
+
+def our_layer(bench: Bench, mechanism: Mechanism, n: int) -> nn.Module:
+    timms: Any = Attention(bench.width, bench.heads, qkv_bias=False)
+    return mechanism.layers([timms], TokenGrid((n, 1)))[0]
+
+
+def peer_layers(bench: Bench, n: int) -> dict[str, nn.Module]:
+    d, heads = bench.width, bench.heads
+    return {
+        "linformer": LinformerSelfAttention(d, n, k=K, heads=heads, share_kv=True),
+        "nystrom-attention": NystromAttention(d, dim_head=d // heads, heads=heads, num_landmarks=K),
+        "performer-pytorch": PerformerAttention(d, heads=heads, dim_head=d // heads),
+        "linear-attention-transformer": SelfAttention(d, heads),
+    }
+
+
+def classifiers(bench: Bench, height: int, width: int) -> dict[str, Callable[[], nn.Module]]:
+    """Every pixel a token and a class token before them, as all three have it by themselves."""
+    d, heads = bench.width, bench.heads
+    n = height * width
+    return {
+        "longseq": lambda: nn.Sequential(
+            ImageEncoder((3, height, width), Linformer(K), dim=d, depth=DEPTH, heads=heads, pool="token"),
+            nn.Linear(d, CLASSES),
+        ),
+        "timm": lambda: VisionTransformer(
+            (height, width), 1, num_classes=CLASSES, embed_dim=d, depth=DEPTH, num_heads=heads  # type: ignore[arg-type]
+        ),
+        "vit-pytorch with linformer": lambda: ViT(
+            image_size=(height, width), patch_size=1, num_classes=CLASSES, dim=d,
+            transformer=PyPILinformer(d, n + 1, DEPTH, k=K, heads=heads, share_kv=True),
+        ),
+    }  # fmt: skip
+
+
+def seconds_of(bench: Bench, step: Step) -> float:
+    device = torch.device(bench.device)
+    wait_for(device)
+    begin = time.perf_counter()
+    step()
+    wait_for(device)
+    return time.perf_counter() - begin
+
+
+def compare(bench: Bench, ours: Step, theirs: Step, rounds: int) -> list[str]:
+    """Milliseconds of both, theirs over ours, and the ratio's spread over the rounds."""
+    for step in (ours, theirs, ours, theirs):
+        step()
+    pairs = [(seconds_of(bench, ours), seconds_of(bench, theirs)) for _ in range(rounds)]
+    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return [f"{1e3 * mine:.3g} ms", f"{1e3 * other:.3g} ms", *spread([b / a for a, b in pairs])]
+
+
+def spread(ratios: Sequence[float]) -> list[str]:
+    return [f"**{statistics.median(ratios):.2f}**", f"{min(ratios):.2f} to {max(ratios):.2f}"]
+
+
+def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | None:
+    """Seconds and peak bytes of a classifier's training step, in a process of its own; None if it did not fit."""
+    arguments = [bench.device, name, str(height), str(width), str(torch.get_num_threads())]
+    done = subprocess.run([sys.executable, __file__, "--apart", *arguments], capture_output=True, text=True)
+    if done.returncode and done.returncode > 0 and "memory" not in done.stderr.lower():
+        raise RuntimeError(done.stderr)
+    return None if done.returncode else json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def measure_apart(device: str, name: str, height: str, width: str, threads: str) -> None:
+    """Print the seconds of a training step, and its peak of memory above weights, gradients and AdamW's moments."""
+    torch.set_num_threads(int(threads))
+    if name == "longseq":
+        keep_freed_memory()  # as train.py does
+    bench = GPU if device == "cuda" else CPU
+    sides = int(height), int(width)
+    step = training_step(bench, classifiers(bench, *sides)[name](), *sides, bench.precisions[0])
+    step()
+    gc.collect()
+    peak_since = peak_of(torch.device(device))
+    step()
+    peak = peak_since()
+    print(json.dumps({"seconds": statistics.median(seconds_of(bench, step) for _ in range(5)), "peak": peak}))
+
+
+def rows(bench: Bench, rounds: int):
+    """Yield what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted of a CPU."""
+    for n in bench.lengths:
+        of_peers = peer_layers(bench, n)
+        wanted = {"linformer": "2.5", "nystrom-attention": "6", "linear-attention-transformer": "1.3"}
+        for peer, layer in of_peers.items():
+            mechanism = Verma() if peer == "linear-attention-transformer" else Linformer(K)
+            ours, theirs = (layer_step(bench, each, n) for each in (our_layer(bench, mechanism, n), layer))
+            what = f"{type(mechanism).__name__} layer, forward and backward"
+            yield [what, peer, f"n = {n}", *compare(bench, ours, theirs, rounds), wanted.get(peer, "")]
+    for precision in bench.precisions:
+        for side in bench.sides:
+            models = classifiers(bench, side, side)
+            for peer in ("timm", "vit-pytorch with linformer"):
+                if peer == "timm" and (side not in bench.softmax_sides or precision != bench.precisions[0]):
+                    continue
+                ours, theirs = (
+                    training_step(bench, models[name](), side, side, precision) for name in ("longseq", peer)
+                )
+                figures = compare(bench, ours, theirs, max(rounds // 2, 3))
+                wanted = "5" if peer == "timm" else "2" if precision == "32" else "1.3"
+                yield [f"classifier, training step, {precision}", peer, f"{side}x{side}", *figures, wanted]
+    side = bench.sides[1]
+    ours = apart(bench, "longseq", side, side)
+    for peer in ("timm", "vit-pytorch with linformer"):
+        theirs = apart(bench, peer, side, side)
+        if ours and theirs:
+            mib = [f"{of['peak'] / 2**20:.0f} MiB" for of in (ours, theirs)]
+            share = f"**{ours['peak'] / theirs['peak']:.2f}** of it"
+            yield ["memory of a training", peer, f"{side}x{side}", *mib, share, "", "0.6"]
+    yield from doubling(bench)
+    yield from against_the_machine(bench, rounds)
+
+
+def doubling(bench: Bench):
+    """A training step at n from 4096 upwards: to 65536 on a CPU, on a GPU as far as it fits."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    height = width = 64
+    while height * width <= (65536 if bench.device == "cpu" else 1 << 24):
+        figures = apart(bench, "longseq", height, width)
+        if figures is None:
+            break
+        found.append((height * width, figures))
+        height, width = (height, 2 * width) if height == width else (width, width)
+    for (n, small), (m, large) in pairwise(found):
+        times, peaks = (large[of] / small[of] for of in ("seconds", "peak"))
+        ms = [f"{1e3 * of['seconds']:.0f} ms" for of in (large, small)]
+        yield [
+            "training step, n doubled",
+            "itself",
+            f"{n} to {m}",
+            *ms,
+            f"time {times:.2f}, memory {peaks:.2f}",
+            "",
+            "2.1",
+        ]
+    if bench.device == "cuda":
+        yield ["longest sequence trained at batch 1", "", f"n = {found[-1][0]}", "", "", "", "", ""]
+
+
+def against_the_machine(bench: Bench, rounds: int):
+    """The rate of a training step on the FLOPs counted, and what bfloat16 brings, wider than above on a CPU."""
+    width, side = (256, 64) if bench.device == "cpu" else (bench.width, 128)
+    encoder = ImageEncoder((3, side, side), Linformer(K), dim=width, depth=DEPTH, heads=bench.heads)
+    flops = flops_per_sample(Classifier(encoder, CLASSES)).training
+    model = nn.Sequential(encoder, nn.Linear(width, CLASSES))
+    precision = bench.precisions[0]
+    step = training_step(bench, model, side, side, precision)
+    size = 2048
+    a, b = (torch.randn(size, size, device=bench.device) for _ in range(2))
+
+    def product() -> None:
+        with autocast(bench, precision):
+            a @ b
+
+    for each in (step, product, step, product):
+        each()
+    pairs = [(flops / seconds_of(bench, step), 2 * size**3 / seconds_of(bench, product)) for _ in range(rounds)]
+    at = f"width {width}, n = {side * side}"
+    rates = [f"{statistics.median(side) / 1e9:.0f} GFLOP/s" for side in zip(*pairs, strict=True)]
+    shares = spread([ours / best for ours, best in pairs])
+    yield ["rate of the training step", f"a product of {size}x{size} matrices", at, *rates, *shares, "0.65"]
+    if bench.device == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(), "bf16-mixed")
+        if peak:
+            mfu = statistics.median(ours for ours, _ in pairs) / peak
+            yield [
+                "MFU of the training step",
+                "dense bf16 peak",
+                at,
+                rates[0],
+                f"{peak / 1e9:.0f} GFLOP/s",
+                f"**{mfu:.2f}**",
+                "",
+                "0.40",
+            ]
+    else:
+        low = training_step(bench, model, side, side, "bf16")
+        yield ["training step, bf16-mixed", "float32", at, *compare(bench, low, step, rounds), "1.6"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/peers.md"))
+    parser.add_argument("--apart", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    if options.apart:
+        measure_apart(*options.apart)
+        return
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("there is no GPU here: the CPU's table follows")
+        options.device = "cpu"
+    bench = GPU if options.device == "cuda" else CPU
+    header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    print(*lines, sep="\n", flush=True)
+    for row in rows(bench, options.rounds):
+        lines.append("| " + " | ".join(row) + " |")
+        print(lines[-1], flush=True)
+    what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
+    versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
+    options.out.write_text(
+        f"# longseq and its peers\n\n    python benchmarks/peers.py --device {bench.device}\n\n"
+        f"{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
