@@ -1,8 +1,8 @@
-# make demo, make test, make torture, make lint: each sets itself up in .venv
+# make demo, make test, make torture, make bench, make lint: each sets itself up in .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test torture lint clean
+.PHONY: demo test torture bench lint clean
 
 demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -14,6 +14,9 @@ test: .venv/.installed-test
 
 torture: .venv/.installed-test
 	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults -k "random_moments or whenever_its_writer"
+
+bench: .venv/.installed-bench
+	$(BIN)/python benchmarks/peers.py
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .
@@ -29,6 +32,10 @@ lint: .venv/.installed-test
 
 .venv/.installed-test: .venv/.installed
 	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+.venv/.installed-bench: .venv/.installed
+	$(BIN)/pip install --quiet --editable '.[bench]'
 	touch $@
 
 clean:
