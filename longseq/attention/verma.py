@@ -21,8 +21,8 @@ Normalize = Literal["rows", "columns"]
 class Verma(Mechanism):
     """H = softmax_c(Q / sqrt(c)), L = softmax_k((E K)' / sqrt(c)), Y = H (L (F V)).
 
-    Multiplied as H ((L V) W_o): L V is c x c, so the mix costs 2 (k + d) d c FLOPs and k and n have left the product with
-    the queries. The paper's O(n d^2), independent of k, counts this and the projections of width d (4 n d^2 for
+    Multiplied as H ((L V) W_o): L V is c x c, so the mix costs 2 (k + d) d c FLOPs and k and n have left the product
+    with the queries. The paper's O(n d^2), independent of k, counts this and the projections of width d (4 n d^2 for
     queries and output, 4 k d^2 for keys and values), but not E itself: a learned E costs 2 n k d more (twice where F
     is another). With k absent there is no E, and keys and values cost 4 n d^2: the mechanism is then the Efficient
     Attention of Shen et al. (arXiv:1812.01243) with a scale of 1/sqrt(c) on either side.

@@ -21,13 +21,15 @@ _SHARE = 0.7  # of the free memory that a cell may be expected to take
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell and its figures; is_predicted where they are read off the fit of its smaller neighbours."""
+    """A cell and its figures; is_predicted where they are read off the fit of its smaller neighbours. The largest batch
+    is known of cells that were measured on a GPU."""
 
     cell: Cell
     seconds: float
     spread: float
     peak_bytes: float
     is_predicted: bool
+    largest_batch: int | None = None
 
 
 def benchmark(
@@ -93,17 +95,21 @@ def benchmark(
             if row is not None:
                 found.append(row)
                 print(_said(row), flush=True)
-    header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted"]
+    header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
     rows = [
         [m.cell.mechanism, m.cell.n, m.cell.k or "", *(f"{x:.6g}" for x in (m.seconds, m.spread, m.peak_bytes / 2**20)),
-         int(m.is_predicted)]
+         int(m.is_predicted), m.largest_batch or ""]
         for m in found
     ]  # fmt: skip
     write_csv(folder / "table.csv", header, rows)
     floats = "float32" if precision == "32" else precision
     what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
     text = (
-        f"{what}; {machine(device)}\n\n" + _tables(found, columns) + _fits(found, columns) + _crossovers(found, columns)
+        f"{what}; {machine(device)}\n\n"
+        + _tables(found, columns)
+        + _largest_batches(found, columns)
+        + _fits(found, columns)
+        + _crossovers(found, columns)
     )
     (folder / "table.md").write_text(text)
     _draw(found, columns, what).savefig(folder / "benchmark.png")
@@ -116,7 +122,7 @@ def _measure_or_predict(cell: Cell, shorter: Sequence[Measured], most_seconds: f
         result: Result | None = measure_apart(cell)
         if result is not None:
             spread = max(result.seconds) - min(result.seconds)
-            return Measured(cell, result.median, spread, float(result.peak_bytes), is_predicted=False)
+            return Measured(cell, result.median, spread, float(result.peak_bytes), False, result.largest_batch)
     if seconds is None or peak is None:
         return None  # too large from the start, and nothing to predict it from
     return Measured(cell, seconds, 0.0, peak, is_predicted=True)
@@ -168,6 +174,17 @@ def _tables(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]
             header = ["n", f"{baseline}, {unit}", *(_title(*column) for column in ours)]
             text += f"{title} saved against {baseline}\n\n{markdown(header, rows)}\n"
     return text + "\\* predicted from shorter lengths, not measured\n\n"
+
+
+def _largest_batches(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+    """The paper's measure of memory: how many sequences fit at once, on a GPU."""
+    by_column = [_column(found, *column) for column in columns]
+    lengths = sorted({row.cell.n for row in found if row.largest_batch is not None})
+    rows = [[str(n), *(str(of[n].largest_batch or "") if n in of else "" for of in by_column)] for n in lengths]
+    if not rows:
+        return ""
+    header = ["n", *(_title(*column) for column in columns)]
+    return f"Largest batch that fits, to within an eighth\n\n{markdown(header, rows)}\n"
 
 
 def _marked(value: float, row: Measured) -> str:

@@ -91,10 +91,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a cell: seconds of each repeat, and bytes above what model and inputs take."""
+    """Of a cell: seconds of each repeat, bytes above what model and inputs take, and on a GPU the most sequences that
+    fit at once."""
 
     seconds: list[float]
     peak_bytes: int
+    largest_batch: int | None = None
 
     @property
     def median(self) -> float:
@@ -129,7 +131,31 @@ def measure(cell: Cell) -> Result:
         step()
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
-    return Result(seconds, peak)
+    if device.type == "cpu":
+        return Result(seconds, peak)
+
+    def fits(batch: int) -> bool:
+        try:
+            step(torch.randn(batch, cell.n, cell.dim, device=device))
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            model.zero_grad()
+            torch.cuda.empty_cache()
+        return True
+
+    return Result(seconds, peak, largest(fits, cell.batch))
+
+
+def largest(fits: Callable[[int], bool], known: int) -> int:
+    """The largest number that fits, to within an eighth, where a known one does and each beyond it costs more."""
+    while fits(2 * known):
+        known *= 2
+    above = 2 * known
+    while above - known > max(known // 8, 1):
+        middle = (known + above) // 2
+        known, above = (middle, above) if fits(middle) else (known, middle)
+    return known
 
 
 def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:

@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from longseq.attention.grid import TokenGrid
-from longseq.reports.benchmark import Measured, _crossover, _crossovers, _extrapolated, _fits, _tables
-from longseq.reports.cell import MECHANISMS, Cell, Result, measure
+from longseq.reports.benchmark import (
+    Measured,
+    _crossover,
+    _crossovers,
+    _extrapolated,
+    _fits,
+    _largest_batches,
+    _tables,
+)
+from longseq.reports.cell import MECHANISMS, Cell, Result, largest, measure
 
 module = importlib.import_module("longseq.reports.benchmark")  # the function has its name
 CELL = Cell("linformer", 64, 16, 1, 16, 2, 2, "train", "cpu", "32", 2)
@@ -53,6 +61,18 @@ def test_the_table_says_what_is_saved_and_what_is_predicted():
     assert "| n | softmax, ms | linformer k=16 |" in table
     assert "| 2048 | 4.19e+03 | 2.0x |" in table
     assert "| 4096 | 1.68e+04* | 4.1x* |" in table
+
+
+@pytest.mark.parametrize(("limit", "found"), [(1, 1), (3, 3), (100, 96), (1000, 960), (1023, 960)])
+def test_the_largest_batch_is_found_within_an_eighth(limit, found):
+    assert largest(lambda batch: batch <= limit, 1) == found
+    assert limit * 7 / 8 <= found <= limit
+
+
+def test_the_table_has_the_largest_batches_where_a_gpu_told_them():
+    assert _largest_batches(LAW, COLUMNS) == ""
+    rows = [replace(row, largest_batch=batch) for row, batch in zip(LAW[:2], (3, 40), strict=True)]
+    assert "| 256 | 3 | 40 |" in _largest_batches(rows, COLUMNS)
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
