@@ -171,7 +171,7 @@ def make_trunk(
 
     Where a token is one pixel, position embeddings start with a deviation of 1 and not timm's 0.02: a pixel says little
     but for its place, and exact attention does not find that out within a short training (0.52 on digits, and 0.91 so;
-    docs/results). Frames and patches say more, and learn better with timm's.
+    docs/results). Frames say more and learn better with timm's: 0.99 on spoken digits, and 0.97 with 1.
 
     Raises:
         ValueError: If a number is out of its range, or the heads do not divide the width.
