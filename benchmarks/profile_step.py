@@ -41,19 +41,19 @@ def steps(mechanism: Mechanism, pool: str, precision: str) -> dict[str, Callable
     head = nn.Linear(128, 10)
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], fused=True)
     image, label = torch.randn(1, 3, SIDE, SIDE), torch.zeros(1, dtype=torch.long)
-    short_cut = VermaLayer._attend
+    short_cut = VermaLayer.attend
 
     def step(forward: nn.Module, attend: Any) -> None:
-        VermaLayer._attend = attend
+        VermaLayer.attend = attend
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             logits = head(forward(image))
         F.cross_entropy(logits.float(), label).backward()
         optimizer.step()
-        VermaLayer._attend = short_cut
+        VermaLayer.attend = short_cut
 
     return {
-        "timm's forward pass": lambda: step(encoder.trunk, AttentionLayer._attend),
+        "timm's forward pass": lambda: step(encoder.trunk, AttentionLayer.attend),
         "ours": lambda: step(encoder, short_cut),
     }
 

@@ -72,12 +72,19 @@ class AttentionLayer(nn.Module):
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and not for each product that it goes into
         if num_queries is not None and not self.mixes_rows_alone:
-            return self._attend(x, x, present)[:, :num_queries]
-        return self._attend(x, x[:, :num_queries], present)
+            return self.attend(x, x, present)[:, :num_queries]
+        return self.attend(x, x[:, :num_queries], present)
 
-    def _attend(
+    def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b q d"]:
+        """By the mechanism's formula; a subclass may multiply in another order.
+
+        Args:
+            x: Tokens, which give keys and values.
+            queried: Those of them that give queries.
+            present: False where a token is padding.
+        """
         queries, keys, values = self._queries_keys_values(x, queried, present)
         queries = self.q_norm(_split(queries, self.num_heads))
         if isinstance(self.project_keys, RaggedProjection):  # a head has its own k, and is mixed alone

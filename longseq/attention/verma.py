@@ -63,11 +63,11 @@ class VermaLayer(AttentionLayer):
     meets the n rows of H is one (d, d) matrix, with the heads' contexts and the output's weights in it.
     """
 
-    def _attend(
+    def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b q d"]:
         if not isinstance(self.norm, nn.Identity) or self.gate is not None:  # something stands before the output
-            return super()._attend(x, queried, present)
+            return super().attend(x, queried, present)
         d, heads = self.attn_dim, (self.num_heads, -1)
         if self.project_keys is None:
             queries, context = self.linear(queried, slice(0, d)), self._context_of_all(x, present)

@@ -3,7 +3,6 @@
 A process of its own, so that its peak of memory is its own.
 """
 
-import ctypes
 import gc
 import json
 import statistics
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from longseq.attention import Linformer, Mechanism, Softmax, Verma
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
-from longseq.training.memory import keep_freed_memory
+from longseq.training.memory import give_back_freed_memory, keep_freed_memory
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
@@ -176,8 +175,8 @@ def peak_of(device: torch.device) -> Callable[[], int]:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         return lambda: torch.cuda.max_memory_allocated(device) - before
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back to the system, and does not count as there
+    give_back_freed_memory()  # or it would count as there
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident memory there was
     before = _status("VmRSS")
     return lambda: max(_status("VmHWM") - before, 0)

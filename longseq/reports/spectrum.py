@@ -101,7 +101,7 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
         model(inputs)
     with _watched(layers, seen), torch.no_grad():
         for layer, x in zip(layers, tokens, strict=True):
-            AttentionLayer._attend(layer, x, x, None)  # all queries, by the formula, where the model takes short cuts
+            AttentionLayer.attend(layer, x, x, None)  # all queries, by the formula, where the model takes short cuts
     for layer_mix, (queries, keys) in seen:
         queries, keys = queries.double(), keys.double()
         k, channels = keys.shape[2:]

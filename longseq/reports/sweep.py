@@ -131,15 +131,8 @@ def draw(found: dict[Setting, list[float]], baseline: Setting | None = None) -> 
         means = [statistics.mean(accuracies) for accuracies in points.values()]
         below = [mean - min(accuracies) for mean, accuracies in zip(means, points.values(), strict=True)]
         above = [max(accuracies) - mean for mean, accuracies in zip(means, points.values(), strict=True)]
-        axes.errorbar(
-            x,
-            means,
-            [below, above],
-            fmt="o-" if are_numbers else "o",
-            capsize=3,
-            color=colour,
-            label=_said(others) or None,
-        )
+        form = "o-" if are_numbers else "o"
+        axes.errorbar(x, means, [below, above], fmt=form, capsize=3, color=colour, label=_said(others) or None)
     key = next(iter(found))[0][0]
     if are_numbers and min(map(float, values)) > 0:
         axes.set_xscale("log", base=2)

@@ -33,6 +33,12 @@ def keep_freed_memory() -> None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
+def give_back_freed_memory() -> None:
+    """Have glibc give back to the system, once, what is free."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     kinds = torch.OutOfMemoryError | MemoryError
     return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error) or "[enforce fail" in str(error)

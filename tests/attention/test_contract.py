@@ -117,7 +117,7 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
     mix = layer.mix
     layer.mix = lambda Q, K, *rest: (seen.append(K), mix(Q, K, *rest))[1]
     x = torch.randn(2, 65, 32)
-    AttentionLayer._attend(layer, x, x, None)  # by the formula, whatever short cuts a mechanism takes
+    AttentionLayer.attend(layer, x, x, None)  # by the formula, whatever short cuts a mechanism takes
     assert seen
     assert all(torch.equal(normed, met) for normed, met in zip(seen[::2], seen[1::2], strict=True))
 
@@ -135,7 +135,7 @@ def test_short_cuts_and_fewer_queries_give_what_the_formula_gives(mechanism, opt
     x = torch.randn(2, 65, 32, dtype=torch.float64)
     present = torch.arange(65) < torch.tensor([[65], [40]]) if is_padded else torch.ones(2, 65, dtype=torch.bool)
     mask = present[:, None, None] if is_padded else None
-    formula = AttentionLayer._attend(layer, x, x, present[..., None] if is_padded else None)
+    formula = AttentionLayer.attend(layer, x, x, present[..., None] if is_padded else None)
     torch.testing.assert_close(layer(x, mask)[present], formula[present])
     torch.testing.assert_close(layer(x, mask, num_queries=3), formula[:, :3])
 
