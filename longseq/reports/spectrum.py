@@ -11,6 +11,7 @@ import yaml
 from jaxtyping import Float
 from torch import Tensor
 
+from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
@@ -31,14 +32,15 @@ def spectrum(
 
     The context matrix P takes values to outputs, Y = P V: softmax(Q K') for softmax, with k columns for Linformer, and
     H L for Verma. The logits are Q K' / sqrt(c), before any softmax, which a follow-up study found to raise the rank.
-    The table says how many singular values hold a share of their sum: the k that a layer needs.
+    The table says how many singular values hold a share of their sum: the k that a layer needs. Verma's P tells nothing
+    of its k, for its rank is at most c, the channels of a head, whatever k is.
 
     Args:
         ckpt_path: A checkpoint of fit.
         root: Folder of its data, if it has moved.
         num_inputs: How many inputs of the test split to average over.
         energy: The share of the sum of singular values.
-        out: Folder for table.md, table.csv, spectrum.png and linformer.yaml.
+        out: Folder for table.md, table.csv, spectrum.png and, but for Verma, linformer.yaml.
 
     Raises:
         ValueError: If the share is not in 0..1, or a number is not positive.
@@ -56,15 +58,16 @@ def spectrum(
     data.setup("test")
     chosen = torch.randperm(len(data.test_set), generator=torch.Generator().manual_seed(0))[:num_inputs].tolist()
     curves = {"P": [], "logits": []}
+    n = 0
     for index in chosen:
         inputs, _ = data.test_set.__getitems__([index])
         matrices = list(context_matrices(model, inputs))
+        n = max(n, matrices[0][0].shape[1])
         for which, position in (("P", 0), ("logits", 1)):
             curves[which].append(torch.stack([cumulative(pair[position]) for pair in matrices]))
     mean = {which: average(each) for which, each in curves.items()}  # layers, heads, values
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    n = mean["P"].shape[-1]
     needed = {which: (curve < energy).sum(-1) + 1 for which, curve in mean.items()}
     rows = [
         [layer, head, int(needed["P"][layer, head]), int(needed["logits"][layer, head])]
@@ -73,18 +76,19 @@ def spectrum(
     ]
     header = ["layer", "head", f"k for {energy:.0%} of P", f"k for {energy:.0%} of the logits"]
     write_csv(folder / "table.csv", header, rows)
-    per_layer = [int(heads.max()) for heads in needed["P"]]
-    suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
-    (folder / "linformer.yaml").write_text(f"# {energy:.0%} of the singular values of {ckpt_path}\n{suggestion}")
     attention = type(model.encoder.attention).__name__
     what = f"{attention}, {n} tokens, mean over {len(chosen)} inputs of the test split of {type(data).__name__}"
-    text = (
-        f"{what}; {machine()}\n\n{markdown(header, rows)}\n"
-        f"for a Linformer with a k for each layer (the most that one of its heads needs):\n\n{suggestion}"
-    )
+    text = f"{what}; {machine()}\n\n{markdown(header, rows)}\n"
+    written = "table.md, table.csv, spectrum.png"
+    if not isinstance(model.encoder.attention, Verma):
+        per_layer = [int(heads.max()) for heads in needed["P"]]
+        suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
+        text += f"for a Linformer with a k for each layer (the most that one of its heads needs):\n\n{suggestion}"
+        (folder / "linformer.yaml").write_text(f"# {energy:.0%} of the singular values of {ckpt_path}\n{suggestion}")
+        written += ", linformer.yaml"
     (folder / "table.md").write_text(text)
     _draw(mean, energy, attention).savefig(folder / "spectrum.png")
-    print(f"{text}\n{folder}/table.md, table.csv, spectrum.png, linformer.yaml")
+    print(f"{text}\n{folder}/{written}")
 
 
 def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Tensor, "h n k"], Float[Tensor, "h n k"]]]:

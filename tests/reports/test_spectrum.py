@@ -69,3 +69,13 @@ def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path
     flags = ["--model.encoder.attention", "Linformer", f"--model.encoder.attention.k={suggested['init_args']['k']}"]
     assert command("fit", "--config", DIGITS, *small, *flags, *short).code == 0
     assert command("spectrum", "--ckpt_path", "no.ckpt").code == 4
+
+
+def test_vermas_rank_is_no_advice_on_k(command, tmp_path):
+    small = ["--model.encoder.attention", "Verma", "--model.encoder.attention.k", "12", "--model.encoder.dim", "16"]
+    short = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    assert command("fit", "--config", DIGITS, *small, *short).code == 0
+    done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "2")
+    assert done.code == 0, done.err
+    assert "Verma, 64 tokens, mean over 2 inputs" in done.out and "Linformer" not in done.out
+    assert not (tmp_path / "spectrum/linformer.yaml").exists()
