@@ -116,15 +116,29 @@ class AttentionLayer(nn.Module):
             self.attn_drop.p if self.training else 0.0,
         )
 
-    def linear(self, tokens: Float[Tensor, "b n d"], rows: slice) -> Float[Tensor, "b n rows"]:
-        """Some rows of the matrix of queries, keys and values, applied to tokens."""
-        bias = self.qkv.bias
-        return F.linear(tokens, self.qkv.weight[rows], None if bias is None else bias[rows])
+    def linear(self, tokens: Float[Tensor, "b n d"], rows: slice, scale: float = 1.0) -> Float[Tensor, "b n rows"]:
+        """Some rows of the matrix of queries, keys and values, applied to tokens, times a factor."""
+        weight, bias = self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]
+        if scale != 1.0:
+            weight, bias = weight * scale, None if bias is None else bias * scale
+        return F.linear(tokens, weight, bias)
 
     def _queries_keys_values(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ):
         """Queries (b, q, d), keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
+        d = self.attn_dim
+        if self.project_keys is not None:
+            return self.linear(queried, slice(0, d)), *self.shortened_keys_values(x, present)
+        if queried.shape[1] < x.shape[1]:
+            queries = self.linear(queried, slice(0, d))
+            keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
+        else:
+            queries, keys, values = self.qkv(x).split(d, dim=-1)
+        return queries, keys, values if present is None else values.masked_fill(~present, 0)
+
+    def shortened_keys_values(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None):
+        """Keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
         weights, bias = self.qkv.weight, self.qkv.bias
         d = self.attn_dim
 
@@ -137,18 +151,10 @@ class AttentionLayer(nn.Module):
             ones = x.new_ones(1 if present is None else len(x), x.shape[1], 1)
             return short + project(ones, present) * bias[rows]
 
-        if self.project_keys is None or self.project_values is None:
-            if queried.shape[1] < x.shape[1]:
-                queries = self.linear(queried, slice(0, d))
-                keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
-            else:
-                queries, keys, values = self.qkv(x).split(d, dim=-1)
-            return queries, keys, values if present is None else values.masked_fill(~present, 0)
-        queries = self.linear(queried, slice(0, d))
+        assert self.project_keys is not None and self.project_values is not None
         if self.project_keys is self.project_values and self.project_keys.commutes:
-            keys, values = shorten(self.project_keys, slice(d, 3 * d)).split(d, dim=-1)
-            return queries, keys, values
-        return queries, shorten(self.project_keys, slice(d, 2 * d)), shorten(self.project_values, slice(2 * d, 3 * d))
+            return shorten(self.project_keys, slice(d, 3 * d)).split(d, dim=-1)
+        return shorten(self.project_keys, slice(d, 2 * d)), shorten(self.project_values, slice(2 * d, 3 * d))
 
 
 # The attention layers of a model, in the order of its blocks: timm's own, or those of an earlier mechanism.

@@ -68,19 +68,9 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b q d"]:
         if not isinstance(self.norm, nn.Identity) or self.gate is not None:  # something stands before the output
             return super().attend(x, queried, present)
-        d, heads = self.attn_dim, (self.num_heads, -1)
-        if self.project_keys is None:
-            queries, context = self.linear(queried, slice(0, d)), self._context_of_all(x, present)
-        else:
-            queries, keys, values = self._queries_keys_values(x, queried, present)
-            if isinstance(self.project_keys, RaggedProjection):
-                of_heads = zip(self.project_keys, keys, values, strict=True)
-                each = [self._context(E, K, V, present) for E, K, V in of_heads]  # type: ignore[arg-type]
-                context = torch.cat(each, dim=1)
-            else:
-                context = self._context(self.project_keys, keys, values, present)
-        H = (self.q_norm(queries.unflatten(-1, heads)) * self._scale).softmax(dim=-1).flatten(2)
-        folded = (context @ self.proj.weight.mT.unflatten(0, heads)).flatten(1, 2)
+        H = self._scores(queried, slice(0, self.attn_dim), self.q_norm).softmax(dim=-1).flatten(2)
+        context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
+        folded = (context @ self.proj.weight.mT.unflatten(0, (self.num_heads, -1))).flatten(1, 2)
         out = torch.bmm(H, folded) if self.proj.bias is None else torch.baddbmm(self.proj.bias, H, folded)
         return self.proj_drop(out)
 
@@ -88,13 +78,28 @@ class VermaLayer(AttentionLayer):
     def _scale(self) -> float:
         return (self.attn_dim // self.num_heads) ** -0.5
 
-    def _key_weights(
-        self, keys: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None
-    ) -> Float[Tensor, "b hc k"]:
-        by_head = keys.unflatten(-1, (-1, self.attn_dim // self.num_heads))
-        scores = self.k_norm(by_head).flatten(2).mT * self._scale
-        L = (scores if there is None else scores.masked_fill(~there.mT, -float("inf"))).softmax(dim=-1)
+    def _scores(self, tokens: Float[Tensor, "b n d"], rows: slice, norm: nn.Module) -> Float[Tensor, "b n h c"]:
+        """Queries or keys of tokens over sqrt(c); without a norm the factor meets d x d weights, not n x d scores."""
+        heads = (self.num_heads, -1)
+        if isinstance(norm, nn.Identity):
+            return self.linear(tokens, rows, self._scale).unflatten(-1, heads)
+        return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self._scale
+
+    def _over_tokens(self, scores: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Tensor:
+        """L', (b, k, hc): it stays token by token as the keys are, for a transpose would be a copy."""
+        L = (scores if there is None else scores.masked_fill(~there, -float("inf"))).softmax(dim=1)
         return F.dropout(L, self.attn_drop.p, self.training)
+
+    def _context_of_few(
+        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
+    ) -> Float[Tensor, "b h c c"]:
+        """L V over keys and values that a projection has shortened."""
+        keys, values = self.shortened_keys_values(x, present)
+        if isinstance(self.project_keys, RaggedProjection):
+            of_heads = zip(self.project_keys, keys, values, strict=True)
+            each = [self._context(E, K, V, present) for E, K, V in of_heads]  # type: ignore[arg-type]
+            return torch.cat(each, dim=1)
+        return self._context(self.project_keys, keys, values, present)  # type: ignore[arg-type]
 
     def _context(
         self,
@@ -103,21 +108,22 @@ class VermaLayer(AttentionLayer):
         values: Float[Tensor, "b k hc"],
         present: Bool[Tensor, "b n 1"] | None,
     ) -> Float[Tensor, "b h c c"]:
-        """L V of heads whose keys and values are shortened."""
-        L = self._key_weights(keys, None if present is None else project_keys.filled(present))
+        """L V of some heads."""
         channels = (-1, self.attn_dim // self.num_heads)
-        return L.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
+        scores = self.k_norm(keys.unflatten(-1, channels)).flatten(2) * self._scale
+        L = self._over_tokens(scores, None if present is None else project_keys.filled(present))
+        return L.mT.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
 
     def _context_of_all(
         self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b h c c"]:
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
-        L = self._key_weights(self.linear(x, slice(d, 2 * d)), present)
-        context = (L @ x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
+        L = self._over_tokens(self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2), present)
+        context = (L.mT @ x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         if self.qkv.bias is None:
             return context
-        return context + L.sum(-1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
+        return context + L.sum(1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
 
 
 def verma_mix(
