@@ -44,6 +44,7 @@ from longseq.training.memory import keep_freed_memory
 
 K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
+CHECKPOINTING = "longseq, activation checkpointing"
 Step = Callable[[], None]
 
 
@@ -126,11 +127,15 @@ def classifiers(bench: Bench, height: int, width: int) -> dict[str, Callable[[],
     """Every pixel a token and a class token before them, as all three have it by themselves."""
     d, heads = bench.width, bench.heads
     n = height * width
+
+    def ours(checkpointing: bool = False) -> nn.Module:
+        size = {"dim": d, "depth": DEPTH, "heads": heads}
+        encoder = ImageEncoder((3, height, width), Linformer(K), **size, pool="token", checkpointing=checkpointing)
+        return nn.Sequential(encoder, nn.Linear(d, CLASSES))
+
     return {
-        "longseq": lambda: nn.Sequential(
-            ImageEncoder((3, height, width), Linformer(K), dim=d, depth=DEPTH, heads=heads, pool="token"),
-            nn.Linear(d, CLASSES),
-        ),
+        "longseq": ours,
+        CHECKPOINTING: lambda: ours(checkpointing=True),
         "timm": lambda: VisionTransformer(
             (height, width), 1, num_classes=CLASSES, embed_dim=d, depth=DEPTH, num_heads=heads  # type: ignore[arg-type]
         ),
@@ -175,7 +180,7 @@ def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | 
 def measure_apart(device: str, name: str, height: str, width: str, threads: str) -> None:
     """Print the seconds of a training step, and its peak of memory above weights, gradients and AdamW's moments."""
     torch.set_num_threads(int(threads))
-    if name == "longseq":
+    if name in ("longseq", CHECKPOINTING):
         keep_freed_memory()  # as train.py does
     bench = GPU if device == "cuda" else CPU
     sides = int(height), int(width)
@@ -210,14 +215,17 @@ def rows(bench: Bench, rounds: int):
                 figures = compare(bench, ours, theirs, max(rounds // 2, 3))
                 wanted = "5" if peer == "timm" else "2" if precision == "32" else "1.3"
                 yield [f"classifier, training step, {precision}", peer, f"{side}x{side}", *figures, wanted]
-    side = bench.sides[1]
-    ours = apart(bench, "longseq", side, side)
-    for peer in ("timm", "vit-pytorch with linformer"):
-        theirs = apart(bench, peer, side, side)
-        if ours and theirs:
-            mib = [f"{of['peak'] / 2**20:.0f} MiB" for of in (ours, theirs)]
-            share = f"**{ours['peak'] / theirs['peak']:.2f}** of it"
-            yield ["memory of a training", peer, f"{side}x{side}", *mib, share, "", "0.6"]
+    for side in bench.sides[1:]:
+        ours = apart(bench, "longseq", side, side)
+        for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
+            theirs = apart(bench, peer, side, side)
+            if ours and theirs:
+                mib = [f"{of['peak'] / 2**20:.0f} MiB" for of in (ours, theirs)]
+                share = f"**{ours['peak'] / theirs['peak']:.2f}** of it"
+                if peer == CHECKPOINTING:
+                    share += f", which takes {theirs['seconds'] / ours['seconds']:.2f} of the time"
+                wanted = "" if peer == CHECKPOINTING else "0.6"
+                yield ["memory of a training step", peer, f"{side}x{side}", *mib, share, "", wanted]
     yield from doubling(bench)
     yield from against_the_machine(bench, rounds)
 
