@@ -42,25 +42,28 @@ def _perceive(norm: nn.LayerNorm, mlp: Mlp, tokens: Float[Tensor, "b n d"]) -> F
     weights: Any = [mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias]
     weights = [weight.to(dtype) for weight in weights]
     with torch.autocast("cpu", enabled=False):
-        return Perceptron.apply(tokens.flatten(0, -2), norm.weight, norm.bias, norm.eps, *weights).view(tokens.shape)
+        given = tokens.flatten(0, -2), norm.weight, norm.bias, norm.eps
+        return Perceptron.apply(*given, *weights, torch.is_grad_enabled()).view(tokens.shape)
 
 
 class Perceptron(torch.autograd.Function):
     """GELU(LayerNorm(x) W1' + b1) W2' + b2, tile of tokens by tile, keeping x and the hidden layer before the GELU.
 
     Autograd would keep the normalised tokens and the hidden layer after the GELU too, d + 4 d numbers a token, which
-    are as soon computed again as read from memory.
+    are as soon computed again as read from memory. Where no gradient is wanted, nothing is kept but a tile.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
-        gamma, beta, eps, W1, b1, W2, b2 = rest
-        hidden = W1.new_empty(len(x), len(W1))
+        gamma, beta, eps, W1, b1, W2, b2, keeps_hidden = rest
+        tiles = _tiles(len(x), len(W1))
+        hidden = W1.new_empty(len(x) if keeps_hidden else tiles[0].stop, len(W1))
         out = W2.new_empty(len(x), len(W2))
-        for rows in _tiles(len(x), len(W1)):
+        for rows in tiles:
             normed = F.layer_norm(x[rows], gamma.shape, gamma, beta, eps).to(W1.dtype)
-            torch.addmm(b1, normed, W1.T, out=hidden[rows])
-            torch.addmm(b2, F.gelu(hidden[rows]), W2.T, out=out[rows])
+            of_tile = hidden[rows] if keeps_hidden else hidden[: len(normed)]
+            torch.addmm(b1, normed, W1.T, out=of_tile)
+            torch.addmm(b2, F.gelu(of_tile), W2.T, out=out[rows])
         ctx.save_for_backward(x, hidden, gamma, beta, W1, W2)
         ctx.eps = eps
         return out
@@ -87,7 +90,7 @@ class Perceptron(torch.autograd.Function):
             )
             grad_gamma += of_gamma
             grad_beta += of_beta
-        return grad_x, grad_gamma, grad_beta, None, grad_W1, grad_b1, grad_W2, grad.sum(0)
+        return grad_x, grad_gamma, grad_beta, None, grad_W1, grad_b1, grad_W2, grad.sum(0), None
 
 
 def _tiles(num_tokens: int, hidden: int) -> list[slice]:

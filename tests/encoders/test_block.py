@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longseq.attention import Linformer, Softmax, Verma
 from longseq.encoders import ImageEncoder
@@ -92,6 +93,26 @@ def test_a_block_keeps_less_than_seven_tenths_of_what_autograd_would():
     d = tokens.numel()
     assert theirs - ours >= 4 * d  # the hidden layer after the GELU; the normalised tokens beside
     assert ours < 0.7 * theirs
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_without_gradients_no_hidden_layer_is_made_but_a_tile(wanted, monkeypatch):
+    monkeypatch.setattr("longseq.encoders.block._TILE", 1000)
+    block = encoder(Linformer(8)).trunk.blocks[0]
+    tokens = torch.randn(3, 64, 32)
+    expected = block(tokens)
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes.append(out.numel() if isinstance(out, torch.Tensor) else 0)
+            return out
+
+    with torch.set_grad_enabled(wanted), Sizes():
+        found = run_block(block, tokens, None, None)
+    torch.testing.assert_close(found, expected)
+    assert max(sizes) == (4 if wanted else 1) * tokens.numel()
 
 
 def test_a_class_token_spares_the_last_block_the_other_rows():
