@@ -80,7 +80,7 @@ def draw(bars: dict[str, dict[str, float]]) -> Any:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="milliseconds of a training step, under the profiler", title="Where the time of a step goes")
-    figure.legend(fontsize=7, loc="outside lower center", ncols=4)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=4)
     return figure
 
 
@@ -92,8 +92,8 @@ def main() -> None:
     bars: dict[str, dict[str, float]] = {}
     for name, mechanism, pool, precision in (
         ("Linformer, float32", Linformer(128), "avg", "32"),
-        ("the same, class token", Linformer(128), "token", "32"),
-        ("the same, bfloat16", Linformer(128), "avg", "bf16"),
+        ("Linformer, class token", Linformer(128), "token", "32"),
+        ("Linformer, bfloat16", Linformer(128), "avg", "bf16"),
         ("Verma, float32", Verma(), "avg", "32"),
     ):
         both = steps(mechanism, pool, precision)
