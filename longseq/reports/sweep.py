@@ -126,8 +126,9 @@ def draw(found: dict[Setting, list[float]], baseline: Setting | None = None) -> 
         lines.setdefault(setting[1:], {})[setting[0][1]] = accuracies
     values = list(dict.fromkeys(setting[0][1] for setting in found))
     are_numbers = all(re.fullmatch(r"[\d.e+-]+", value) for value in values)
-    for (others, points), colour in zip(lines.items(), itertools.cycle(COLOURS[2:])):
-        x = [float(value) if are_numbers else values.index(value) for value in points]
+    for number, ((others, points), colour) in enumerate(zip(lines.items(), itertools.cycle(COLOURS[2:]))):
+        beside = 0.12 * (number - (len(lines) - 1) / 2)  # of words, so that bars do not cover each other
+        x = [float(value) if are_numbers else values.index(value) + beside for value in points]
         means = [statistics.mean(accuracies) for accuracies in points.values()]
         below = [mean - min(accuracies) for mean, accuracies in zip(means, points.values(), strict=True)]
         above = [max(accuracies) - mean for mean, accuracies in zip(means, points.values(), strict=True)]
