@@ -1,5 +1,5 @@
 """The command line: ``python train.py fit | validate | test | predict``."""
 
-from longseq.cli.commands import main
+from longseq.cli.entry import main
 
 __all__ = ["main"]

@@ -2,11 +2,8 @@
 
 import copy
 import json
-import logging
 import os
 import re
-import sys
-import warnings
 from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -22,16 +19,7 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.cli.errors import OneLineParser, UserError, locate
-from longseq.cli.faults import (
-    WORKER_OR_RANK,
-    forget_workers,
-    leave_group,
-    name_dead_ranks,
-    replace_port_in_use,
-    said_of_the_machine,
-    what_was_asked,
-)
-from longseq.cli.report import run_report
+from longseq.cli.faults import what_was_asked
 from longseq.cli.runs import (
     DataRecord,
     find_resumed,
@@ -42,12 +30,11 @@ from longseq.cli.runs import (
     write_metrics,
 )
 from longseq.cli.trainer import Trainer
-from longseq.reports import COMMANDS
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
-from longseq.training.memory import OutOfMemory, is_out_of_memory, keep_freed_memory, what_fits
-from longseq.training.recovery import Sentinel, Stopped
+from longseq.training.memory import OutOfMemory, is_out_of_memory, what_fits
+from longseq.training.recovery import Sentinel
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
@@ -314,57 +301,6 @@ class Commands(LightningCLI):
         if self.trainer.is_global_zero:
             for name, value in sorted(results[0].items()):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
-
-
-def main(args: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
-    args = sys.argv[1:] if args is None else args
-    _quieten()
-    name_dead_ranks()
-    replace_port_in_use()
-    try:
-        if args and args[0] in COMMANDS:
-            run_report(args[0], args[1:])
-        else:
-            keep_freed_memory()
-            Commands(args)
-    except Exception as error:
-        said = _as_said_to_the_user(error)
-        if said is None or "--debug" in args:
-            raise
-        message, exit_code = said
-        if rank_zero_only.rank == 0:
-            print(message if isinstance(error, Stopped) else f"error: {message}", file=sys.stderr)
-        if exit_code == WORKER_OR_RANK:
-            forget_workers()
-        else:
-            leave_group()
-        # a rank that says the same as rank zero ends in peace, or Lightning would kill rank zero for it
-        sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
-    """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
-    if isinstance(error, MisconfigurationException):
-        return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
-    exit_code = getattr(error, "exit_code", None)
-    return said_of_the_machine(error) if exit_code is None else (str(error), exit_code)
-
-
-def _quieten() -> None:
-    """Leave out what Lightning says at every start and nobody can act on."""
-    for package in ("pytorch_lightning", "lightning_fabric"):
-        logging.getLogger(package).setLevel(logging.WARNING)
-    for message in (
-        ".*does not have many workers",  # data in memory needs none
-        ".*callbacks used to create the checkpoint",  # a test needs none of them
-        ".*exists and is not empty",  # the run's folder, which is ours
-        ".*LeafSpec",  # between Lightning and torch
-        ".*smaller than the logging interval",  # the end of an epoch is logged all the same
-    ):
-        warnings.filterwarnings("ignore", message)
 
 
 def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:

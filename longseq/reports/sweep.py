@@ -41,10 +41,14 @@ def sweep(
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
-        ValueError: If a grid is not of the form key=value,value, there are no seeds, or a training fails.
+        ValueError: If a file is not there, a grid is not of the form key=value,value, there are no seeds, or a
+            training fails.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be positive, got {seeds}; 3 show the spread")
+    for path in config:
+        if not Path(path).is_file():
+            raise ValueError(f"config must be files, got {path!r}, which is none; configs/image/digits.yaml is")
     settings = combinations(grid)
     beside = combinations([baseline])[0] if baseline else None
     folder = Path(out)

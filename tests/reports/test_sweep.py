@@ -23,6 +23,7 @@ def test_every_combination_is_there_and_brackets_keep_their_commas():
     [
         (["--grid", "k"], "grid: must be of the form key=value,value, got 'k'"),
         (["--grid", "a=1", "--seeds", "0"], "seeds: must be positive, got 0"),
+        (["--grid", "a=1", "--config", "no.yaml"], "config: must be files, got 'no.yaml'"),
     ],
 )
 def test_a_flag_that_cannot_be_is_one_line(flags, said, command):

@@ -1,0 +1,73 @@
+"""Where the command line begins, and where its errors become one line and an exit code."""
+
+import logging
+import sys
+import warnings
+
+from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from longseq.cli.commands import Commands
+from longseq.cli.faults import (
+    WORKER_OR_RANK,
+    forget_workers,
+    leave_group,
+    name_dead_ranks,
+    replace_port_in_use,
+    said_of_the_machine,
+)
+from longseq.cli.report import run_report
+from longseq.reports import COMMANDS
+from longseq.training.memory import keep_freed_memory
+from longseq.training.recovery import Stopped
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
+    args = sys.argv[1:] if args is None else args
+    _quieten()
+    name_dead_ranks()
+    replace_port_in_use()
+    try:
+        if args and args[0] in COMMANDS:
+            run_report(args[0], args[1:])
+        else:
+            keep_freed_memory()
+            Commands(args)
+    except Exception as error:
+        said = _as_said_to_the_user(error)
+        if said is None or "--debug" in args:
+            raise
+        message, exit_code = said
+        if rank_zero_only.rank == 0:
+            print(message if isinstance(error, Stopped) else f"error: {message}", file=sys.stderr)
+        if exit_code == WORKER_OR_RANK:
+            forget_workers()
+        else:
+            leave_group()
+        # a rank that says the same as rank zero ends in peace, or Lightning would kill rank zero for it
+        sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
+    """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
+    if isinstance(error, MisconfigurationException):
+        return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
+    exit_code = getattr(error, "exit_code", None)
+    return said_of_the_machine(error) if exit_code is None else (str(error), exit_code)
+
+
+def _quieten() -> None:
+    """Leave out what Lightning says at every start and nobody can act on."""
+    for package in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(package).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers",  # data in memory needs none
+        ".*callbacks used to create the checkpoint",  # a test needs none of them
+        ".*exists and is not empty",  # the run's folder, which is ours
+        ".*LeafSpec",  # between Lightning and torch
+        ".*smaller than the logging interval",  # the end of an epoch is logged all the same
+    ):
+        warnings.filterwarnings("ignore", message)
