@@ -90,10 +90,12 @@ def layer_step(bench: Bench, layer: nn.Module, n: int) -> Step:
     return step
 
 
-def training_step(bench: Bench, model: nn.Module, height: int, width: int, precision: str) -> Step:
+def training_step(
+    bench: Bench, model: nn.Module, height: int, width: int, precision: str, compiles: bool = False
+) -> Step:
     """A whole step of training on one image, every pixel a token: forward, backward and AdamW."""
     model = model.to(bench.device).train()
-    model.compile() if bench.compiles else None
+    model.compile() if bench.compiles or compiles else None
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     image = torch.randn(1, 3, height, width, device=bench.device)
     label = torch.zeros(1, dtype=torch.long, device=bench.device)
@@ -215,6 +217,8 @@ def rows(bench: Bench, rounds: int):
                 figures = compare(bench, ours, theirs, max(rounds // 2, 3))
                 wanted = "5" if peer == "timm" else "2" if precision == "32" else "1.3"
                 yield [f"classifier, training step, {precision}", peer, f"{side}x{side}", *figures, wanted]
+    if not bench.compiles:
+        yield from compiled(bench, rounds)
     for side in bench.sides[1:]:
         ours = apart(bench, "longseq", side, side)
         for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
@@ -228,6 +232,22 @@ def rows(bench: Bench, rounds: int):
                 yield ["memory of a training step", peer, f"{side}x{side}", *mib, share, "", wanted]
     yield from doubling(bench)
     yield from against_the_machine(bench, rounds)
+
+
+def compiled(bench: Bench, rounds: int):
+    """What torch.compile brings, where the rest of the table is without it."""
+    for precision in bench.precisions:
+        for side in bench.sides:
+            torch.compiler.reset()  # or the second size would be compiled for any size
+            models = classifiers(bench, side, side)
+            ours = training_step(bench, models["longseq"](), side, side, precision, compiles=True)
+            for other, name, compiles in (
+                ("longseq, not compiled", "longseq", False),
+                ("vit-pytorch with linformer, compiled", "vit-pytorch with linformer", True),
+            ):
+                theirs = training_step(bench, models[name](), side, side, precision, compiles)
+                figures = compare(bench, ours, theirs, max(rounds // 2, 3))
+                yield [f"classifier, training step, {precision}, compiled", other, f"{side}x{side}", *figures, ""]
 
 
 def doubling(bench: Bench):
