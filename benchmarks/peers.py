@@ -2,22 +2,24 @@
 
 Two things are compared in one process, A B A B, on the same input and with the same optimizer, since a machine's speed
 drifts; memory, and what is measured alone, in a process of its own. On a GPU all of it runs in bfloat16 under
-torch.compile, at the width of a ViT-B; without one the CPU's table is made.
+torch.compile, at the width of a ViT-B, the most telling rows first, and no row is begun after --minutes, for such a
+machine may be lent for a short while; without one the CPU's table is made.
 """
 
 import argparse
 import gc
+import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
 CHECKPOINTING = "longseq, activation checkpointing"
 Step = Callable[[], None]
+Row = list[str]  # what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted on a CPU
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Bench:
 
 
 CPU = Bench("cpu", 128, 4, ("32", "bf16"), (4096, 16384), (64, 128), (64,))
-GPU = Bench("cuda", 768, 12, ("bf16",), (4096, 16384, 65536), (64, 128, 256), (64, 128, 256))
+GPU = Bench("cuda", 768, 12, ("bf16",), (65536, 16384, 4096), (256, 128, 64), (256, 128, 64))
 
 
 def autocast(bench: Bench, precision: str) -> torch.autocast:
@@ -195,18 +198,21 @@ def measure_apart(device: str, name: str, height: str, width: str, threads: str)
     print(json.dumps({"seconds": statistics.median(seconds_of(bench, step) for _ in range(5)), "peak": peak}))
 
 
-def rows(bench: Bench, rounds: int):
-    """Yield what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted of a CPU."""
+def layers(bench: Bench, rounds: int) -> Iterator[Row]:
+    wanted = {"linformer": "2.5", "nystrom-attention": "6", "linear-attention-transformer": "1.3"}
     for n in bench.lengths:
-        of_peers = peer_layers(bench, n)
-        wanted = {"linformer": "2.5", "nystrom-attention": "6", "linear-attention-transformer": "1.3"}
-        for peer, layer in of_peers.items():
+        torch.compiler.reset()  # or a second length would be compiled for any length
+        for peer, layer in peer_layers(bench, n).items():
             mechanism = Verma() if peer == "linear-attention-transformer" else Linformer(K)
             ours, theirs = (layer_step(bench, each, n) for each in (our_layer(bench, mechanism, n), layer))
             what = f"{type(mechanism).__name__} layer, forward and backward"
             yield [what, peer, f"n = {n}", *compare(bench, ours, theirs, rounds), wanted.get(peer, "")]
+
+
+def trainings(bench: Bench, rounds: int) -> Iterator[Row]:
     for precision in bench.precisions:
         for side in bench.sides:
+            torch.compiler.reset()
             models = classifiers(bench, side, side)
             for peer in ("timm", "vit-pytorch with linformer"):
                 if peer == "timm" and (side not in bench.softmax_sides or precision != bench.precisions[0]):
@@ -217,28 +223,13 @@ def rows(bench: Bench, rounds: int):
                 figures = compare(bench, ours, theirs, max(rounds // 2, 3))
                 wanted = "5" if peer == "timm" else "2" if precision == "32" else "1.3"
                 yield [f"classifier, training step, {precision}", peer, f"{side}x{side}", *figures, wanted]
-    if not bench.compiles:
-        yield from compiled(bench, rounds)
-    for side in bench.sides[1:]:
-        ours = apart(bench, "longseq", side, side)
-        for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
-            theirs = apart(bench, peer, side, side)
-            if ours and theirs:
-                mib = [f"{of['peak'] / 2**20:.0f} MiB" for of in (ours, theirs)]
-                share = f"**{ours['peak'] / theirs['peak']:.2f}** of it"
-                if peer == CHECKPOINTING:
-                    share += f", which takes {theirs['seconds'] / ours['seconds']:.2f} of the time"
-                wanted = "" if peer == CHECKPOINTING else "0.6"
-                yield ["memory of a training step", peer, f"{side}x{side}", *mib, share, "", wanted]
-    yield from doubling(bench)
-    yield from against_the_machine(bench, rounds)
 
 
-def compiled(bench: Bench, rounds: int):
+def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
     """What torch.compile brings, where the rest of the table is without it."""
     for precision in bench.precisions:
         for side in bench.sides:
-            torch.compiler.reset()  # or the second size would be compiled for any size
+            torch.compiler.reset()
             models = classifiers(bench, side, side)
             ours = training_step(bench, models["longseq"](), side, side, precision, compiles=True)
             for other, name, compiles in (
@@ -250,7 +241,21 @@ def compiled(bench: Bench, rounds: int):
                 yield [f"classifier, training step, {precision}, compiled", other, f"{side}x{side}", *figures, ""]
 
 
-def doubling(bench: Bench):
+def memory(bench: Bench, rounds: int) -> Iterator[Row]:
+    for side in (side for side in bench.sides if side > 64):
+        ours = apart(bench, "longseq", side, side)
+        for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
+            theirs = apart(bench, peer, side, side)
+            if ours and theirs:
+                mib = [f"{of['peak'] / 2**20:.0f} MiB" for of in (ours, theirs)]
+                share = f"**{ours['peak'] / theirs['peak']:.2f}** of it"
+                if peer == CHECKPOINTING:
+                    share += f", which takes {theirs['seconds'] / ours['seconds']:.2f} of the time"
+                wanted = "" if peer == CHECKPOINTING else "0.6"
+                yield ["memory of a training step", peer, f"{side}x{side}", *mib, share, "", wanted]
+
+
+def doubling(bench: Bench, rounds: int) -> Iterator[Row]:
     """A training step at n from 4096 upwards: to 65536 on a CPU, on a GPU as far as it fits."""
     found: list[tuple[int, dict[str, Any]]] = []
     height = width = 64
@@ -260,7 +265,7 @@ def doubling(bench: Bench):
             break
         found.append((height * width, figures))
         height, width = (height, 2 * width) if height == width else (width, width)
-    for (n, small), (m, large) in pairwise(found):
+    for (n, small), (m, large) in itertools.pairwise(found):
         times, peaks = (large[of] / small[of] for of in ("seconds", "peak"))
         ms = [f"{1e3 * of['seconds']:.0f} ms" for of in (large, small)]
         growth = f"time {times:.2f}, memory {peaks:.2f}"
@@ -269,7 +274,7 @@ def doubling(bench: Bench):
         yield ["longest sequence trained at batch 1", "", f"n = {found[-1][0]}", "", "", "", "", ""]
 
 
-def against_the_machine(bench: Bench, rounds: int):
+def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
     """The rate of a training step on the FLOPs counted, and what bfloat16 brings, wider than above on a CPU."""
     width, side = (256, 64) if bench.device == "cpu" else (bench.width, 128)
     encoder = ImageEncoder((3, side, side), Linformer(K), dim=width, depth=DEPTH, heads=bench.heads)
@@ -302,11 +307,19 @@ def against_the_machine(bench: Bench, rounds: int):
         yield ["training step, bf16-mixed", "float32", at, *compare(bench, low, step, rounds), "1.6"]
 
 
+def rows(bench: Bench, rounds: int) -> Iterator[Row]:
+    parts = [layers, trainings, compiled, memory, doubling, against_the_machine]
+    if bench.compiles:  # and time is short: what tells most comes first
+        parts = [against_the_machine, trainings, memory, layers, doubling]
+    return itertools.chain.from_iterable(part(bench, rounds) for part in parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/peers.md"))
+    parser.add_argument("--minutes", type=float, help="begin no row after them; on a GPU 6.5 unless given")
+    parser.add_argument("--out", type=Path, help="docs/results/peers.md, or peers-gpu.md, unless given")
     parser.add_argument("--apart", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -321,12 +334,18 @@ def main() -> None:
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     print(*lines, sep="\n", flush=True)
+    minutes = options.minutes or (6.5 if bench.compiles else math.inf)
+    begin = time.monotonic()
     for row in rows(bench, options.rounds):
         lines.append("| " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
+        if time.monotonic() - begin > 60 * minutes:
+            lines += ["", f"No row was begun after {minutes:g} minutes, and some are missing."]
+            break
     what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
     versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
-    options.out.write_text(
+    out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
+    out.write_text(
         f"# longseq and its peers\n\n    python benchmarks/peers.py --device {bench.device}\n\n"
         f"{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n" + "\n".join(lines) + "\n"
     )
