@@ -16,8 +16,11 @@ _TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB i
 def run_block(
     block: Any, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None, num_queries: int | None
 ) -> Float[Tensor, "b q d"]:
-    """What a block makes of the first q tokens, or of all where num_queries is None."""
-    if type(block) is not Block:
+    """What a block makes of the first q tokens, or of all where num_queries is None.
+
+    A block of another class, or one into whose parts someone has hooked, is run as it is, for all tokens.
+    """
+    if type(block) is not Block or _is_hooked(block):
         return block(tokens, attn_mask=mask)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
     tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
@@ -28,9 +31,19 @@ def run_block(
     return tokens + block.drop_path2(block.ls2(out))
 
 
+def _is_hooked(block: Block) -> bool:
+    """Whether hooks hang on modules that the short cuts do not call."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        for module in (block, block.norm2, *block.mlp.modules())
+    )
+
+
 def _is_plain(norm: nn.Module, mlp: nn.Module) -> bool:
     """Whether it is what Perceptron computes: two linear maps with a GELU between, and no dropout."""
     if not (isinstance(norm, nn.LayerNorm) and type(mlp) is Mlp and isinstance(mlp.norm, nn.Identity)):
+        return False
+    if not type(mlp.fc1) is type(mlp.fc2) is nn.Linear:  # a wrapper's weight is not all that it does
         return False
     is_gelu = isinstance(mlp.act, nn.GELU) and mlp.act.approximate == "none"
     has_biases = mlp.fc1.bias is not None and mlp.fc2.bias is not None and norm.bias is not None
@@ -50,7 +63,8 @@ class Perceptron(torch.autograd.Function):
     """GELU(LayerNorm(x) W1' + b1) W2' + b2, tile of tokens by tile, keeping x and the hidden layer before the GELU.
 
     Autograd would keep the normalised tokens and the hidden layer after the GELU too, d + 4 d numbers a token, which
-    are as soon computed again as read from memory. Where no gradient is wanted, nothing is kept but a tile.
+    are as soon computed again as read from memory. Where no gradient is wanted, nothing is kept but a tile. In low
+    precision the weights' gradients are summed over the tiles in float32.
     """
 
     @staticmethod
@@ -74,26 +88,37 @@ class Perceptron(torch.autograd.Function):
         x, hidden, gamma, beta, W1, W2 = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_x = torch.empty_like(x)
-        grad_gamma, grad_beta = torch.zeros_like(gamma), torch.zeros_like(beta)
-        grad_W1, grad_W2 = torch.zeros_like(W1), torch.zeros_like(W2)
-        grad_b1 = W1.new_zeros(len(W1))
+        exact = torch.promote_types(W1.dtype, torch.float32)
+        grad_W1, grad_W2 = torch.zeros_like(W1, dtype=exact), torch.zeros_like(W2, dtype=exact)
+        grad_b1 = W1.new_zeros(len(W1), dtype=exact)
+        grad_gamma, grad_beta = torch.zeros_like(gamma, dtype=exact), torch.zeros_like(beta, dtype=exact)
         for rows in _tiles(len(x), len(W1)):
             normed, mean, rstd = torch.native_layer_norm(x[rows], gamma.shape, gamma, beta, ctx.eps)
             low = normed.to(W1.dtype)
             active = F.gelu(hidden[rows])
-            grad_W2.addmm_(grad[rows].T, active)
+            _add_product(grad_W2, grad[rows].T, active)
             grad_hidden = torch.ops.aten.gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
-            grad_W1.addmm_(grad_hidden.T, low)
+            _add_product(grad_W1, grad_hidden.T, low)
             grad_b1 += grad_hidden.sum(0)
             grad_x[rows], of_gamma, of_beta = torch.ops.aten.native_layer_norm_backward(
                 (grad_hidden @ W1).to(x.dtype), x[rows], gamma.shape, mean, rstd, gamma, beta, [True, True, True]
             )
             grad_gamma += of_gamma
             grad_beta += of_beta
-        return grad_x, grad_gamma, grad_beta, None, grad_W1, grad_b1, grad_W2, grad.sum(0), None
+        of_norm = grad_gamma.to(gamma.dtype), grad_beta.to(beta.dtype)
+        of_weights = grad_W1.to(W1.dtype), grad_b1.to(W1.dtype), grad_W2.to(W2.dtype), grad.sum(0)
+        return grad_x, *of_norm, None, *of_weights, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(a @ b)
 
 
 def _tiles(num_tokens: int, hidden: int) -> list[slice]:
     count = max(round(num_tokens * hidden / _TILE), 1)
-    size = -(-num_tokens // count)
-    return [slice(begin, begin + size) for begin in range(0, num_tokens, size)]
+    size = max(-(-num_tokens // count), 1)
+    return [slice(begin, begin + size) for begin in range(0, max(num_tokens, 1), size)]

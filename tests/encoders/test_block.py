@@ -18,6 +18,17 @@ MECHANISMS = pytest.mark.parametrize(
 )
 
 
+class Doubled(nn.Module):
+    """A wrapper as those of low-rank adapters: it has the layer's weight and bias, and does something more."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+
+    def forward(self, x):
+        return 2 * self.layer(x)
+
+
 def encoder(mechanism, **change):
     torch.manual_seed(0)
     return ImageEncoder((2, 8, 8), mechanism, **{"dim": 32, "depth": 2, "heads": 4} | change)
@@ -60,7 +71,9 @@ def test_features_and_gradients_are_those_of_timms_forward_pass(mechanism, pool,
         torch.testing.assert_close(found[name], gradient, msg=name)
 
 
-def test_in_mixed_precision_it_is_as_near_to_float32_as_timms_forward_pass():
+@pytest.mark.parametrize("tile", [1 << 20, 200])
+def test_in_mixed_precision_it_is_as_near_to_float32_as_timms_forward_pass(tile, monkeypatch):
+    monkeypatch.setattr("longseq.encoders.block._TILE", tile)
     model = encoder(Linformer(8), dim=64)
     exact = gradients(model, lambda: model(pictures()))
 
@@ -81,8 +94,31 @@ def test_dropout_other_activations_and_layer_scale_are_timms():
                 setattr(block.mlp, name, copy.deepcopy(module).double())
         x = pictures().double()
         torch.testing.assert_close(model(x), model.trunk(x), msg=str(change))
+    model = encoder(Verma()).double()
+    model.trunk.blocks[0].mlp.fc1 = Doubled(model.trunk.blocks[0].mlp.fc1)
+    torch.testing.assert_close(model(x), model.trunk(x))
     dropping = encoder(Verma(), dropout=0.5).train()
     assert not torch.equal(dropping(pictures()), dropping(pictures()))
+
+
+@pytest.mark.parametrize("hooked", ["", ".norm2", ".mlp", ".mlp.fc1", ".mlp.act"])
+def test_hooks_into_a_block_are_called(hooked):
+    model = encoder(Linformer(8), pool="token")
+    calls = []
+    module = model.trunk.get_submodule(f"blocks.1{hooked}")
+    handle = module.register_forward_hook(lambda *_: calls.append(hooked))
+    found = model(pictures())
+    assert calls == [hooked]
+    handle.remove()
+    torch.testing.assert_close(found, model(pictures()))
+    assert calls == [hooked]
+
+
+def test_an_empty_batch_has_features_of_no_pictures():
+    model = encoder(Linformer(8))
+    found = model(pictures(0))
+    assert found.shape == (0, 32)
+    found.sum().backward()
 
 
 def test_a_block_keeps_less_than_seven_tenths_of_what_autograd_would():
