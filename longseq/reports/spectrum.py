@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import yaml
 from jaxtyping import Float
 from torch import Tensor
@@ -64,15 +65,16 @@ def spectrum(
         matrices = list(context_matrices(model, inputs))
         n = max(n, matrices[0][0].shape[1])
         for which, position in (("P", 0), ("logits", 1)):
-            curves[which].append(torch.stack([cumulative(pair[position]) for pair in matrices]))
-    mean = {which: average(each) for which, each in curves.items()}  # layers, heads, values
+            curves[which].append(stacked([cumulative(pair[position]) for pair in matrices]))
+    mean = {which: stacked(each).mean(0) for which, each in curves.items()}  # layers, heads, values
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     needed = {which: (curve < energy).sum(-1) + 1 for which, curve in mean.items()}
+    most = mean["P"].shape[-1]  # singular values that are known
     rows = [
-        [layer, head, int(needed["P"][layer, head]), int(needed["logits"][layer, head])]
+        [layer, head, *(str(count) if count <= most else f"> {most}" for count in counts)]
         for layer in range(len(mean["P"]))
-        for head in range(mean["P"].shape[1])
+        for head, counts in enumerate(zip(*(needed[which][layer].tolist() for which in needed), strict=True))
     ]
     header = ["layer", "head", f"k for {energy:.0%} of P", f"k for {energy:.0%} of the logits"]
     write_csv(folder / "table.csv", header, rows)
@@ -80,7 +82,7 @@ def spectrum(
     what = f"{attention}, {n} tokens, mean over {len(chosen)} inputs of the test split of {type(data).__name__}"
     text = f"{what}; {machine()}\n\n{markdown(header, rows)}\n"
     written = "table.md, table.csv, spectrum.png"
-    if not isinstance(model.encoder.attention, Verma):
+    if not isinstance(model.encoder.attention, Verma) and int(needed["P"].max()) <= most:
         per_layer = [int(heads.max()) for heads in needed["P"]]
         suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
         text += f"for a Linformer with a k for each layer (the most that one of its heads needs):\n\n{suggestion}"
@@ -94,45 +96,45 @@ def spectrum(
 def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Tensor, "h n k"], Float[Tensor, "h n k"]]]:
     """P and the logits of every layer for one input, in float64.
 
-    P is what the mechanism's own formula gives for values that are the identity.
+    P is what the mechanism's own formula gives for values that are the identity. Where each head has its own k, the
+    matrices of the smaller ones are filled up with columns of zeros, which have no singular values.
     """
-    seen: list[tuple[Any, Any]] = []
     layers: list[Any] = [block.attn for block in model.encoder.trunk.blocks]
     tokens: list[Tensor] = []
     with ExitStack() as hooks, torch.no_grad():
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(lambda _, x: tokens.append(x[0])))
         model(inputs)
-    with _watched(layers, seen), torch.no_grad():
-        for layer, x in zip(layers, tokens, strict=True):
+    for layer, x in zip(layers, tokens, strict=True):
+        with _watched(layer) as seen, torch.no_grad():
             AttentionLayer.attend(layer, x, x, None)  # all queries, by the formula, where the model takes short cuts
-    for layer_mix, (queries, keys) in seen:
-        queries, keys = queries.double(), keys.double()
-        k, channels = keys.shape[2:]
-        identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
-        parts = [layer_mix(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
-        yield torch.cat(parts, dim=-1)[0, ..., :k], (queries @ keys.mT)[0] * channels**-0.5
+        most = max(keys.shape[2] for _, keys in seen)
+        contexts, logits = [], []
+        for queries, keys in seen:  # of all heads at once, or of one after the other
+            queries, keys = queries.double(), keys.double()
+            k, channels = keys.shape[2:]
+            identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
+            parts = [layer.mix(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
+            contexts.append(F.pad(torch.cat(parts, dim=-1)[0, ..., :k], (0, most - k)))
+            logits.append(F.pad((queries @ keys.mT)[0] * channels**-0.5, (0, most - k)))
+        yield torch.cat(contexts), torch.cat(logits)
 
 
 @contextmanager
-def _watched(layers: list[AttentionLayer], seen: list[Any]) -> Iterator[None]:
-    """Note each layer's formula, queries and keys while the model runs."""
-    formulas = [layer.mix for layer in layers]
+def _watched(layer: AttentionLayer) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Note queries and keys while the layer runs."""
+    mix = layer.mix
+    seen: list[tuple[Tensor, Tensor]] = []
 
-    def noting(mix: Any) -> Any:
-        def noted(queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
-            seen.append((mix, (queries, keys)))
-            return mix(queries, keys, *rest)
+    def noting(queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
+        seen.append((queries, keys))
+        return mix(queries, keys, *rest)
 
-        return noted
-
-    for layer, mix in zip(layers, formulas, strict=True):
-        layer.mix = noting(mix)
+    layer.mix = noting
     try:
-        yield
+        yield seen
     finally:
-        for layer, mix in zip(layers, formulas, strict=True):
-            layer.mix = mix
+        layer.mix = mix
 
 
 def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
@@ -150,10 +152,11 @@ def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
     return values.cumsum(-1) / (values.sum(-1) + (others * left).sqrt())[:, None]
 
 
-def average(curves: list[Float[Tensor, "l h _"]]) -> Float[Tensor, "l h m"]:
-    """The mean over inputs, whose lengths may differ: a shorter one's curve stays at 1."""
+def stacked(curves: list[Float[Tensor, "*of _"]]) -> Float[Tensor, "_ *of m"]:
+    """Curves of layers or inputs, whose lengths may differ: a shorter one stays at its last value, which is 1 unless
+    only the leading values are known."""
     longest = max(curve.shape[-1] for curve in curves)
-    return torch.stack([torch.nn.functional.pad(c, (0, longest - c.shape[-1]), value=1.0) for c in curves]).mean(0)
+    return torch.stack([torch.cat([c, c[..., -1:].expand(*c.shape[:-1], longest - c.shape[-1])], -1) for c in curves])
 
 
 @styled
@@ -170,7 +173,8 @@ def _draw(mean: dict[str, Tensor], energy: float, attention: str) -> Any:
         panel.axhline(energy, color="grey", linewidth=0.8, linestyle=":")
         panel.set(xlabel="singular values, the largest first", ylabel="share of their sum", ylim=(0, 1.02), title=title)
     axes[0].legend(fontsize=7, loc="lower right")
-    at = int((mean["P"].mean((0, 1)) < energy).sum()) + 1  # where layers and heads differ most
+    most = mean["P"].shape[-1]
+    at = min(int((mean["P"].mean((0, 1)) < energy).sum()) + 1, most)  # where layers and heads differ most
     image = axes[2].imshow(mean["P"][:, :, at - 1], cmap="viridis", vmin=0, vmax=1, aspect="auto")
     axes[2].grid(False)
     axes[2].set(xlabel="head", ylabel="layer", title=f"Share of the first {at} in P")

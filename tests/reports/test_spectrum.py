@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from longseq import ImageEncoder, Linformer, Softmax, Verma
-from longseq.reports.spectrum import context_matrices, cumulative
+from longseq.reports.spectrum import context_matrices, cumulative, stacked
 from longseq.training import Classifier
 
 module = importlib.import_module("longseq.reports.spectrum")  # the function has its name
@@ -33,6 +33,18 @@ def test_the_context_matrix_takes_values_to_outputs_and_its_rows_sum_to_one(mech
         else:
             assert torch.linalg.matrix_rank(P).max() <= 4  # c, the channels of a head
     assert all(layer.attn.mix.__module__.startswith("longseq.attention") for layer in model.encoder.trunk.blocks)
+
+
+def test_every_layer_and_head_may_have_its_own_k():
+    model = model_with(Linformer([[5, 3], [2, 4]], sharing="none"))
+    found = list(context_matrices(model, torch.randint(0, 256, (1, 1, 4, 4)).byte()))
+    assert [tuple(P.shape) for P, _ in found] == [(2, 16, 5), (2, 16, 4)]
+    ranks = [torch.linalg.matrix_rank(logits).tolist() for _, logits in found]
+    assert ranks == [[4, 3], [2, 4]]  # c = 4 at most
+    for P, _ in found:
+        torch.testing.assert_close(P.sum(-1), torch.ones(2, 16, dtype=torch.float64))
+    shares = stacked([cumulative(P) for P, _ in found])
+    assert shares.shape == (2, 2, 5) and (shares[0, 1, 2:] > 1 - 1e-12).all() and (shares[1, 0, 1:] > 1 - 1e-12).all()
 
 
 def test_shares_are_those_of_the_singular_values():
@@ -68,7 +80,22 @@ def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path
     assert (tmp_path / "spectrum/spectrum.png").stat().st_size > 10_000
     flags = ["--model.encoder.attention", "Linformer", f"--model.encoder.attention.k={suggested['init_args']['k']}"]
     assert command("fit", "--config", DIGITS, *small, *flags, *short).code == 0
+    done = command("spectrum", "--ckpt_path", "runs/digits/1/last.ckpt", "--num_inputs", "2")
+    assert done.code == 0, done.err
     assert command("spectrum", "--ckpt_path", "no.ckpt").code == 4
+
+
+def test_what_too_few_singular_values_are_known_of_is_said_to_need_more(command, tmp_path, monkeypatch):
+    small = ["--model.encoder.attention", "Softmax", "--model.encoder.dim", "16", "--model.encoder.depth", "2"]
+    short = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    assert command("fit", "--config", DIGITS, *small, *short).code == 0
+    monkeypatch.setattr(module, "EXACT", 32)
+    monkeypatch.setattr(module, "_LEADING", 4)
+    flags = ["--num_inputs", "2", "--energy", "0.999"]
+    done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", *flags)
+    assert done.code == 0, done.err
+    assert "| > 4 |" in done.out and "Linformer" not in done.out
+    assert not (tmp_path / "spectrum/linformer.yaml").exists()
 
 
 def test_vermas_rank_is_no_advice_on_k(command, tmp_path):
