@@ -41,8 +41,8 @@ def sweep(
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
-        ValueError: If a file is not there, a grid is not of the form key=value,value, there are no seeds, or a
-            training fails.
+        ValueError: If a file is not there, a grid is not of the form key=value,value, there are no seeds, the folder
+            holds runs of another configuration or other flags, or a training fails.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be positive, got {seeds}; 3 show the spread")
@@ -53,6 +53,7 @@ def sweep(
     beside = combinations([baseline])[0] if baseline else None
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    _refuse_other_runs(folder, {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)})
     found: dict[Setting, list[float]] = {}
     for setting in settings if beside is None else [beside, *settings]:
         found[setting] = [_accuracy(folder, config, setting, seed, flags) for seed in range(seeds)]
@@ -91,6 +92,14 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
             )
         axes.append([(key, value) for value in re.split(r",(?![^\[]*\])", values)])
     return [tuple(setting) for setting in itertools.product(*axes)]
+
+
+def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
+    """A run is known by its setting and seed; what else decides it is written down, and must be the same."""
+    record = folder / "trained.json"
+    if record.exists() and json.loads(record.read_text()) != trained:
+        raise ValueError(f"out must be a folder of runs with this config and these flags, got {folder}; give another")
+    record.write_text(json.dumps(trained, indent=1))
 
 
 def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str]) -> float:

@@ -50,6 +50,8 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, tmp_
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("trained again"))
     assert command(*arguments).code == 0
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
+    done = command(*arguments[:-1], json.dumps([*flags, "--model.learning_rate", "0.1"]))
+    assert (done.code, "out: must be a folder of runs with this config and these flags" in done.error) == (2, True)
 
 
 def test_the_figure_has_a_line_for_each_combination_of_the_other_keys():
