@@ -230,6 +230,12 @@ class DataModule(pl.LightningDataModule, ABC):
         files = Files(self.predict_paths, self.read)
         return self._loader(Inputs(self.samples_of(files, torch.zeros(len(files), dtype=torch.int64))))
 
+    def longest_batch(self) -> Any:
+        """The training batch that takes the most memory."""
+        train = self.train_set
+        lengths = torch.zeros(len(train)) if train.lengths is None else train.lengths
+        return train.__getitems__(lengths.argsort(descending=True)[: self.batch_size].tolist())
+
     def _loader(self, dataset: Dataset, **options: Any) -> DataLoader:
         return DataLoader(
             dataset,

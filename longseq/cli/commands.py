@@ -274,9 +274,12 @@ class Commands(LightningCLI):
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
         """The error to raise instead, which says what fits: found by trying."""
         device = self.trainer.strategy.root_device
-        batch = move_data_to_device(next(iter(self.datamodule.train_dataloader())), device)
+        batch = move_data_to_device(self.datamodule.longest_batch(), device)
         context = self.trainer.precision_plugin.forward_context
-        fitting = what_fits(self.model.to(device), batch, error, context) or ["nothing smaller of what was tried"]
+        # after an error Lightning takes everything off a GPU, the optimizer's state too
+        has_moments = device.type == "cpu" and any(optimizer.state for optimizer in self.trainer.optimizers)
+        fitting = what_fits(self.model.to(device), batch, error, context, has_moments)
+        fitting = fitting or ["nothing smaller of what was tried"]
         return OutOfMemory(f"{what_was_asked(error)}; what fits: {', or '.join(fitting)}")
 
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:

@@ -45,21 +45,31 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def what_fits(
-    model: Classifier, batch: Any, error: BaseException, autocast: Callable[[], AbstractContextManager[Any]]
+    model: Classifier,
+    batch: Any,
+    error: BaseException,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    has_moments: bool = False,
 ) -> list[str]:
     """The flags with which a training step fits, each tried alone: the largest batch that does among halves of it,
     activation checkpointing, bfloat16, and the largest k among halves of it.
 
     Args:
         model: On the device where it ran out of memory.
-        batch: Inputs and labels on that device, as large as the one that did not fit.
+        batch: Inputs and labels on that device, at least as large as those that did not fit.
         error: What was raised; what its frames hold is let go.
         autocast: The precision of the training, as a context.
+        has_moments: Whether AdamW's moments are on the device; else room is kept for them.
     """
     traceback.clear_frames(error.__traceback__)
     model.zero_grad()
     inputs, labels = batch
-    found = []
+    device = model.device.type
+    found: list[str] = []
+    try:
+        moments = [] if has_moments else [torch.zeros_like(weight) for weight in model.parameters() for _ in range(2)]
+    except (RuntimeError, MemoryError):
+        return found
 
     def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
         gc.collect()
@@ -83,8 +93,9 @@ def what_fits(
         if fits(model, len(labels)):
             found.append("--model.encoder.checkpointing true")
         model.encoder.trunk.set_grad_checkpointing(False)
-    device = model.device.type
-    if fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
+    with autocast():
+        is_low = torch.is_autocast_enabled(device)
+    if not is_low and fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
         found.append("--trainer.precision bf16-mixed")
     k = getattr(model.encoder.attention, "k", None)
     for smaller in [k >> shift for shift in range(1, k.bit_length())] if isinstance(k, int) else []:
@@ -93,9 +104,11 @@ def what_fits(
         changed = {**attention, "init_args": {**attention["init_args"], "k": smaller}}
         encoder = {**description["encoder"]["init_args"], "attention": changed}
         description["encoder"] = {**description["encoder"], "init_args": encoder}
-        if fits(Classifier(**build(description)).to(model.device), len(labels)):
-            found.append(f"--model.encoder.attention.k {smaller}")
-            break
+        with suppress(ValueError):  # a projection may need a larger k
+            if fits(Classifier(**build(description)).to(model.device), len(labels)):
+                found.append(f"--model.encoder.attention.k {smaller}")
+                break
+    del moments
     return found
 
 

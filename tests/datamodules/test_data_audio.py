@@ -89,6 +89,14 @@ def test_a_batch_is_as_long_as_its_longest_clip_and_a_subset_keeps_lengths():
     assert clips[1][0].shape == (100,)
 
 
+def test_the_longest_batch_is_of_the_longest_clips():
+    data = FSDD("nowhere", batch_size=3)
+    lengths = [5, 9, 2, 7, 1, 8]
+    data.train_set = Clips([torch.full((n,), n / 10) for n in lengths], torch.arange(6))
+    inputs, labels = data.longest_batch()
+    assert inputs["lengths"].tolist() == [9, 8, 7] and labels.tolist() == [1, 5, 3]
+
+
 def test_a_float_file_beyond_full_scale_is_clipped(tmp_path):
     soundfile.write(tmp_path / "x.wav", np.full(8000, 3.0), 8000, subtype="FLOAT")
     assert DATA.read(tmp_path / "x.wav").max() == 1

@@ -1,0 +1,51 @@
+"""What a training that ran out of memory is told: only what was tried, and nothing that cannot be built."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from longseq import ImageEncoder, Linear, Linformer
+from longseq.training import Classifier
+from longseq.training.memory import what_fits
+
+BATCH = torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.zeros(6, dtype=torch.long)
+
+
+def a_model() -> Classifier:
+    attention = Linformer(8, projection=Linear("mean"))  # which needs a k above the number of prefix tokens
+    return Classifier(ImageEncoder((1, 8, 8), attention, dim=16, depth=1, heads=2, pool="token"), 3)
+
+
+def bf16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_where_nothing_fits_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model()
+    monkeypatch.setattr(Classifier, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
+    assert what_fits(model, BATCH, MemoryError(), nullcontext) == []
+
+
+def test_where_all_fits_the_least_change_of_each_kind_is_named() -> None:
+    changes = ["--data.batch_size 3 --trainer.accumulate_grad_batches 2", "--model.encoder.checkpointing true"]
+    smaller = ["--model.encoder.attention.k 4"]
+    assert what_fits(a_model(), BATCH, MemoryError(), nullcontext) == [
+        *changes,
+        "--trainer.precision bf16-mixed",
+        *smaller,
+    ]
+    assert what_fits(a_model(), BATCH, MemoryError(), bf16) == [*changes, *smaller]  # it has that precision already
+
+
+def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model()
+    made: list[int] = []
+    zeros_like = torch.zeros_like
+    monkeypatch.setattr(torch, "zeros_like", lambda x, **kwargs: made.append(x.numel()) or zeros_like(x, **kwargs))
+    monkeypatch.setattr(Classifier, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
+    what_fits(model, BATCH, MemoryError(), nullcontext)
+    assert sum(made) == 2 * sum(weight.numel() for weight in model.parameters())
+    made.clear()
+    what_fits(model, BATCH, MemoryError(), nullcontext, has_moments=True)
+    assert made == []
