@@ -183,19 +183,23 @@ def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | 
 
 
 def measure_apart(device: str, name: str, height: str, width: str, threads: str) -> None:
-    """Print the seconds of a training step, and its peak of memory above weights, gradients and AdamW's moments."""
+    """Print the seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the
+    bytes of those."""
     torch.set_num_threads(int(threads))
     if name in ("longseq", CHECKPOINTING):
         keep_freed_memory()  # as train.py does
     bench = GPU if device == "cuda" else CPU
     sides = int(height), int(width)
-    step = training_step(bench, classifiers(bench, *sides)[name](), *sides, bench.precisions[0])
+    model = classifiers(bench, *sides)[name]()
+    held = 4 * sum(weight.nbytes for weight in model.parameters())
+    step = training_step(bench, model, *sides, bench.precisions[0])
     step()
     gc.collect()
     peak_since = peak_of(torch.device(device))
     step()
     peak = peak_since()
-    print(json.dumps({"seconds": statistics.median(seconds_of(bench, step) for _ in range(5)), "peak": peak}))
+    seconds = statistics.median(seconds_of(bench, step) for _ in range(5))
+    print(json.dumps({"seconds": seconds, "peak": peak, "held": held}))
 
 
 def layers(bench: Bench, rounds: int) -> Iterator[Row]:
@@ -242,36 +246,40 @@ def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def memory(bench: Bench, rounds: int) -> Iterator[Row]:
+    """What a step adds to weights, gradients and AdamW's moments, and all of it: our E and F are weights of k x n."""
     for side in (side for side in bench.sides if side > 64):
         ours = apart(bench, "longseq", side, side)
         for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
             theirs = apart(bench, peer, side, side)
-            if ours and theirs:
-                mib = [f"{of['peak'] / 2**20:.0f} MiB" for of in (ours, theirs)]
-                share = f"**{ours['peak'] / theirs['peak']:.2f}** of it"
+            if not (ours and theirs):
+                continue
+            for what, added in (("above weights, gradients, moments", 0), ("with them", 1)):
+                mine, other = (of["peak"] + added * of["held"] for of in (ours, theirs))
+                share = f"**{mine / other:.2f}** of it"
                 if peer == CHECKPOINTING:
                     share += f", which takes {theirs['seconds'] / ours['seconds']:.2f} of the time"
                 wanted = "" if peer == CHECKPOINTING else "0.6"
-                yield ["memory of a training step", peer, f"{side}x{side}", *mib, share, "", wanted]
+                mib = [f"{of / 2**20:.0f} MiB" for of in (mine, other)]
+                yield [f"memory of a training step, {what}", peer, f"{side}x{side}", *mib, share, "", wanted]
 
 
 def doubling(bench: Bench, rounds: int) -> Iterator[Row]:
     """A training step at n from 4096 upwards: to 65536 on a CPU, on a GPU as far as it fits."""
-    found: list[tuple[int, dict[str, Any]]] = []
-    height = width = 64
-    while height * width <= (65536 if bench.device == "cpu" else 1 << 24):
+    before: dict[str, Any] = {}
+    for doublings in range(5 if bench.device == "cpu" else 13):
+        height, width = 64 << doublings // 2, 64 << (doublings + 1) // 2
+        n = height * width
         figures = apart(bench, "longseq", height, width)
         if figures is None:
             break
-        found.append((height * width, figures))
-        height, width = (height, 2 * width) if height == width else (width, width)
-    for (n, small), (m, large) in itertools.pairwise(found):
-        times, peaks = (large[of] / small[of] for of in ("seconds", "peak"))
-        ms = [f"{1e3 * of['seconds']:.0f} ms" for of in (large, small)]
-        growth = f"time {times:.2f}, memory {peaks:.2f}"
-        yield ["training step, n doubled", "itself", f"{n} to {m}", *ms, growth, "", "2.1"]
+        if before:
+            times, peaks = (figures[of] / before[of] for of in ("seconds", "peak"))
+            ms = [f"{1e3 * of['seconds']:.0f} ms" for of in (figures, before)]
+            growth = f"time {times:.2f}, memory {peaks:.2f}"
+            yield ["training step, n doubled", "itself", f"{n // 2} to {n}", *ms, growth, "", "2.1"]
+        before = {**figures, "n": n}
     if bench.device == "cuda":
-        yield ["longest sequence trained at batch 1", "", f"n = {found[-1][0]}", "", "", "", "", ""]
+        yield ["longest sequence trained at batch 1", "", f"n = {before.get('n')}", "", "", "", "", ""]
 
 
 def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
@@ -331,24 +339,25 @@ def main() -> None:
         print("there is no GPU here: the CPU's table follows")
         options.device = "cpu"
     bench = GPU if options.device == "cuda" else CPU
+    what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
+    versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
+    text = (
+        f"# longseq and its peers\n\n    python benchmarks/peers.py --device {bench.device}\n\n"
+        f"{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n"
+    )
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    print(*lines, sep="\n", flush=True)
+    out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
     minutes = options.minutes or (6.5 if bench.compiles else math.inf)
     begin = time.monotonic()
     for row in rows(bench, options.rounds):
         lines.append("| " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
-        if time.monotonic() - begin > 60 * minutes:
+        if is_late := time.monotonic() - begin > 60 * minutes:
             lines += ["", f"No row was begun after {minutes:g} minutes, and some are missing."]
+        out.write_text(text + "\n".join(lines) + "\n")  # after every row, or a run that is cut short leaves nothing
+        if is_late:
             break
-    what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
-    versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
-    out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
-    out.write_text(
-        f"# longseq and its peers\n\n    python benchmarks/peers.py --device {bench.device}\n\n"
-        f"{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n" + "\n".join(lines) + "\n"
-    )
 
 
 if __name__ == "__main__":
