@@ -74,6 +74,7 @@ def what_fits(
     def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
         gc.collect()
         torch.cuda.empty_cache()
+        give_back_freed_memory()  # oneDNN maps memory of its own for its code, which glibc's heap may leave no room for
         try:
             with context():
                 loss = model(_first(inputs, count)).logsumexp(1).sum()
