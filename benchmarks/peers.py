@@ -347,6 +347,7 @@ def main() -> None:
     )
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    print(*lines, sep="\n", flush=True)
     out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
     minutes = options.minutes or (6.5 if bench.compiles else math.inf)
     begin = time.monotonic()

@@ -67,10 +67,14 @@ def test_the_randomised_shares_are_lower_bounds_and_close(monkeypatch):
     assert (exact[:, :20] - bound).max() < 0.02
 
 
-def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path):
-    small = ["--model.encoder.attention", "Softmax", "--model.encoder.dim", "16", "--model.encoder.depth", "2"]
+def train(command, attention, *flags):
+    small = ["--model.encoder.attention", attention, "--model.encoder.dim", "16", "--model.encoder.depth", "2"]
     short = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
-    assert command("fit", "--config", DIGITS, *small, *short).code == 0
+    assert command("fit", "--config", DIGITS, *small, *short, *flags).code == 0
+
+
+def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path):
+    train(command, "Softmax")
     done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "2")
     assert done.code == 0, done.err
     assert "Softmax, 64 tokens, mean over 2 inputs of the test split of Digits" in done.out
@@ -78,17 +82,14 @@ def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path
     assert suggested["class_path"] == "Linformer" and len(suggested["init_args"]["k"]) == 2
     assert all(1 <= k <= 64 for k in suggested["init_args"]["k"])
     assert (tmp_path / "spectrum/spectrum.png").stat().st_size > 10_000
-    flags = ["--model.encoder.attention", "Linformer", f"--model.encoder.attention.k={suggested['init_args']['k']}"]
-    assert command("fit", "--config", DIGITS, *small, *flags, *short).code == 0
+    train(command, "Linformer", f"--model.encoder.attention.k={suggested['init_args']['k']}")
     done = command("spectrum", "--ckpt_path", "runs/digits/1/last.ckpt", "--num_inputs", "2")
     assert done.code == 0, done.err
     assert command("spectrum", "--ckpt_path", "no.ckpt").code == 4
 
 
 def test_what_too_few_singular_values_are_known_of_is_said_to_need_more(command, tmp_path, monkeypatch):
-    small = ["--model.encoder.attention", "Softmax", "--model.encoder.dim", "16", "--model.encoder.depth", "2"]
-    short = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
-    assert command("fit", "--config", DIGITS, *small, *short).code == 0
+    train(command, "Softmax")
     monkeypatch.setattr(module, "EXACT", 32)
     monkeypatch.setattr(module, "_LEADING", 4)
     flags = ["--num_inputs", "2", "--energy", "0.999"]
@@ -99,9 +100,7 @@ def test_what_too_few_singular_values_are_known_of_is_said_to_need_more(command,
 
 
 def test_vermas_rank_is_no_advice_on_k(command, tmp_path):
-    small = ["--model.encoder.attention", "Verma", "--model.encoder.attention.k", "12", "--model.encoder.dim", "16"]
-    short = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
-    assert command("fit", "--config", DIGITS, *small, *short).code == 0
+    train(command, "Verma", "--model.encoder.attention.k", "12")
     done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "2")
     assert done.code == 0, done.err
     assert "Verma, 64 tokens, mean over 2 inputs" in done.out and "Linformer" not in done.out
