@@ -82,11 +82,13 @@ def spectrum(
     what = f"{attention}, {n} tokens, mean over {len(chosen)} inputs of the test split of {type(data).__name__}"
     text = f"{what}; {machine()}\n\n{markdown(header, rows)}\n"
     written = "table.md, table.csv, spectrum.png"
+    suggested = folder / "linformer.yaml"
+    suggested.unlink(missing_ok=True)  # an earlier model's is none of this one's
     if not isinstance(model.encoder.attention, Verma) and int(needed["P"].max()) <= most:
         per_layer = [int(heads.max()) for heads in needed["P"]]
         suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
         text += f"for a Linformer with a k for each layer (the most that one of its heads needs):\n\n{suggestion}"
-        (folder / "linformer.yaml").write_text(f"# {energy:.0%} of the singular values of {ckpt_path}\n{suggestion}")
+        suggested.write_text(f"# {energy:.0%} of the singular values of {ckpt_path}\n{suggestion}")
         written += ", linformer.yaml"
     (folder / "table.md").write_text(text)
     _draw(mean, energy, attention).savefig(folder / "spectrum.png")

@@ -101,6 +101,8 @@ def test_what_too_few_singular_values_are_known_of_is_said_to_need_more(command,
 
 def test_vermas_rank_is_no_advice_on_k(command, tmp_path):
     train(command, "Verma", "--model.encoder.attention.k", "12")
+    (tmp_path / "spectrum").mkdir()
+    (tmp_path / "spectrum/linformer.yaml").write_text("of another model")
     done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "2")
     assert done.code == 0, done.err
     assert "Verma, 64 tokens, mean over 2 inputs" in done.out and "Linformer" not in done.out
