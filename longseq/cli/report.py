@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import get_args, get_origin, get_type_hints
 
 from longseq.cli.errors import OneLineParser, UserError
@@ -25,7 +26,7 @@ def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
 def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Each flag and the values behind it."""
     starts = [number for number, token in enumerate(args) if token.startswith("--")]
-    for start, end in zip(starts, [*starts[1:], len(args)], strict=True):
+    for start, end in pairwise([*starts, len(args)]):
         yield args[start], args[start + 1 : end]
 
 

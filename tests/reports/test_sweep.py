@@ -31,6 +31,11 @@ def test_a_flag_that_cannot_be_is_one_line(flags, said, command):
     assert (done.code, said in done.error) == (2, True), done.err
 
 
+def test_a_report_without_any_flag_says_which_it_needs(command):
+    done = command("spectrum")
+    assert (done.code, "ckpt_path" in done.error) == (2, True), done.err
+
+
 def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     flags = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
