@@ -120,10 +120,34 @@ class VermaLayer(AttentionLayer):
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
         L = self._over_tokens(self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2), present)
-        context = (L.mT @ x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
+        shortened = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads)
+        context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         if self.qkv.bias is None:
             return context
         return context + L.sum(1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
+
+
+class OverTokens(torch.autograd.Function):
+    """L' X, (b, n, c) and (b, n, d) to (b, c, d), whose gradients lie token by token as L and X do.
+
+    Autograd's gradient of a transposed factor is transposed too, and the softmax behind L would copy all of it: a tenth
+    of a layer's step.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(L: Tensor, x: Tensor) -> Tensor:
+        return L.mT @ x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        L, x = ctx.saved_tensors
+        return x @ grads[0].mT, L @ grads[0]
 
 
 def verma_mix(

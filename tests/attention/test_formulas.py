@@ -6,6 +6,7 @@ from timm.layers.attention import Attention
 from torch import Tensor
 
 from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Softmax, TokenGrid, Verma
+from longseq.attention.verma import OverTokens
 
 B, N, K, D, H = 2, 24, 5, 12, 3
 C = D // H
@@ -95,6 +96,17 @@ def test_shortening_before_and_after_the_projection_agree(mechanism: Mechanism, 
     early = layer(x)
     monkeypatch.setattr(type(layer.project_keys), "commutes", False)
     torch.testing.assert_close(early, layer(x), rtol=1e-10, atol=1e-10)
+
+
+def test_the_product_over_tokens_has_gradients_that_lie_token_by_token_and_gradients_of_those() -> None:
+    torch.manual_seed(0)
+    L, x = (torch.randn(2, 7, width, dtype=torch.float64, requires_grad=True) for width in (3, 5))
+    assert torch.autograd.gradcheck(OverTokens.apply, (L, x))
+    assert torch.autograd.gradgradcheck(OverTokens.apply, (L, x))
+    gradients = torch.autograd.grad(OverTokens.apply(L, x).square().sum(), (L, x))
+    assert all(gradient.is_contiguous() for gradient in gradients)
+    each = torch.func.vmap(torch.func.grad(lambda *pair: OverTokens.apply(*pair).square().sum(), (0, 1)))(L, x)
+    torch.testing.assert_close(each, gradients)
 
 
 def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
