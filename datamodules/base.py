@@ -243,7 +243,7 @@ class DataModule(pl.LightningDataModule, ABC):
             collate_fn=_as_it_is,  # the data set has made the batch
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             # workers are seeded from it, so that the loader draws nothing from the generator of the training
             generator=torch.Generator().manual_seed(self.seed),
             **options,

@@ -8,6 +8,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
+from datamodules.errors import DataError
 from datamodules.samples import mix
 
 _POOL = 50  # batches that are sorted by length together: enough for little padding, few enough to mix
@@ -90,6 +91,9 @@ class RankSampler(DistributedSampler):
     """Indices of an evaluation, dealt to the ranks in turn, each sample once: by length if lengths are given."""
 
     def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None) -> None:
+        world = _ranks()[1]
+        if num_samples < world:  # some ranks would pass over the evaluation, and the others wait for them
+            raise DataError(f"trainer.devices: {world} processes for {num_samples} samples of a split; ask for fewer")
         self.order = list(range(num_samples)) if lengths is None else lengths.argsort(stable=True).tolist()
 
     def set_epoch(self, epoch: int) -> None:

@@ -18,6 +18,7 @@ TrainPy = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_configure() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is promised bit by bit is promised of a CPU
     os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
 
 

@@ -33,7 +33,7 @@ from longseq.cli.trainer import Trainer
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
-from longseq.training.memory import OutOfMemory, is_out_of_memory, what_fits
+from longseq.training.memory import OutOfMemory, is_out_of_memory, let_go_of, what_fits
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
@@ -68,7 +68,7 @@ class Commands(LightningCLI):
             parser_class=OneLineParser,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10},
+            trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
             auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
             load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
         )
@@ -201,13 +201,15 @@ class Commands(LightningCLI):
             kwargs["logger"] = False
             if self.subcommand == "predict":
                 kwargs["enable_progress_bar"] = False  # standard output is for the predictions alone
+                kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
             return self._trainer(**kwargs)
         root = Path(config.trainer.default_root_dir or ".")
         experiment = config.experiment or _experiment(config)
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
         rank_zero = rank_zero_only.rank == 0
         self.run = self.resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
-        refuse_full_disk(self.run, self.model)
+        if rank_zero:
+            refuse_full_disk(self.run, self.model)
         self.checkpoints = ModelCheckpoint(
             self.run, "best", monitor="val/accuracy", mode="max", enable_version_counter=False
         )
@@ -253,13 +255,13 @@ class Commands(LightningCLI):
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
         except BaseException as error:
-            forget_if_not_begun(self.run)
+            rank_zero_only(forget_if_not_begun)(self.run)
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
             raise
         best = self.checkpoints.best_model_path
         if not best:  # the training was shorter than the first validation
-            best = str(self.run / "last.ckpt")
+            best = str(Path(self.checkpoints.dirpath) / "last.ckpt")  # type: ignore[arg-type]  # rank zero's folder
             self.trainer.save_checkpoint(best)
         (metrics,) = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
         if not self.trainer.is_global_zero:
@@ -273,12 +275,13 @@ class Commands(LightningCLI):
 
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
         """The error to raise instead, which says what fits: found by trying."""
+        let_go_of(error)
         device = self.trainer.strategy.root_device
         batch = move_data_to_device(self.datamodule.longest_batch(), device)
         context = self.trainer.precision_plugin.forward_context
         # after an error Lightning takes everything off a GPU, the optimizer's state too
         has_moments = device.type == "cpu" and any(optimizer.state for optimizer in self.trainer.optimizers)
-        fitting = what_fits(self.model.to(device), batch, error, context, has_moments)
+        fitting = what_fits(self.model.to(device), batch, context, has_moments)
         fitting = fitting or ["nothing smaller of what was tried"]
         return OutOfMemory(f"{what_was_asked(error)}; what fits: {', or '.join(fitting)}")
 

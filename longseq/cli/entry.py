@@ -9,10 +9,13 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.cli.commands import Commands
 from longseq.cli.faults import (
+    LOST_RANK,
     WORKER_OR_RANK,
+    end_rank,
     forget_workers,
     leave_group,
     name_dead_ranks,
+    rank_zero_goes_on,
     replace_port_in_use,
     said_of_the_machine,
 )
@@ -41,11 +44,13 @@ def main(args: list[str] | None = None) -> None:
         message, exit_code = said
         if rank_zero_only.rank == 0:
             print(message if isinstance(error, Stopped) else f"error: {message}", file=sys.stderr)
+        elif not isinstance(error, Stopped) and message != LOST_RANK and rank_zero_goes_on():
+            end_rank(message)
         if exit_code == WORKER_OR_RANK:
             forget_workers()
         else:
             leave_group()
-        # a rank that says the same as rank zero ends in peace, or Lightning would kill rank zero for it
+        # a rank that meets the same as rank zero ends in peace, or Lightning would kill rank zero for it
         sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
     except KeyboardInterrupt:
         sys.exit(130)

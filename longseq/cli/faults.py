@@ -15,6 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from longseq.training.memory import is_out_of_memory
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
+LOST_RANK = "another rank has ended or cannot be reached; see what it said, then --resume"
 
 
 def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
@@ -32,7 +33,7 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, RuntimeError) and _is_one_of_many() and _LOST.search(text):
         if rank_zero_only.rank == 0:
             time.sleep(8)  # whoever observes the ranks knows which one it is, says so, and ends this process
-        return "another rank has ended or cannot be reached; see what it said, then --resume", WORKER_OR_RANK
+        return LOST_RANK, WORKER_OR_RANK
     return None
 
 
@@ -67,6 +68,23 @@ def name_dead_ranks() -> None:
         os._exit(WORKER_OR_RANK)
 
     _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
+
+
+def rank_zero_goes_on(seconds: float = 8.0) -> bool:
+    """Whether rank zero, which has started this process, outlives an error of it; where all ranks meet the same error,
+    rank zero ends with it."""
+    parent, end = os.getppid(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        if os.getppid() != parent:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def end_rank(message: str) -> NoReturn:
+    """Say what has ended this rank alone, and end it so that rank zero learns of it and ends the others."""
+    print(f"error: rank {rank_zero_only.rank}: {message}", file=sys.stderr, flush=True)
+    os._exit(WORKER_OR_RANK)
 
 
 def replace_port_in_use() -> None:

@@ -93,6 +93,7 @@ class Classifier(pl.LightningModule):
         # for a training alone, and of no interest to a checkpoint
         self.skip_bad_steps = 0  # how many steps in a row may be left out because their loss is not finite
         self.any_rank: Callable[[bool], bool] = bool  # whether something holds on any rank
+        self.of_all_ranks: Callable[[list[str]], list[str]] = list  # what each rank lists, together
         self._bad_steps = 0
         self.encoder = encoder
         self.num_classes = num_classes
@@ -168,23 +169,30 @@ class Classifier(pl.LightningModule):
             inputs = next(training_inputs(datamodule, self.device))
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
-    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         targets = labels
         if self.mix is not None:
             inputs, targets = self.mix(inputs, F.one_hot(labels, self.num_classes).to(self.dtype))
         logits = self(inputs)
         loss = F.cross_entropy(logits, targets, self.loss_weights, label_smoothing=self.label_smoothing)
-        if self.any_rank(not loss.isfinite()):
+        is_bad = not loss.isfinite()
+        if self.any_rank(is_bad):
             self._bad_steps += 1
             if self._bad_steps > self.skip_bad_steps:
-                raise self.diverged("the loss", batch_idx)
+                raise self.diverged("the loss", self.of_all_ranks(self._samples_of(batch_idx) if is_bad else []))
             rank_zero_warn(f"step {self.global_step} left out: its loss is not finite")
-            return None  # without a loss the optimizer changes nothing
+            # every rank has a loss then, or those that gather gradients would wait for ever
+            return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
         self._bad_steps = 0
         self.train_metrics.update(logits.detach(), labels)
         self.log("train/loss", loss)
         return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Without gradients the optimizer changes nothing."""
+        if self._bad_steps:
+            self.zero_grad()
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's metrics, before a checkpoint of the epoch's end is saved: then no resumed run lacks them."""
@@ -194,15 +202,20 @@ class Classifier(pl.LightningModule):
         for logger in self.loggers:
             logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step - 1)
 
-    def diverged(self, what: str, batch_idx: int | None = None) -> DivergenceError:
+    def _samples_of(self, batch_idx: int) -> list[str]:
+        """The names of a training batch's samples, where the data loader can tell."""
+        loader: Any = self.trainer.train_dataloader
+        if not hasattr(getattr(loader, "sampler", None), "batch"):
+            return []
+        names = getattr(loader.dataset, "names", None)
+        return [str(names[i] if names else i) for i in loader.sampler.batch(batch_idx)]
+
+    def diverged(self, what: str, samples: Sequence[str] = ()) -> DivergenceError:
         """The error to raise when something is not finite any more."""
         (optimizer,) = self.trainer.optimizers
         where = f"step {self.global_step}, learning rate {optimizer.param_groups[0]['lr']:.3g}"
-        loader: Any = self.trainer.train_dataloader
-        if batch_idx is not None and hasattr(getattr(loader, "sampler", None), "batch"):
-            names = getattr(loader.dataset, "names", None)
-            numbers = loader.sampler.batch(batch_idx)
-            where += ", training samples " + ", ".join(str(names[i] if names else i) for i in numbers)
+        if samples:
+            where += ", training samples " + ", ".join(samples)
         return DivergenceError(
             f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
             "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "

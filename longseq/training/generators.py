@@ -17,7 +17,8 @@ class GeneratorStates(pl.Callback):
     """Keep the states of all random generators in the checkpoint, one set for each rank, and bring them back.
 
     So are the training metrics of the epoch, as far as it came. Generators are restored when the first batch starts,
-    after everything that draws random numbers while a training is set up.
+    after everything that draws random numbers while a training is set up. In a new training each rank draws numbers of
+    its own, or the same noise would fall on the samples of all.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,8 @@ class GeneratorStates(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if self._restore is not None:
             _restore_metrics(pl_module, self._restore[trainer.global_rank]["metrics"])
+        elif trainer.global_rank > 0:
+            torch.manual_seed(torch.initial_seed() + trainer.global_rank)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._restore is not None:

@@ -40,14 +40,26 @@ def give_back_freed_memory() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    kinds = torch.OutOfMemoryError | MemoryError
-    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error) or "[enforce fail" in str(error)
+    """Whether there was too little; CUDA has several ways to say so."""
+    said = ("DefaultCPUAllocator", "[enforce fail", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in said)
+
+
+def let_go_of(error: BaseException) -> None:
+    """Free what the frames of an error hold: activations of a step that failed."""
+    traceback.clear_frames(error.__traceback__)
+    _give_back_all()
+
+
+def _give_back_all() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    give_back_freed_memory()  # oneDNN maps memory of its own for its code, which glibc's heap may leave no room for
 
 
 def what_fits(
     model: Classifier,
     batch: Any,
-    error: BaseException,
     autocast: Callable[[], AbstractContextManager[Any]],
     has_moments: bool = False,
 ) -> list[str]:
@@ -57,11 +69,9 @@ def what_fits(
     Args:
         model: On the device where it ran out of memory.
         batch: Inputs and labels on that device, at least as large as those that did not fit.
-        error: What was raised; what its frames hold is let go.
         autocast: The precision of the training, as a context.
         has_moments: Whether AdamW's moments are on the device; else room is kept for them.
     """
-    traceback.clear_frames(error.__traceback__)
     model.zero_grad()
     inputs, labels = batch
     device = model.device.type
@@ -72,9 +82,7 @@ def what_fits(
         return found
 
     def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
-        gc.collect()
-        torch.cuda.empty_cache()
-        give_back_freed_memory()  # oneDNN maps memory of its own for its code, which glibc's heap may leave no room for
+        _give_back_all()
         try:
             with context():
                 loss = model(_first(inputs, count)).logsumexp(1).sum()

@@ -47,9 +47,10 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
         self._handlers: dict[int, Any] = {}
         self._group: Any = None
         self._validation_is_to_come = False
+        self._shared_batches = 0  # of a validation: so many every rank has
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        pl_module.any_rank = self._any_rank
+        pl_module.any_rank, pl_module.of_all_ranks = self._any_rank, self._of_all_ranks
         self._saved_at = time.monotonic()
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo")  # ranks agree on the host, and no device is waited for
@@ -77,13 +78,16 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
+        self._shared_batches = -self._agree(-int(sum(trainer.num_val_batches)), False)[0]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         trainer.save_checkpoint(self.last)
         self._stop(trainer)
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or batch_idx >= self._shared_batches:
             return
         received = self._agree(self._received, False)[0]
         if received:
@@ -111,6 +115,13 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
 
     def _any_rank(self, bad: bool) -> bool:
         return bool(self._agree(int(bad), False)[0])
+
+    def _of_all_ranks(self, names: list[str]) -> list[str]:
+        if self._group is None:
+            return names
+        gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, names, group=self._group)
+        return sum(gathered, [])
 
     def _save(self, trainer: pl.Trainer) -> None:
         loop = trainer.fit_loop.epoch_loop

@@ -222,6 +222,32 @@ def test_a_dead_rank_ends_the_others_within_a_minute(rank: int, tmp_path: Path) 
     assert others == ""
 
 
+def test_an_error_of_one_rank_alone_is_said_with_its_number(tmp_path: Path) -> None:
+    large = ["--data.batch_size", "500", "--model.encoder.dim", "128"]
+    done = run(tmp_path, DIE, "on_train_start", 1, "+100", 1, *SHORT, *large, *SETTINGS["two processes"])
+    assert done.returncode == 7
+    assert re.search(r"^error: rank 1: memory: \d+ MiB more were asked for", done.stderr, re.MULTILINE), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
+    done = run(tmp_path, ROOT / "train.py", *SHORT, *SETTINGS["two processes"], "--model.learning_rate", "1e30")
+    assert done.returncode == 5
+    assert done.stderr.count("error:") == 1 and "training samples" in done.stderr
+
+
+def test_ranks_may_have_unlike_numbers_of_validation_batches(tmp_path: Path) -> None:
+    """72 samples on one and 71 on the other, one a batch; and what is left of a run without any is whole."""
+    flags = ["--data.batch_size", "1", "--trainer.limit_train_batches", "3", "--experiment", "7"]
+    done = run(tmp_path, ROOT / "train.py", *SHORT, *flags, *SETTINGS["two processes"])
+    assert done.returncode == 0, done.stderr[-2000:]
+    short = ["--trainer.max_steps", "2", "--experiment", "7"]  # which ends before its first validation
+    done = run(tmp_path, ROOT / "train.py", *SHORT, *short, *SETTINGS["two processes"])
+    assert done.returncode == 0, done.stderr[-2000:]
+    for number in (0, 1):
+        assert (tmp_path / "runs/7" / str(number) / "metrics.json").is_file()
+
+
 def test_slurms_requeue_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')

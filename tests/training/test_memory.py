@@ -24,18 +24,18 @@ def bf16():
 def test_where_nothing_fits_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model()
     monkeypatch.setattr(Classifier, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
-    assert what_fits(model, BATCH, MemoryError(), nullcontext) == []
+    assert what_fits(model, BATCH, nullcontext) == []
 
 
 def test_where_all_fits_the_least_change_of_each_kind_is_named() -> None:
     changes = ["--data.batch_size 3 --trainer.accumulate_grad_batches 2", "--model.encoder.checkpointing true"]
     smaller = ["--model.encoder.attention.k 4"]
-    assert what_fits(a_model(), BATCH, MemoryError(), nullcontext) == [
+    assert what_fits(a_model(), BATCH, nullcontext) == [
         *changes,
         "--trainer.precision bf16-mixed",
         *smaller,
     ]
-    assert what_fits(a_model(), BATCH, MemoryError(), bf16) == [*changes, *smaller]  # it has that precision already
+    assert what_fits(a_model(), BATCH, bf16) == [*changes, *smaller]  # it has that precision already
 
 
 def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) 
     zeros_like = torch.zeros_like
     monkeypatch.setattr(torch, "zeros_like", lambda x, **kwargs: made.append(x.numel()) or zeros_like(x, **kwargs))
     monkeypatch.setattr(Classifier, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
-    what_fits(model, BATCH, MemoryError(), nullcontext)
+    what_fits(model, BATCH, nullcontext)
     assert sum(made) == 2 * sum(weight.numel() for weight in model.parameters())
     made.clear()
-    what_fits(model, BATCH, MemoryError(), nullcontext, has_moments=True)
+    what_fits(model, BATCH, nullcontext, has_moments=True)
     assert made == []
