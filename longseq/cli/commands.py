@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import yaml
 from jsonargparse import Namespace
 from lightning_fabric.utilities.apply_func import move_data_to_device
-from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.callbacks import LearningRateMonitor, WeightAveraging
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
@@ -21,7 +20,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from longseq.cli.errors import OneLineParser, UserError, locate
 from longseq.cli.faults import what_was_asked
 from longseq.cli.runs import (
+    BestCheckpoint,
     DataRecord,
+    config_of,
     find_resumed,
     forget_if_not_begun,
     new_run,
@@ -141,6 +142,8 @@ class Commands(LightningCLI):
         finder.add_argument("--resume", nargs="?", const="true", default="false")
         known, without = finder.parse_known_args(self.args)
         allow_classes(known.allow_class)
+        if known.resume != "false" and known.ckpt_path is not None:
+            raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
         self.resumed: Path | None = None
         args, path = self.args, known.ckpt_path
         if args[:1] == ["fit"] and known.resume != "false":
@@ -148,18 +151,23 @@ class Commands(LightningCLI):
             args, path = without + allowed, find_resumed(known.resume, without)
             self.resumed = path and path.parent
         if self.resumed is not None:
-            config = (self.resumed / "config.yaml").read_text()
             rest = without_appended(args[1:])
-            args = ["fit", "--config", json.dumps(yaml.safe_load(config)), *rest, "--ckpt_path", str(path)]
+            args = ["fit", "--config", json.dumps(config_of(self.resumed)), *rest, "--ckpt_path", str(path)]
             self.checkpoint = read_checkpoint(str(path))
         elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         elif path is not None:
             self.checkpoint = read_checkpoint(path)
             args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except UnicodeDecodeError as error:
+            raise UserError("config: not a text file; give one of YAML") from error
         if self.config.subcommand in OF_DATA:
             return
+        seed = self.settings.seed_everything
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")
         for source, target in LINKS.items():
             if self.settings.get(target) is not None:
                 key = target.replace("init_args.", "")
@@ -178,7 +186,12 @@ class Commands(LightningCLI):
                 parts: Any = (self._get(self.config_init, "data"), None, Trainer)
                 self.datamodule, self.model, self.trainer = parts
                 return
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except BaseException:
+                if hasattr(self, "run"):
+                    rank_zero_only(forget_if_not_begun)(self.run)
+                raise
         except ValueError as error:  # "<argument> must ...", which jsonargparse may have wrapped
             said = re.search(r"(\w+) (must .+)", str(error))
             if said is None:
@@ -188,6 +201,12 @@ class Commands(LightningCLI):
             return
         refuse_other_shapes(self.checkpoint, self.model)
         if self.subcommand == "fit":
+            ours, restored = self.model.optimizer, self.checkpoint["hyper_parameters"]["optimizer"]
+            if ours != restored:
+                raise UserError(
+                    f"model.optimizer: {ours} cannot go on with the state of the checkpoint's {restored}; leave it "
+                    "out, or start a new training from it with --model.init_from"
+                )
             for name in RESTORED:
                 ours, restored = getattr(self.model, name), self.checkpoint["hyper_parameters"][name]
                 if ours != restored:
@@ -210,7 +229,7 @@ class Commands(LightningCLI):
         self.run = self.resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
         if rank_zero:
             refuse_full_disk(self.run, self.model)
-        self.checkpoints = ModelCheckpoint(
+        self.checkpoints = BestCheckpoint(
             self.run, "best", monitor="val/accuracy", mode="max", enable_version_counter=False
         )
         callbacks: list[pl.Callback] = [
@@ -242,11 +261,15 @@ class Commands(LightningCLI):
     def _trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError, TypeError) as error:  # Lightning's words for a wrong flag
-            what = str(error).strip().split("\n")[0]
-            named = re.search(r"`(?:Trainer\()?(\w+)", what)
-            key = locate({"trainer": self.settings.trainer.as_dict()}, named[1]) if named else "trainer"
-            raise UserError(f"{key}: {what.rstrip('.!')}; see --help") from error
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise self._wrong_flag(error) from error
+
+    def _wrong_flag(self, error: Exception) -> UserError:
+        """Lightning's words for a flag of the trainer that is wrong."""
+        what = str(error).strip().split("\n")[0]
+        named = re.search(r"`(?:Trainer\()?(\w+)", what)
+        key = locate({"trainer": self.settings.trainer.as_dict()}, named[1]) if named else ""
+        return UserError(f"{key if '.' in key else 'trainer'}: {what.rstrip('.!')}; see --help")
 
     # Running
 
@@ -258,18 +281,24 @@ class Commands(LightningCLI):
             rank_zero_only(forget_if_not_begun)(self.run)
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
+            if isinstance(error, ValueError | RuntimeError) and _is_lightnings(error):
+                raise self._wrong_flag(error) from error
             raise
         best = self.checkpoints.best_model_path
         if not best:  # the training was shorter than the first validation
             best = str(Path(self.checkpoints.dirpath) / "last.ckpt")  # type: ignore[arg-type]  # rank zero's folder
             self.trainer.save_checkpoint(best)
-        (metrics,) = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
+        # one that averages weights would bring back those that it averaged, which it keeps in a checkpoint too
+        self.trainer.callbacks = [each for each in self.trainer.callbacks if not isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+        results = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
         if not self.trainer.is_global_zero:
             return
+        metrics = dict(results[0]) if results else {}  # nothing with --trainer.limit_test_batches 0
         if self.checkpoints.best_model_score is not None:
-            metrics = {**metrics, "val/accuracy": self.checkpoints.best_model_score}
+            metrics |= {"val/accuracy": self.checkpoints.best_model_score}
         write_metrics(self.run, metrics)
-        print(f"test accuracy: {metrics['test/accuracy']:.4f}")
+        if results:
+            print(f"test accuracy: {metrics['test/accuracy']:.4f}")
         print(f"checkpoint:    {best}")
         print(f"logs:          {self.run}")
 
@@ -299,11 +328,13 @@ class Commands(LightningCLI):
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
-        for path, row in zip(datamodule.predict_paths, rows, strict=True):
+        for path, row in zip(datamodule.predict_paths, rows, strict=False):  # there may be a limit of batches
             probability, label = row.max(dim=0)
             print(f"{path}\t{model.class_names[int(label)]}\t{probability:.4f}")
 
     def _report(self, results: Any) -> None:
+        if not results:
+            raise UserError(f"trainer: no batch of the split was looked at; leave out the limit of {self.subcommand}")
         if self.trainer.is_global_zero:
             for name, value in sorted(results[0].items()):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
@@ -329,6 +360,14 @@ def _experiment(config: Namespace) -> str:
     return files[0].stem if files else config.data.class_path.rpartition(".")[2].lower()
 
 
+def _is_lightnings(error: BaseException) -> bool:
+    """Whether Lightning's own code has raised an error: of flags that fit neither each other nor the data."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals["__name__"].startswith("pytorch_lightning.")
+
+
 def _refuse_missing_cores(trainer: Namespace) -> None:
     """Lightning checks GPUs, but starts any number of processes on a CPU."""
     devices, cores = trainer.devices, os.cpu_count() or 1
@@ -346,7 +385,9 @@ def _files(path: Path, suffixes: frozenset[str]) -> list[str]:
     found = sorted(
         str(file)
         for file in path.rglob("*")
-        if file.suffix.lower() in suffixes and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.suffix.lower() in suffixes
+        and file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
     if not found:
         raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)

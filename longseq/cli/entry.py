@@ -54,14 +54,25 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as ending:  # Lightning's answer to Ctrl-C
+        if isinstance(ending.__context__, KeyboardInterrupt):
+            sys.exit(130)
+        raise
 
 
 def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
     """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
     if isinstance(error, MisconfigurationException):
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
+    if isinstance(error, PermissionError):
+        return f"{error.filename}: permission denied; make it readable, or choose another", 3
     exit_code = getattr(error, "exit_code", None)
-    return said_of_the_machine(error) if exit_code is None else (str(error), exit_code)
+    if exit_code is None:
+        return said_of_the_machine(error)
+    said = str(error)
+    if said.startswith("Caught "):  # by torch in a process that loads, with its traceback
+        said = said.strip().split("\n")[-1].partition(": ")[2]
+    return said, exit_code
 
 
 def _quieten() -> None:

@@ -78,7 +78,9 @@ def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ())
 
 def locate(config: Mapping[str, Any], name: str) -> str:
     """The full key of an argument in a configuration, ``k`` -> ``model.encoder.attention.k``; else its bare name."""
-    return next((key for key in keys_of(config) if key.rpartition(".")[2] == name), name)
+    keys = list(keys_of(config))
+    groups = [f"{key.partition(f'.{name}.')[0]}.{name}" for key in keys if f".{name}." in key]
+    return next((key for key in keys if key.rpartition(".")[2] == name), groups[0] if groups else name)
 
 
 def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
@@ -65,7 +66,7 @@ def find_resumed(folder: str, args: list[str]) -> Path | None:
     """
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--experiment")
-    finder.add_argument("--config", action="append", default=[])
+    finder.add_argument("-c", "--config", action="append", default=[])
     finder.add_argument("--trainer.default_root_dir", dest="root", default=".")
     known = finder.parse_known_args(args)[0]
     run: Path | None = Path(folder)
@@ -88,11 +89,25 @@ def find_resumed(folder: str, args: list[str]) -> Path | None:
     return good[0]
 
 
+def config_of(run: Path) -> dict[str, Any]:
+    """The configuration that a run was started with.
+
+    Raises:
+        UserError: If it is not there.
+    """
+    path = run / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read, so the run cannot go on; start anew without --resume") from error
+    return config
+
+
 def without_appended(args: list[str]) -> list[str]:
     """The arguments of a run that goes on, less those that append to a list (``--data.augment+=X``): the run's own
     configuration holds what they appended, unless a configuration among them sets the list anew."""
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", action="append", default=[])
+    finder.add_argument("-c", "--config", action="append", default=[])
     files = [Path(path) for path in finder.parse_known_args(args)[0].config]
     set_anew = {key for file in files if file.is_file() for key in keys_of(yaml.safe_load(file.read_text()) or {})}
     kept, tokens = [], iter(args)
@@ -103,6 +118,26 @@ def without_appended(args: list[str]) -> list[str]:
         elif appending[2] is None:
             next(tokens, None)  # its value
     return kept
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Lightning's, which goes on with the best score so far where the run's folder has been moved or copied too."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        folder = Path(self.dirpath or "")
+
+        def here(path: str) -> str:
+            return str(folder / Path(path).name) if path else path
+
+        best = here(state_dict["best_model_path"])
+        if best and Path(best).is_file():  # or it is a new run that begins with another one's checkpoint
+            state_dict = state_dict | {
+                "dirpath": self.dirpath,
+                "best_model_path": best,
+                "kth_best_model_path": here(state_dict["kth_best_model_path"]),
+                "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
+            }
+        super().load_state_dict(state_dict)
 
 
 class DataRecord(pl.Callback):

@@ -25,6 +25,8 @@ class Trainer(pl.Trainer):
             out: The PNG to write.
             num_samples: How many inputs.
         """
+        if num_samples < 1:
+            raise UserError(f"num_samples: got {num_samples}; give 1 or more")
         datamodule.setup("fit")
         measure_inputs(model.encoder, datamodule, model.device)
         loader: Any = datamodule.train_dataloader()

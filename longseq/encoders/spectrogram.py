@@ -109,7 +109,7 @@ class SpectrogramEncoder(Encoder):
         hop = round(sample_rate_hz * hop_ms / 1000)
         if hop < 1:
             raise ValueError(f"hop_ms must be a sample or more, got {hop_ms} ms at {sample_rate_hz} Hz; lengthen it")
-        mels, frames = (num_mels, 1) if tokens == "frames" else tokens
+        mels, frames = (num_mels, 1) if tokens == "frames" else tokens if len(tokens) == 2 else (0, 0)
         if mels < 1 or frames < 1 or num_mels % mels:
             raise ValueError(
                 f"tokens must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"

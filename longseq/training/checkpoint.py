@@ -6,6 +6,7 @@ An object is described by its class path and its constructor's arguments.
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from os import PathLike
 from typing import Any
@@ -67,7 +68,7 @@ def build(description: Any) -> Any:
     """Make the object that ``describe`` described.
 
     Raises:
-        CheckpointError: If a class is not of a trusted package; nothing of it has been imported then.
+        CheckpointError: If a class is not of a trusted package, and nothing of it has been imported then; or is none.
     """
     if isinstance(description, list):
         return [build(item) for item in description]
@@ -81,7 +82,16 @@ def build(description: Any) -> Any:
         raise CheckpointError(
             f"{description['class_path']}: not a class that may be named; --allow_class {package} if you trust it"
         )
-    return getattr(importlib.import_module(module), name)(**build(description["init_args"]))
+    kind = None
+    with suppress(ImportError):
+        kind = getattr(importlib.import_module(module), name, None)
+    # a function may do more than make an object, and so may what a package has itself imported from elsewhere
+    if not isinstance(kind, type) or kind.__module__.partition(".")[0] not in ALLOWED_PACKAGES:
+        raise CheckpointError(f"{description['class_path']}: no class of that package; longseq has not written it")
+    try:
+        return kind(**build(description["init_args"]))
+    except TypeError as error:
+        raise CheckpointError(f"{description['class_path']}: {error}; another version has written it") from error
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

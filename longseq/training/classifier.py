@@ -15,9 +15,9 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from longseq.attention import carry, start_from_inputs
-from longseq.encoders import Encoder
+from longseq.encoders import Encoder, SpectrogramEncoder
 from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
-from longseq.training.mix import Mix
+from longseq.training.mix import CutMix, Mix
 from longseq.training.optimizer import make_optimizer, warmup_cosine
 from longseq.training.statistics import measure_inputs, training_inputs
 
@@ -77,7 +77,7 @@ class Classifier(pl.LightningModule):
             raise ValueError(
                 f"class_names must be num_classes = {num_classes}, got {len(class_names)}; name each class"
             )
-        if optimizer not in list_optimizers():
+        if optimizer not in list_optimizers() or optimizer == "adahessian":  # which needs second derivatives
             raise ValueError(f"optimizer must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some")
         if learning_rate <= 0:
             raise ValueError(f"learning_rate must be positive, got {learning_rate}; 1e-3 is usual for AdamW")
@@ -90,6 +90,8 @@ class Classifier(pl.LightningModule):
             raise ValueError(
                 f"class_weights must be {num_classes} positive numbers or balanced, got {class_weights}; one a class"
             )
+        if isinstance(mix, CutMix) and isinstance(encoder, SpectrogramEncoder):
+            raise ValueError("mix must be for sounds, got CutMix; MixUp is")
         # for a training alone, and of no interest to a checkpoint
         self.skip_bad_steps = 0  # how many steps in a row may be left out because their loss is not finite
         self.any_rank: Callable[[bool], bool] = bool  # whether something holds on any rank
@@ -101,7 +103,9 @@ class Classifier(pl.LightningModule):
         self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
         self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
         self.class_weights, self.mix = class_weights, mix
-        weights = torch.tensor(class_weights) if isinstance(class_weights, list) else torch.ones(num_classes)
+        weights = torch.ones(num_classes)
+        if isinstance(class_weights, list):
+            weights = torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("loss_weights", weights, persistent=False)
         self.init_from, self._compile = init_from, compile
         self.head = nn.Linear(encoder.dim, num_classes)
@@ -219,7 +223,7 @@ class Classifier(pl.LightningModule):
         return DivergenceError(
             f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
             "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
-            "--skip_bad_steps 3. The last checkpoint is finite: --resume goes on from it"
+            "--skip_bad_steps 3. A checkpoint, if there is one, is finite: --resume goes on from it"
         )
 
     def validation_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
@@ -248,7 +252,7 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = make_optimizer(self, self.optimizer, self.learning_rate, self.weight_decay)
-        schedule = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup_fraction)
+        schedule = warmup_cosine(optimizer, self.trainer.estimated_stepping_batches, self.warmup_fraction)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -8,6 +8,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
+class SettingError(Exception):
+    """A setting of which only the start of a training shows that it is wrong; the message says which."""
+
+    exit_code = 2
+
+
 def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_decay: float) -> Optimizer:
     """Any optimizer that timm knows, with weight decay on matrices but not on norms and biases.
 
@@ -16,12 +22,25 @@ def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_dec
         name: One of ``timm.optim.list_optimizers()``.
         learning_rate: The peak of the schedule.
         weight_decay: Of all matrices.
+
+    Raises:
+        SettingError: If it cannot be made on this machine.
     """
-    return create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay)
+    try:
+        return create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay)
+    except (AssertionError, ImportError, RuntimeError) as error:  # timm's list has some that need other packages
+        why = str(error).split("\n")[0] or "it needs a GPU or another package"
+        raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw needs nothing") from error
 
 
-def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup_fraction: float) -> LambdaLR:
-    """Rise linearly for a fraction of the steps, then fall along half a cosine to 0; one step of it an update."""
+def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float) -> LambdaLR:
+    """Rise linearly for a fraction of the steps, then fall along half a cosine to 0; one step of it an update.
+
+    Raises:
+        SettingError: If the number of steps is infinite.
+    """
+    if math.isinf(num_steps):
+        raise SettingError("trainer.max_epochs: the learning rate's course needs an end; give it, or trainer.max_steps")
     num_warmup = max(1, round(num_steps * warmup_fraction))
 
     def factor(step: int) -> float:

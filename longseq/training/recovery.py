@@ -121,7 +121,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
             return names
         gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, names, group=self._group)
-        return sum(gathered, [])
+        return [name for of_rank in gathered for name in of_rank]
 
     def _save(self, trainer: pl.Trainer) -> None:
         loop = trainer.fit_loop.epoch_loop

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from longseq.training import Classifier
+
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")
 VOWELS = str(ROOT / "configs/audio/vowels.yaml")
+TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.enable_progress_bar", "false"]
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +164,31 @@ def test_two_processes_train_from_the_command_line(train_py, tmp_path: Path) -> 
     assert result.stdout.count("test accuracy:") == 1  # said by one rank
     assert [folder.name for folder in (tmp_path / "runs/digits").iterdir()] == ["0"]
     assert (tmp_path / "runs/digits/0/best.ckpt").is_file()
+
+
+def test_ctrl_c_in_a_test_ends_with_130(command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Classifier, "test_step", interrupted)
+    previous = signal.getsignal(signal.SIGINT)
+    done = command("test", "--ckpt_path", run / "best.ckpt")
+    signal.signal(signal.SIGINT, previous)  # Lightning has it ignored from there on
+    assert (done.code, "Traceback" in done.err) == (130, False)
+
+
+def test_limits_of_batches_leave_something_or_say_so(command, run: Path, tmp_path: Path) -> None:
+    done = command("test", "--ckpt_path", run / "best.ckpt", "--trainer.limit_test_batches", "0")
+    assert done.error == "error: trainer: no batch of the split was looked at; leave out the limit of test"
+    done = command("fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "1", "--trainer.limit_test_batches", "0")
+    assert done.code == 0, done.err
+    assert "test accuracy" not in done.out and "checkpoint:" in done.out
+
+
+def test_averaged_weights_are_what_fit_tests_and_keeps(command, tmp_path: Path) -> None:
+    averaging = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.max_epochs", "1"]
+    fitted = command("fit", "--config", DIGITS, *TINY, *averaging, "--model.learning_rate", "0.01")
+    assert fitted.code == 0, fitted.err
+    tested = command("test", "--ckpt_path", "runs/digits/0/best.ckpt")
+    figure = re.search(r"test accuracy: +([\d.]+)", fitted.out)
+    assert figure and f"test accuracy:  {figure[1]}" in tested.out, (fitted.out, tested.out)

@@ -1,5 +1,6 @@
 """A user's mistakes, as the user sees them: one line that names what, where and the remedy, and an exit code."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,19 @@ MISTAKES = {
         "model.encoder.shape: follows from data.shape; leave it out and set the data's arguments instead",
     ),
     "an unknown optimizer": (["--model.optimizer", "adamm"], "model.optimizer: must be one of timm's, got 'adamm'; "),
+    "an optimizer that needs second derivatives": (
+        ["--model.optimizer", "adahessian"],
+        "model.optimizer: must be one of timm's, got 'adahessian'; ",
+    ),
+    "a seed below zero": (["--seed_everything", "-1"], "seed_everything: got -1; give 0 to 4294967295"),
+    "a time of nothing": (
+        ["--checkpoint_minutes", "0"],
+        "checkpoint_minutes: must be positive, got 0.0; 10 loses ten minutes at worst",
+    ),
+    "two checkpoints to go on from": (
+        ["--resume", "--ckpt_path", "last.ckpt"],
+        "ckpt_path: --resume chooses the checkpoint itself; give one of the two flags",
+    ),
     "a stray word": (["digits"], "digits: no such option; see --help"),
 }
 
@@ -97,7 +111,45 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
     flags, message = MISTAKES[mistake]
     line = said(capsys, ["fit", "--config", DIGITS, "--trainer.default_root_dir", str(tmp_path), *flags], 2)
     assert line == message or (line.startswith(message) and message.endswith(" "))
-    assert not list(tmp_path.glob("runs/*/*/*")), "nothing is written before the flags are known to be right"
+    assert not list(tmp_path.glob("runs/*/*")), "nothing is written before the flags are known to be right"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--trainer.max_epochs", "-1", "--trainer.max_time", "00:00:01:00"],
+            "trainer.max_epochs: the learning rate's course needs an end; give it, or trainer.max_steps",
+        ),
+        (["--trainer.val_check_interval", "100"], "trainer.val_check_interval: "),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/acuracy"],
+            "trainer: Early stopping conditioned on metric `val/acuracy` ",
+        ),
+    ],
+)
+def test_what_only_the_training_shows_is_one_line_too(
+    flags: list[str], message: str, command: Callable, tmp_path: Path
+) -> None:
+    small = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.limit_train_batches", "2"]
+    done = command("fit", "--config", DIGITS, *small, "--trainer.max_epochs", "1", *flags)
+    assert done.code == 2
+    assert done.error.startswith(f"error: {message}")
+
+
+def test_cutmix_is_refused_for_sounds_and_a_patch_needs_two_sides(command: Callable) -> None:
+    vowels = ["fit", "--config", str(ROOT / "configs/audio/vowels.yaml")]
+    assert (
+        command(*vowels, "--model.mix", "CutMix").error == "error: model.mix: must be for sounds, got CutMix; MixUp is"
+    )
+    done = command(*vowels, "--model.encoder.tokens", "[16]")
+    assert done.error.startswith("error: model.encoder.tokens: must be 'frames' or a patch (mels, frames)")
+
+
+def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    done = command("fit", "--config", tmp_path / "binary.yaml")
+    assert (done.code, done.error) == (2, "error: config: not a text file; give one of YAML")
 
 
 @pytest.mark.parametrize(

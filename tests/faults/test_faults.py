@@ -332,16 +332,22 @@ class _Payload:
         return os.system, (f"touch {self.song}",)
 
 
-@pytest.mark.parametrize("door", ["pickle", "class path of the encoder", "class path of the data", "URL"])
-@pytest.mark.parametrize("name", ["test", "fit", "predict"])
+DOORS = ["pickle", "class path of the encoder", "class path of the data", "function for the encoder", "URL"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", ["test", "fit", "predict", "fit from it"])
 def test_a_hostile_checkpoint_runs_nothing(
     door: str, name: str, canary: Path, tmp_path: Path, monkeypatch, command
 ) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     bird = {"class_path": "canary.Bird", "init_args": {}}
     encoder = {"class_path": "longseq.ImageEncoder", "init_args": {"attention": {"class_path": "longseq.Softmax"}}}
+    (tmp_path / "hubconf.py").write_text("from canary import Bird\n")
+    hub = {"repo_or_dir": str(tmp_path), "source": "local", "model": "Bird", "trust_repo": True}
+    encoders = {"class path of the encoder": bird, DOORS[3]: {"class_path": "torch.hub.load", "init_args": hub}}
     checkpoint = {
-        "hyper_parameters": {"encoder": bird if "encoder" in door else encoder, "num_classes": 2},
+        "hyper_parameters": {"encoder": encoders.get(door, encoder), "num_classes": 2},
         "data": bird if "data" in door else {"class_path": "datamodules.Digits", "init_args": {}},
         "state_dict": {},
     }
@@ -349,7 +355,10 @@ def test_a_hostile_checkpoint_runs_nothing(
         checkpoint["song"] = _Payload(canary)
     torch.save(checkpoint, tmp_path / "hostile.ckpt")
     path = f"file://{tmp_path}/hostile.ckpt" if door == "URL" else tmp_path / "hostile.ckpt"
-    done = command(name, "--ckpt_path", path, *(["--input", tmp_path] if name == "predict" else []))
+    if name == "fit from it":
+        done = command(*SHORT, "--model.init_from", path)
+    else:
+        done = command(name, "--ckpt_path", path, *(["--input", tmp_path] if name == "predict" else []))
     assert done.code in (2, 4)
     assert done.error.startswith("error: ")
     assert not canary.exists()

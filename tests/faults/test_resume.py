@@ -1,7 +1,9 @@
 """A training that was killed and resumed equals, bit for bit, one that never stopped."""
 
+import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from longseq.training.storage import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DIE = Path(__file__).with_name("fit_and_die.py")
@@ -175,6 +179,31 @@ def test_a_run_folder_can_be_named_and_its_own_configuration_is_used(whole, tmp_
     done = run(tmp_path, ROOT / "train.py", "fit", "--resume", "runs/digits/0")
     assert done.returncode == 0, done.stderr[-3000:]
     assert_equal(tmp_path / "runs/digits/0", whole("plain"))
+
+
+def test_a_moved_run_goes_on_with_its_best_score_and_with_its_optimizer_only(whole, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere/0"
+    shutil.copytree(whole("plain"), moved)
+    checkpoint = torch.load(moved / "last.ckpt", weights_only=True)
+    (best,) = (state for name, state in checkpoint["callbacks"].items() if name.startswith("BestCheckpoint"))
+    best["best_model_score"] = best["kth_value"] = torch.tensor(0.999)  # which no later epoch reaches
+    best["best_k_models"] = dict.fromkeys(best["best_k_models"], torch.tensor(0.999))
+    write_checkpoint(checkpoint, moved / "last.ckpt")
+    before = {name: (moved / name).read_bytes() for name in ("best.ckpt", "config.yaml")}
+
+    done = run(tmp_path, ROOT / "train.py", "fit", "--resume", moved, "--model.optimizer", "sgd")
+    assert done.returncode == 2
+    assert "error: model.optimizer: sgd cannot go on with the state of the checkpoint's adamw" in done.stderr
+    assert before == {name: (moved / name).read_bytes() for name in before}
+
+    done = run(tmp_path, ROOT / "train.py", "fit", "--resume", moved, "--trainer.max_epochs", "4")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((moved / "metrics.json").read_text())["val/accuracy"] == pytest.approx(0.999)
+    assert (moved / "best.ckpt").read_bytes() == before["best.ckpt"]
+
+    (moved / "config.yaml").unlink()
+    done = run(tmp_path, ROOT / "train.py", "fit", "--resume", moved)
+    assert (done.returncode, "config.yaml: cannot be read" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

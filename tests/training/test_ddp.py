@@ -12,17 +12,22 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 ROOT = Path(__file__).parents[2]
 
 
-# E and F: a (h, k, n) parameter each in 3 layers; a (k, n) each in 3; one in 3; one
-@pytest.mark.parametrize(("sharing", "projections"), [("none", 6), ("headwise", 6), ("key_value", 3), ("layerwise", 1)])
-def test_both_ranks_end_with_the_same_weights(sharing: str, projections: int, tmp_path: Path) -> None:
-    """With plain ``ddp``, which stops with an error if a parameter got no gradient."""
+def train(*arguments: object) -> str:
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), sharing, str(tmp_path)],
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert result.returncode == 0, result.stderr[-3000:]
+    return result.stderr
+
+
+# E and F: a (h, k, n) parameter each in 3 layers; a (k, n) each in 3; one in 3; one
+@pytest.mark.parametrize(("sharing", "projections"), [("none", 6), ("headwise", 6), ("key_value", 3), ("layerwise", 1)])
+def test_both_ranks_end_with_the_same_weights(sharing: str, projections: int, tmp_path: Path) -> None:
+    """With plain ``ddp``, which stops with an error if a parameter got no gradient."""
+    train(sharing, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first["projections"] == second["projections"] == projections
     for name, value in first["ends"].items():
@@ -30,3 +35,11 @@ def test_both_ranks_end_with_the_same_weights(sharing: str, projections: int, tm
     trained = [name for name in first["ends"] if "project_keys" in name]
     assert trained
     assert all(not torch.equal(first["ends"][name], first["start"][name]) for name in trained)
+
+
+def test_a_bad_step_of_one_rank_is_left_out_on_both(tmp_path: Path) -> None:
+    said = train("key_value", tmp_path, 3)
+    assert said.count("step 3 left out: its loss is not finite") == 1
+    ends = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)["ends"] for rank in (0, 1)]
+    for name, value in ends[0].items():
+        assert value.isfinite().all() and torch.equal(value, ends[1][name]), name
