@@ -42,7 +42,7 @@ from longseq.reports.cell import peak_of, wait_for
 from longseq.reports.plots import machine
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
-from longseq.training.memory import keep_freed_memory
+from longseq.training.memory import OutOfMemory, is_out_of_memory, keep_freed_memory
 
 K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
@@ -176,8 +176,10 @@ def spread(ratios: Sequence[float]) -> list[str]:
 def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | None:
     """Seconds and peak bytes of a classifier's training step, in a process of its own; None if it did not fit."""
     arguments = [bench.device, name, str(height), str(width), str(torch.get_num_threads())]
+    gc.collect()
+    torch.cuda.empty_cache()  # a GPU's memory is both processes'
     done = subprocess.run([sys.executable, __file__, "--apart", *arguments], capture_output=True, text=True)
-    if done.returncode and done.returncode > 0 and "memory" not in done.stderr.lower():
+    if done.returncode not in (0, OutOfMemory.exit_code) and done.returncode > 0:
         raise RuntimeError(done.stderr)
     return None if done.returncode else json.loads(done.stdout.strip().split("\n")[-1])
 
@@ -290,16 +292,18 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
     model = nn.Sequential(encoder, nn.Linear(width, CLASSES))
     precision = bench.precisions[0]
     step = training_step(bench, model, side, side, precision)
-    size = 2048
-    a, b = (torch.randn(size, size, device=bench.device) for _ in range(2))
+    size, times = (2048, 1) if bench.device == "cpu" else (8192, 10)  # a GPU has done a small one before it is asked
+    dtype = torch.float32 if precision == "32" else torch.bfloat16
+    a, b = (torch.randn(size, size, device=bench.device, dtype=dtype) for _ in range(2))
 
     def product() -> None:
-        with autocast(bench, precision):
+        for _ in range(times):
             a @ b
 
     for each in (step, product, step, product):
         each()
-    pairs = [(flops / seconds_of(bench, step), 2 * size**3 / seconds_of(bench, product)) for _ in range(rounds)]
+    best = 2 * times * size**3
+    pairs = [(flops / seconds_of(bench, step), best / seconds_of(bench, product)) for _ in range(rounds)]
     at = f"width {width}, n = {side * side}"
     rates = [f"{statistics.median(side) / 1e9:.0f} GFLOP/s" for side in zip(*pairs, strict=True)]
     shares = spread([ours / best for ours, best in pairs])
@@ -308,24 +312,36 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
         peak = peak_flops(torch.cuda.get_device_name(), "bf16-mixed")
         if peak:
             mfu = f"**{statistics.median(ours for ours, _ in pairs) / peak:.2f}**"
-            best = f"{peak / 1e9:.0f} GFLOP/s"
-            yield ["MFU of the training step", "dense bf16 peak", at, rates[0], best, mfu, "", "0.40"]
+            yield [
+                "MFU of the training step",
+                "dense bf16 peak",
+                at,
+                rates[0],
+                f"{peak / 1e9:.0f} GFLOP/s",
+                mfu,
+                "",
+                "0.40",
+            ]
     else:
         low = training_step(bench, model, side, side, "bf16")
         yield ["training step, bf16-mixed", "float32", at, *compare(bench, low, step, rounds), "1.6"]
 
 
-def rows(bench: Bench, rounds: int) -> Iterator[Row]:
-    parts = [layers, trainings, compiled, memory, doubling, against_the_machine]
-    if bench.compiles:  # and time is short: what tells most comes first
-        parts = [against_the_machine, trainings, memory, layers, doubling]
-    return itertools.chain.from_iterable(part(bench, rounds) for part in parts)
+PARTS = {
+    part.__name__: part for part in (against_the_machine, trainings, memory, layers, doubling, compiled)
+}  # what tells most first, for time may be short
+
+
+def rows(bench: Bench, names: Sequence[str], rounds: int) -> Iterator[Row]:
+    names = [name for name in names if not (bench.compiles and name == "compiled")]  # there everything is
+    return itertools.chain.from_iterable(PARTS[name](bench, rounds) for name in names)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of the table; all unless given")
     parser.add_argument("--minutes", type=float, help="begin no row after them; on a GPU 6.5 unless given")
     parser.add_argument("--out", type=Path, help="docs/results/peers.md, or peers-gpu.md, unless given")
     parser.add_argument("--apart", nargs=5, help=argparse.SUPPRESS)
@@ -333,7 +349,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     if options.apart:
-        measure_apart(*options.apart)
+        try:
+            measure_apart(*options.apart)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                sys.exit(OutOfMemory.exit_code)
+            raise
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("there is no GPU here: the CPU's table follows")
@@ -351,7 +372,7 @@ def main() -> None:
     out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
     minutes = options.minutes or (6.5 if bench.compiles else math.inf)
     begin = time.monotonic()
-    for row in rows(bench, options.rounds):
+    for row in rows(bench, options.parts, options.rounds):
         lines.append("| " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
         if is_late := time.monotonic() - begin > 60 * minutes:

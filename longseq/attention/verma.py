@@ -68,7 +68,7 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b q d"]:
         if not isinstance(self.norm, nn.Identity) or self.gate is not None:  # something stands before the output
             return super().attend(x, queried, present)
-        H = self._scores(queried, slice(0, self.attn_dim), self.q_norm).softmax(dim=-1).flatten(2)
+        H = _softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
         context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
         folded = (context @ self.proj.weight.mT.unflatten(0, (self.num_heads, -1))).flatten(1, 2)
         out = torch.bmm(H, folded) if self.proj.bias is None else torch.baddbmm(self.proj.bias, H, folded)
@@ -87,7 +87,7 @@ class VermaLayer(AttentionLayer):
 
     def _over_tokens(self, scores: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Tensor:
         """L', (b, k, hc): it stays token by token as the keys are, for a transpose would be a copy."""
-        L = (scores if there is None else scores.masked_fill(~there, -float("inf"))).softmax(dim=1)
+        L = _softmax(scores if there is None else scores.masked_fill(~there, -float("inf")), dim=1)
         return F.dropout(L, self.attn_drop.p, self.training)
 
     def _context_of_few(
@@ -160,9 +160,9 @@ def verma_mix(
 ) -> Float[Tensor, "b h n c"]:
     """H (L V), rows normalised; dropout falls on L, the weights of the tokens, as it does on softmax attention's."""
     scale = queries.shape[-1] ** -0.5
-    H = (queries * scale).softmax(dim=-1)
+    H = _softmax(queries * scale, dim=-1)
     scores = keys.mT * scale
-    L = (scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf"))).softmax(dim=-1)
+    L = _softmax(scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf")), dim=-1)
     return H @ (F.dropout(L, dropout) @ values)
 
 
@@ -177,6 +177,11 @@ def verma_mix_by_columns(
     """H (L V), columns normalised: H over the n tokens, L over the c channels; absent values are zero already."""
     scale = queries.shape[-1] ** -0.5
     scores = queries * scale
-    H = (scores if query_mask is None else scores.masked_fill(~query_mask, -float("inf"))).softmax(dim=-2)
-    L = (keys.mT * scale).softmax(dim=-2)
+    H = _softmax(scores if query_mask is None else scores.masked_fill(~query_mask, -float("inf")), dim=-2)
+    L = _softmax(keys.mT * scale, dim=-2)
     return H @ (F.dropout(L, dropout) @ values)
+
+
+def _softmax(scores: Tensor, dim: int) -> Tensor:
+    """In the scores' own precision: by itself autocast on a GPU makes float32 of it, and both are kept."""
+    return scores.softmax(dim, dtype=scores.dtype)

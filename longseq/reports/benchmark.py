@@ -45,6 +45,7 @@ def benchmark(
     precision: Literal["32", "bf16"] = "32",
     repeats: int = 5,
     seconds_per_step: float = 60.0,
+    largest_batch: bool = True,
     out: str = "benchmark",
 ) -> None:
     """Measure time and memory of attention mechanisms against sequence length, and write a table, a CSV and a figure.
@@ -65,7 +66,8 @@ def benchmark(
         precision: float32, or bfloat16 by autocast.
         repeats: Timed steps of each cell; their median counts.
         seconds_per_step: The longest step to be tried.
-        out: Folder for table.md, table.csv and benchmark.png.
+        largest_batch: Whether to look, on a GPU, for the largest batch that fits, which takes most of the time there.
+        out: Folder for table.md, benchmark.png, and table.csv, which is written after each cell.
 
     Raises:
         ValueError: If a mechanism is unknown, a number is not positive, or there is no such device.
@@ -84,7 +86,7 @@ def benchmark(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     columns = [(name, each) for name in mechanisms for each in (k if name in _WITH_K else [None])]
-    plain = Cell("", 0, None, batch, dim, depth, heads, direction, device, precision, repeats)
+    plain = Cell("", 0, None, batch, dim, depth, heads, direction, device, precision, repeats, largest_batch)
     found: list[Measured] = []
     for length in sorted(n):
         for name, each in columns:
@@ -95,13 +97,7 @@ def benchmark(
             if row is not None:
                 found.append(row)
                 print(_said(row), flush=True)
-    header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
-    rows = [
-        [m.cell.mechanism, m.cell.n, m.cell.k or "", *(f"{x:.6g}" for x in (m.seconds, m.spread, m.peak_bytes / 2**20)),
-         int(m.is_predicted), m.largest_batch or ""]
-        for m in found
-    ]  # fmt: skip
-    write_csv(folder / "table.csv", header, rows)
+                _write(folder / "table.csv", found)
     floats = "float32" if precision == "32" else precision
     what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
     text = (
@@ -114,6 +110,16 @@ def benchmark(
     (folder / "table.md").write_text(text)
     _draw(found, columns, what).savefig(folder / "benchmark.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, benchmark.png")
+
+
+def _write(path: Path, found: Sequence[Measured]) -> None:
+    header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
+    rows = [
+        [m.cell.mechanism, m.cell.n, m.cell.k or "", *(f"{x:.6g}" for x in (m.seconds, m.spread, m.peak_bytes / 2**20)),
+         int(m.is_predicted), m.largest_batch or ""]
+        for m in found
+    ]  # fmt: skip
+    write_csv(path, header, rows)
 
 
 def _measure_or_predict(cell: Cell, shorter: Sequence[Measured], most_seconds: float) -> Measured | None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from longseq.attention import Linformer, Mechanism, Softmax, Verma
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
-from longseq.training.memory import give_back_freed_memory, keep_freed_memory
+from longseq.training.memory import OutOfMemory, give_back_freed_memory, is_out_of_memory, keep_freed_memory
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
@@ -66,6 +66,7 @@ class Cell:
         device: ``cpu`` or ``cuda``.
         precision: ``32``, or ``bf16`` for autocast.
         repeats: Timed steps, after one that is not.
+        fills: Whether to look, on a GPU, for the largest batch that fits.
     """
 
     mechanism: str
@@ -79,6 +80,7 @@ class Cell:
     device: str
     precision: str
     repeats: int
+    fills: bool = True
 
     def blocks(self) -> nn.Sequential:
         blocks: list[Any] = [Block(self.dim, self.heads, qkv_bias=True) for _ in range(self.depth)]
@@ -130,14 +132,16 @@ def measure(cell: Cell) -> Result:
         step()
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
-    if device.type == "cpu":
+    if device.type == "cpu" or not cell.fills:
         return Result(seconds, peak)
 
     def fits(batch: int) -> bool:
         try:
             step(torch.randn(batch, cell.n, cell.dim, device=device))
-        except torch.OutOfMemoryError:
-            return False
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return False
+            raise
         finally:
             model.zero_grad()
             torch.cuda.empty_cache()
@@ -162,10 +166,9 @@ def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:
     command = [sys.executable, "-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads})]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        last = done.stderr.strip().split("\n")[-1]
-        if done.returncode < 0 or "memory" in last.lower():
+        if done.returncode < 0 or done.returncode == OutOfMemory.exit_code:
             return None
-        raise RuntimeError(f"a cell failed: {last}")
+        raise RuntimeError(f"a cell failed: {done.stderr.strip().splitlines()[-1]}")
     return Result(**json.loads(done.stdout.strip().split("\n")[-1]))
 
 
@@ -198,7 +201,12 @@ def main() -> None:
     keep_freed_memory()
     if threads := settings.pop("threads"):
         torch.set_num_threads(threads)
-    print(json.dumps(asdict(measure(Cell(**settings)))))
+    try:
+        print(json.dumps(asdict(measure(Cell(**settings)))))
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            sys.exit(OutOfMemory.exit_code)
+        raise
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from longseq.reports.benchmark import (
     _largest_batches,
     _tables,
 )
-from longseq.reports.cell import MECHANISMS, Cell, Result, largest, measure
+from longseq.reports.cell import MECHANISMS, Cell, Result, largest, measure, measure_apart
 
 module = importlib.import_module("longseq.reports.benchmark")  # the function has its name
 CELL = Cell("linformer", 64, 16, 1, 16, 2, 2, "train", "cpu", "32", 2)
@@ -135,3 +135,9 @@ def test_a_flag_that_cannot_be_is_one_line(flags, said, command):
 
 def test_the_tokens_of_a_cell_are_a_sequence():
     assert TokenGrid((64, 1)).num_tokens == CELL.n
+
+
+def test_a_cell_that_does_not_fit_has_no_figures_and_one_that_fails_says_why():
+    assert measure_apart(replace(CELL, mechanism="softmax-written", n=1_000_000, direction="forward")) is None
+    with pytest.raises(RuntimeError, match="a cell failed: KeyError: 'softmax-writen'"):
+        measure_apart(replace(CELL, mechanism="softmax-writen"))
