@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
@@ -23,6 +22,7 @@ from longseq.cli.runs import (
     BestCheckpoint,
     DataRecord,
     config_of,
+    experiment_of,
     find_resumed,
     forget_if_not_begun,
     new_run,
@@ -30,7 +30,7 @@ from longseq.cli.runs import (
     without_appended,
     write_metrics,
 )
-from longseq.cli.trainer import Trainer
+from longseq.cli.trainer import Trainer, is_lightnings, refuse_missing_cores, wrong_flag
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
 from longseq.training.generators import GeneratorStates
@@ -214,7 +214,7 @@ class Commands(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
-        _refuse_missing_cores(config.trainer)
+        refuse_missing_cores(config.trainer)
         if self.subcommand != "fit":
             self.save_config_callback = None  # it belongs to a run, and this is none
             kwargs["logger"] = False
@@ -223,7 +223,7 @@ class Commands(LightningCLI):
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
             return self._trainer(**kwargs)
         root = Path(config.trainer.default_root_dir or ".")
-        experiment = config.experiment or _experiment(config)
+        experiment = experiment_of(config)
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
         rank_zero = rank_zero_only.rank == 0
         self.run = self.resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
@@ -262,14 +262,7 @@ class Commands(LightningCLI):
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
-            raise self._wrong_flag(error) from error
-
-    def _wrong_flag(self, error: Exception) -> UserError:
-        """Lightning's words for a flag of the trainer that is wrong."""
-        what = str(error).strip().split("\n")[0]
-        named = re.search(r"`(?:Trainer\()?(\w+)", what)
-        key = locate({"trainer": self.settings.trainer.as_dict()}, named[1]) if named else ""
-        return UserError(f"{key if '.' in key else 'trainer'}: {what.rstrip('.!')}; see --help")
+            raise wrong_flag(error, self.settings.trainer) from error
 
     # Running
 
@@ -281,8 +274,8 @@ class Commands(LightningCLI):
             rank_zero_only(forget_if_not_begun)(self.run)
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
-            if isinstance(error, ValueError | RuntimeError) and _is_lightnings(error):
-                raise self._wrong_flag(error) from error
+            if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
+                raise wrong_flag(error, self.settings.trainer) from error
             raise
         best = self.checkpoints.best_model_path
         if not best:  # the training was shorter than the first validation
@@ -352,28 +345,6 @@ def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
             group = group[parent]
         group.pop(name, None)
     return config
-
-
-def _experiment(config: Namespace) -> str:
-    """The name of the first configuration file, or else of the data module's class."""
-    files = [Path(str(path)) for path in config.config or [] if str(path).endswith((".yaml", ".yml", ".json"))]
-    return files[0].stem if files else config.data.class_path.rpartition(".")[2].lower()
-
-
-def _is_lightnings(error: BaseException) -> bool:
-    """Whether Lightning's own code has raised an error: of flags that fit neither each other nor the data."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_globals["__name__"].startswith("pytorch_lightning.")
-
-
-def _refuse_missing_cores(trainer: Namespace) -> None:
-    """Lightning checks GPUs, but starts any number of processes on a CPU."""
-    devices, cores = trainer.devices, os.cpu_count() or 1
-    on_cpu = trainer.accelerator == "cpu"
-    if on_cpu and str(devices).isdecimal() and int(devices) > cores:
-        raise UserError(f"trainer.devices: {devices} processes on {cores} CPU cores; ask for {cores} or fewer")
 
 
 def _files(path: Path, suffixes: frozenset[str]) -> list[str]:

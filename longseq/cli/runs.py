@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
+from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
@@ -20,6 +21,14 @@ from longseq.training.storage import CheckpointError, StorageError, good_checkpo
 
 METRICS = "metrics.json"  # written when a run has come to its end
 _ROOT = "--trainer.default_root_dir"
+
+
+def experiment_of(config: Namespace) -> str:
+    """The name that was given, or of the first configuration file, or else of the data module's class."""
+    if config.experiment:
+        return config.experiment
+    files = [Path(str(path)) for path in config.config or [] if str(path).endswith((".yaml", ".yml", ".json"))]
+    return files[0].stem if files else config.data.class_path.rpartition(".")[2].lower()
 
 
 def new_run(root: Path, experiment: str) -> Path:

@@ -1,11 +1,14 @@
-"""Lightning's trainer with the commands that look at data: preview, stats and check."""
+"""Lightning's trainer: with commands that look at data - preview, stats and check - and what is said of wrong flags."""
 
+import os
+import re
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from jsonargparse import Namespace
 
-from longseq.cli.errors import UserError
+from longseq.cli.errors import UserError, locate
 from longseq.training import Classifier
 from longseq.training.pictures import draw_inputs
 from longseq.training.statistics import measure_inputs
@@ -57,3 +60,27 @@ class Trainer(pl.Trainer):
         datamodule.setup("fit")
         sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
+
+
+def refuse_missing_cores(settings: Namespace) -> None:
+    """Lightning checks GPUs, but starts any number of processes on a CPU."""
+    devices, cores = settings.devices, os.cpu_count() or 1
+    on_cpu = settings.accelerator == "cpu"
+    if on_cpu and str(devices).isdecimal() and int(devices) > cores:
+        raise UserError(f"trainer.devices: {devices} processes on {cores} CPU cores; ask for {cores} or fewer")
+
+
+def wrong_flag(error: Exception, settings: Namespace) -> UserError:
+    """Lightning's words for a flag of the trainer that is wrong."""
+    what = str(error).strip().split("\n")[0]
+    named = re.search(r"`(?:Trainer\()?(\w+)", what)
+    key = locate({"trainer": settings.as_dict()}, named[1]) if named else ""
+    return UserError(f"{key if '.' in key else 'trainer'}: {what.rstrip('.!')}; see --help")
+
+
+def is_lightnings(error: BaseException) -> bool:
+    """Whether Lightning's own code has raised an error: of flags that fit neither each other nor the data."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals["__name__"].startswith("pytorch_lightning.")
