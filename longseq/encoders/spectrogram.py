@@ -23,7 +23,7 @@ class SpecAugment(nn.Module):
         mels: Width of one, at most.
         frame_masks: How many bands of frames.
         frames: Width of one, at most.
-        fraction: Of the frames of a spectrogram, which a band of them covers at most.
+        fraction: Of the frames of the longest spectrogram of a batch, which a band of them covers at most.
 
     Raises:
         ValueError: If a number is negative, or the fraction is not in 0..1.
