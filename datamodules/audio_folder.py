@@ -143,6 +143,12 @@ def read_table(path: Path) -> list[Item]:
         raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
     if not items:
         raise DataError(f"{path}: holds no row; give each clip one")
+    splits: dict[str, str] = {}
+    for item in items:
+        first = splits.setdefault(item.path, item.split)
+        if first != item.split:
+            both = f"{first or 'no split'} and {item.split or 'no split'}"
+            raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
     return items
 
 

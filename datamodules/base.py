@@ -17,31 +17,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.cache import cache_folder, replacing
 from datamodules.errors import DataError, require
+from datamodules.hold_out import hold_out
 from datamodules.order import CountedSampler, RankSampler
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
-def hold_out(
-    labels: Int64[Tensor, " n"], fraction: float, seed: int
-) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
-    """Split 0..n-1 into the indices kept and those held out, the same fraction of every class.
-
-    A class of two or more has at least one index on either side, a class of one is kept. Both parts are sorted, and
-    depend on the arguments alone.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
-    return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _kind(made: Any) -> tuple[Any, ...]:
+    return (list(made.shape), made.dtype) if isinstance(made, Tensor) else (type(made).__name__, None)
 
 
 class DataModule(pl.LightningDataModule, ABC):
@@ -157,13 +145,32 @@ class DataModule(pl.LightningDataModule, ABC):
         if val is None:
             kept, held_out = self.split_validation(train)
             train, val = train.subset(kept), train.subset(held_out)
+        for name, samples in (("validation", val), ("test", test)):
+            if not len(samples):
+                what = f"nothing is left for the {name}, for each class has one sample, or one file, only"
+                raise DataError(f"data.root: {what}; add some of each class")
         self.train_set, self.val_set, self.test_set = train, val, test
-        if self.augment:
-            with torch.random.fork_rng(devices=[]):
-                plain, drawn = train.sample(0), ForTraining(train, self.augment, self.seed).draw(0)
-            if plain.shape != drawn.shape:
-                what = f"makes {list(drawn.shape)} of an input of {list(plain.shape)}"
-                raise DataError(f"data.augment: {what}; choose transforms that keep the shape")
+        self._refuse_unfit_augmentations(train)
+
+    def _refuse_unfit_augmentations(self, train: Samples) -> None:
+        """Try them on one sample, so that they do not fail in the midst of a training.
+
+        Raises:
+            DataError: If one fails, or the last one's output is of another shape or type than its input.
+        """
+        plain = train.sample(0)
+        drawn: Any = plain
+        with torch.random.fork_rng(devices=[]):
+            for transform in self.augment:
+                try:
+                    drawn = transform(drawn)
+                except Exception as error:  # any library's transform may stand here
+                    what = f"{type(transform).__name__} fails ({' '.join(str(error).split())})"
+                    raise DataError(f"data.augment: {what}; choose transforms for {plain.dtype} inputs") from error
+        for before, after in zip(_kind(plain), _kind(drawn), strict=True):
+            if before != after:
+                what = f"makes {after} of an input of {before}"
+                raise DataError(f"data.augment: {what}; choose transforms that keep shape and type")
 
     def splits(self) -> dict[str, Samples]:
         """The splits by their names, after setup."""

@@ -184,8 +184,10 @@ def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     assert first == pytest.approx([0.2, 0.2, 0.7, 0.7], abs=1e-3)
     assert data.test_set.lengths is None  # all are as long
 
+    for split in ("train", "valid", "test"):
+        soundfile.write(tmp_path / f"{split}.wav", ramp, 8000)
     (tmp_path / "split.csv").write_text("path,label,start,end,split\n" + "".join(
-        f"long.wav,{label},{start},{start + 0.05},{split}\n" for label in "ab"
+        f"{split}.wav,{label},{start},{start + 0.05},{split}\n" for label in "ab"
         for start, split in ((0, "train"), (0.1, "train"), (0.2, "valid"), (0.3, "test"))))  # fmt: skip
     data = AudioFolder(str(tmp_path), table=str(tmp_path / "split.csv"))
     data.setup()
