@@ -15,7 +15,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.cache import cache_folder, replacing
+from datamodules.cache import cache_folder, kept, replacing
 from datamodules.errors import DataError, require
 from datamodules.hold_out import hold_out
 from datamodules.order import CountedSampler, RankSampler
@@ -143,8 +143,8 @@ class DataModule(pl.LightningDataModule, ABC):
             return
         train, val, test = self.load()
         if val is None:
-            kept, held_out = self.split_validation(train)
-            train, val = train.subset(kept), train.subset(held_out)
+            of_train, of_val = self.split_validation(train)
+            train, val = train.subset(of_train), train.subset(of_val)
         for name, samples in (("validation", val), ("test", test)):
             if not len(samples):
                 what = f"nothing is left for the {name}, for each class has one sample, or one file, only"
@@ -178,7 +178,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def save_splits(self, path: Path) -> None:
         """Write down which sample is in which split: a table of path (or number), label and split."""
-        with open(path, "w", newline="") as file:
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are any bytes
             table = csv.writer(file)
             table.writerow(["path", "label", "split"])
             for split, samples in self.splits().items():
@@ -209,13 +209,12 @@ class DataModule(pl.LightningDataModule, ABC):
             compute: Returns tensors and plain values.
         """
         key = hashlib.sha256(f"{what}\n{self.train_set.digest()}".encode()).hexdigest()
-        path = cache_folder() / "statistics" / f"{key}.pt"
-        path.parent.mkdir(exist_ok=True)
-        if path.is_file():
-            return torch.load(path, weights_only=True)
-        result = compute()
-        with replacing(path) as temporary:
-            torch.save(result, temporary)
+        path = cache_folder("statistics") / f"{key}.pt"
+        result = kept(path)
+        if result is None:
+            result = compute()
+            with replacing(path) as temporary, open(temporary, "wb") as file:
+                torch.save(result, file)
         return result
 
     # Loaders
