@@ -31,6 +31,7 @@ class Item:
         split: "train", "val", "test", or "" where it is still to be drawn.
         fold: Of a cross-validation, or "".
         start, end: The part of a recording, in seconds; to its end if end is None.
+        line: Of the table that a user wrote, or 0.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Item:
     fold: str = ""
     start: float = 0.0
     end: float | None = None
+    line: int = 0
 
     @property
     def name(self) -> str:
@@ -111,6 +113,10 @@ class FileDataModule(DataModule):
     def size_of(self, item: Item) -> int:
         """Bytes of the input of a row in memory."""
 
+    def wrong_part(self, item: Item) -> str:
+        """What is wrong with a row of a good file, and its remedy; empty if nothing is."""
+        return ""
+
     # The table
 
     @property
@@ -139,8 +145,10 @@ class FileDataModule(DataModule):
         return self._classes_given
 
     def bad_files(self) -> dict[str, str]:
-        """What is wrong with each broken file and its remedy, by path."""
-        return {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
+        """What is wrong with each broken file, or part of a good one, and its remedy, by path or name."""
+        files = {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
+        parts = {item.name: self.wrong_part(item) for item in self.items if item.path not in files}
+        return files | {name: what for name, what in parts.items() if what}
 
     def _good_items(self) -> list[Item]:
         bad = self.bad_files()
@@ -153,7 +161,7 @@ class FileDataModule(DataModule):
             )
         if bad:
             say(f"{self.root}: {len(bad)} broken files left out; skipped.txt lists them")
-        good = [item for item in self.items if item.path not in bad]
+        good = [item for item in self.items if item.path not in bad and item.name not in bad]
         unknown = {item.label for item in good} - set(self.class_names)
         if unknown:
             known = ", ".join(self.class_names[:20])
