@@ -65,7 +65,7 @@ def hold_out_files(labels: Int64[Tensor, " n"], files: Sequence[str], fraction: 
         if strays(file) < 0 and is_spare(file):
             take(file)
     for label in sizes:  # files may be larger than the share that is wanted, but no class should go without
-        if not held[label]:
+        if wanted[label] and not held[label]:
             spare = [file for file in ranked if label in samples_of[file] and is_spare(file)]
             for file in sorted(spare, key=strays)[:1]:
                 take(file)
