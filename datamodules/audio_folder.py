@@ -56,6 +56,10 @@ class AudioFiles(FileDataModule, AudioDataModule):
         if self._seconds_given is None:
             readable = self._readable()
             longest = max(self._seconds_of(item) for item in self.items if item.path in readable)
+            if not longest:
+                raise DataError(
+                    f"{self.root}: each row starts after its recording's end; give start and end in seconds"
+                )
             self._seconds_given = min(math.ceil(round(100 * longest, 3)) / 100, LONGEST_SECONDS)
             refuse_unusable(self.sample_rate_hz, self._seconds_given)
         return self._seconds_given
@@ -81,6 +85,14 @@ class AudioFiles(FileDataModule, AudioDataModule):
     def read_item(self, item: Item) -> Float32[Tensor, " s"]:
         waveform, rate_hz = read_sound(self.folder / item.path, item.start, item.end)
         return change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)
+
+    def wrong_part(self, item: Item) -> str:
+        rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
+        stop = frames if item.end is None else min(round(item.end * rate_hz), frames)
+        if round(item.start * rate_hz) < stop:
+            return ""
+        line = f"line {item.line} of the table: " if item.line else ""
+        return f"{line}holds no sound from {item.start:g} s, being {frames / rate_hz:g} s long; mend start and end"
 
     def size_of(self, item: Item) -> int:
         return round(4 * self.sample_rate_hz * self._seconds_of(item))
@@ -143,6 +155,12 @@ def read_table(path: Path) -> list[Item]:
         raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
     if not items:
         raise DataError(f"{path}: holds no row; give each clip one")
+    splits: dict[str, str] = {}
+    for item in items:
+        first = splits.setdefault(item.path, item.split)
+        if first != item.split:
+            both = f"{first or 'no split'} and {item.split or 'no split'}"
+            raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
     return items
 
 
@@ -153,6 +171,8 @@ def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
     values = {name: (value or "").strip() for name, value in row.items() if name}
     if not values["path"] or not values["label"]:
         raise wrong("no path or no label; give both")
+    if "\0" in values["path"]:
+        raise wrong("a NUL in the path; write the table again as UTF-8")
     split = values.get("split", "").lower()
     if split and split not in SPLITS:
         raise wrong(f"split {split}; give train, val or test")
@@ -161,9 +181,9 @@ def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
         end = float(values["end"]) if values.get("end") else None
     except ValueError as error:
         raise wrong(f"start or end is no number ({error}); give seconds") from error
-    if start < 0 or (end is not None and end <= start):
-        raise wrong(f"from {start:g} to {end:g} s; end must come after start")
-    return Item(values["path"], values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end)
+    if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
+        raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
+    return Item(values["path"], values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
 
 
 def _or(given: Any, usual: Any) -> Any:

@@ -15,33 +15,21 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.cache import cache_folder, replacing
+from datamodules.cache import cache_folder, kept, replacing
 from datamodules.errors import DataError, require
+from datamodules.hold_out import hold_out
 from datamodules.order import CountedSampler, RankSampler
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
-def hold_out(
-    labels: Int64[Tensor, " n"], fraction: float, seed: int
-) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
-    """Split 0..n-1 into the indices kept and those held out, the same fraction of every class.
-
-    A class of two or more has at least one index on either side, a class of one is kept. Both parts are sorted, and
-    depend on the arguments alone.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
-    return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _kind(made: Any) -> tuple[Any, ...]:
+    return (list(made.shape), made.dtype) if isinstance(made, Tensor) else (type(made).__name__, None)
 
 
 class DataModule(pl.LightningDataModule, ABC):
@@ -155,15 +143,34 @@ class DataModule(pl.LightningDataModule, ABC):
             return
         train, val, test = self.load()
         if val is None:
-            kept, held_out = self.split_validation(train)
-            train, val = train.subset(kept), train.subset(held_out)
+            of_train, of_val = self.split_validation(train)
+            train, val = train.subset(of_train), train.subset(of_val)
+        for name, samples in (("validation", val), ("test", test)):
+            if not len(samples):
+                what = f"nothing is left for the {name}, for each class has one sample, or one file, only"
+                raise DataError(f"data.root: {what}; add some of each class")
         self.train_set, self.val_set, self.test_set = train, val, test
-        if self.augment:
-            with torch.random.fork_rng(devices=[]):
-                plain, drawn = train.sample(0), ForTraining(train, self.augment, self.seed).draw(0)
-            if plain.shape != drawn.shape:
-                what = f"makes {list(drawn.shape)} of an input of {list(plain.shape)}"
-                raise DataError(f"data.augment: {what}; choose transforms that keep the shape")
+        self._refuse_unfit_augmentations(train)
+
+    def _refuse_unfit_augmentations(self, train: Samples) -> None:
+        """Try them on one sample, so that they do not fail in the midst of a training.
+
+        Raises:
+            DataError: If one fails, or the last one's output is of another shape or type than its input.
+        """
+        plain = train.sample(0)
+        drawn: Any = plain
+        with torch.random.fork_rng(devices=[]):
+            for transform in self.augment:
+                try:
+                    drawn = transform(drawn)
+                except Exception as error:  # any library's transform may stand here
+                    what = f"{type(transform).__name__} fails ({' '.join(str(error).split())})"
+                    raise DataError(f"data.augment: {what}; choose transforms for {plain.dtype} inputs") from error
+        for before, after in zip(_kind(plain), _kind(drawn), strict=True):
+            if before != after:
+                what = f"makes {after} of an input of {before}"
+                raise DataError(f"data.augment: {what}; choose transforms that keep shape and type")
 
     def splits(self) -> dict[str, Samples]:
         """The splits by their names, after setup."""
@@ -171,7 +178,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def save_splits(self, path: Path) -> None:
         """Write down which sample is in which split: a table of path (or number), label and split."""
-        with open(path, "w", newline="") as file:
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are any bytes
             table = csv.writer(file)
             table.writerow(["path", "label", "split"])
             for split, samples in self.splits().items():
@@ -202,13 +209,12 @@ class DataModule(pl.LightningDataModule, ABC):
             compute: Returns tensors and plain values.
         """
         key = hashlib.sha256(f"{what}\n{self.train_set.digest()}".encode()).hexdigest()
-        path = cache_folder() / "statistics" / f"{key}.pt"
-        path.parent.mkdir(exist_ok=True)
-        if path.is_file():
-            return torch.load(path, weights_only=True)
-        result = compute()
-        with replacing(path) as temporary:
-            torch.save(result, temporary)
+        path = cache_folder("statistics") / f"{key}.pt"
+        result = kept(path)
+        if result is None:
+            result = compute()
+            with replacing(path) as temporary, open(temporary, "wb") as file:
+                torch.save(result, file)
         return result
 
     # Loaders

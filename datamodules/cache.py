@@ -5,6 +5,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from datamodules.errors import DataError
 
@@ -15,10 +18,10 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def cache_folder() -> Path:
-    """LONGSEQ_CACHE, or longseq in the user's cache folder; it may be deleted at any time."""
+def cache_folder(part: str = "") -> Path:
+    """LONGSEQ_CACHE, or longseq in the user's cache folder, or a part of it; it may be deleted at any time."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "longseq"
-    folder = Path(os.environ.get("LONGSEQ_CACHE", default))
+    folder = Path(os.environ.get("LONGSEQ_CACHE", default)) / part
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,7 +36,11 @@ def locked(path: Path) -> Iterator[None]:
     """Let one process at a time make a file of the cache; the others wait, and then find it."""
     import fcntl
 
-    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+    try:
+        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115 (closed below; errors of `yield` are others')
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -46,6 +53,18 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror}); make room or set LONGSEQ_CACHE") from error
+        raise _unwritable(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def kept(path: Path) -> Any:
+    """What torch.save wrote there; None if nothing did, or if it is cut off."""
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception:  # torch.load meets a cut file with EOFError, RuntimeError, UnpicklingError, ...
+        return None
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be written ({error.strerror}); make room or set LONGSEQ_CACHE")

@@ -32,6 +32,8 @@ class ESC50(AudioFiles):
         DataError: From prepare_data or setup, if files are missing or broken, or cannot be fetched.
     """
 
+    splits_by_position = True
+
     def __init__(
         self,
         root: str,

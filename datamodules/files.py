@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from datamodules.base import DataModule, hold_out
+from datamodules.base import DataModule
 from datamodules.errors import DataError, require, say
+from datamodules.hold_out import Split, hold_out, hold_out_files
 from datamodules.samples import Files, Samples
 from datamodules.scan import Facts, in_threads, scan
 
@@ -30,6 +31,7 @@ class Item:
         split: "train", "val", "test", or "" where it is still to be drawn.
         fold: Of a cross-validation, or "".
         start, end: The part of a recording, in seconds; to its end if end is None.
+        line: Of the table that a user wrote, or 0.
     """
 
     path: str
@@ -38,6 +40,7 @@ class Item:
     fold: str = ""
     start: float = 0.0
     end: float | None = None
+    line: int = 0
 
     @property
     def name(self) -> str:
@@ -75,6 +78,8 @@ class FileDataModule(DataModule):
         super().__init__(**common)
         require(on_error in ("raise", "skip"), "on_error", "raise or skip", on_error, "skip leaves broken files out")
         require(0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction, "0.2 is a fifth")
+        is_list = class_names is None or len(set(class_names)) == len(class_names) >= 2
+        require(is_list, "class_names", "two or more, each once", class_names, "leave it out to take those of the data")
         self.root = root
         self.on_error = on_error
         self.in_memory = in_memory
@@ -108,6 +113,10 @@ class FileDataModule(DataModule):
     def size_of(self, item: Item) -> int:
         """Bytes of the input of a row in memory."""
 
+    def wrong_part(self, item: Item) -> str:
+        """What is wrong with a row of a good file, and its remedy; empty if nothing is."""
+        return ""
+
     # The table
 
     @property
@@ -136,8 +145,10 @@ class FileDataModule(DataModule):
         return self._classes_given
 
     def bad_files(self) -> dict[str, str]:
-        """What is wrong with each broken file and its remedy, by path."""
-        return {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
+        """What is wrong with each broken file, or part of a good one, and its remedy, by path or name."""
+        files = {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
+        parts = {item.name: self.wrong_part(item) for item in self.items if item.path not in files}
+        return files | {name: what for name, what in parts.items() if what}
 
     def _good_items(self) -> list[Item]:
         bad = self.bad_files()
@@ -150,7 +161,7 @@ class FileDataModule(DataModule):
             )
         if bad:
             say(f"{self.root}: {len(bad)} broken files left out; skipped.txt lists them")
-        good = [item for item in self.items if item.path not in bad]
+        good = [item for item in self.items if item.path not in bad and item.name not in bad]
         unknown = {item.label for item in good} - set(self.class_names)
         if unknown:
             known = ", ".join(self.class_names[:20])
@@ -161,11 +172,12 @@ class FileDataModule(DataModule):
 
     def load(self) -> tuple[Samples, Samples | None, Samples]:
         items = self._good_items()
+        self._refuse_contradictions(items)
         is_test = self._part(items, "test", self.test_fold)
         if is_test is None:
             labels = torch.tensor([self.class_names.index(item.label) for item in items])
             is_test = torch.zeros(len(items), dtype=torch.bool)
-            is_test[hold_out(labels, self.test_fraction, self.seed)[1]] = True
+            is_test[self._hold_out(labels, [item.path for item in items], self.test_fraction)[1]] = True
         is_val = self._part(items, "val", self.val_fold)
         is_train = ~is_test if is_val is None else ~is_test & ~is_val
         train = [item for item, held in zip(items, is_train.tolist(), strict=True) if held]
@@ -182,6 +194,25 @@ class FileDataModule(DataModule):
         if not val:
             raise DataError(f"{self.root}: no readable file to validate on; add some, or leave the split out")
         return self._samples(train), self._samples(val), self._samples(test)
+
+    def _refuse_contradictions(self, items: Sequence[Item]) -> None:
+        given = [name for name in ("test_fold", "val_fold") if getattr(self, name) is not None]
+        if given and any(item.split for item in items) and any(item.fold for item in items):
+            what = f"the table has both split and fold; choose: leave out its column split, or data.{given[0]}"
+            raise DataError(f"{self.root}: {what}")
+        if len(given) == 2 and str(self.test_fold) == str(self.val_fold):
+            raise DataError(f"data.val_fold: {self.val_fold} is the fold of the test too; choose another, or null")
+
+    splits_by_position: ClassVar[bool] = False  # as before: of data sets whose files are fixed and results published
+
+    def _hold_out(self, labels: Tensor, files: Sequence[str], fraction: float) -> Split:
+        if self.splits_by_position:
+            return hold_out(labels, fraction, self.seed)
+        return hold_out_files(labels, files, fraction, self.seed)
+
+    def split_validation(self, train: Samples) -> Split:
+        paths = {item.name: item.path for item in self.items}
+        return self._hold_out(train.labels, [paths[name] for name in train.names], self.val_fraction)
 
     def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
         """Which rows are of a split that the data or a fold decides; None if nothing does."""

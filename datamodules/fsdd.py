@@ -29,6 +29,8 @@ class FSDD(AudioFiles):
         DataError: From setup, if there are no recordings in root, or none of some digit, or one cannot be read.
     """
 
+    splits_by_position = True
+
     def __init__(self, root: str, sample_rate_hz: int = 8000, seconds: float = 1.0, **common: Any) -> None:
         super().__init__(root=root, sample_rate_hz=sample_rate_hz, seconds=seconds, **common)
         self._classes_given = [str(digit) for digit in range(10)]

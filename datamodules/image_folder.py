@@ -11,7 +11,7 @@ from torch import Tensor
 from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
 from datamodules.images import ImageDataModule, open_image
-from datamodules.scan import Facts, walk
+from datamodules.scan import Facts, leads_up, walk
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 LONGEST_SIDE = 64  # of images whose size nobody gave: 4096 tokens where each pixel is one
@@ -97,17 +97,25 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     """The rows of a folder of class folders, or of such folders inside train, val and test.
 
     Raises:
-        DataError: If a class has no file.
+        DataError: If a class has no file, or the splits are without train.
     """
-    parts = [folder for folder in sorted(root.iterdir()) if folder.name.lower() in SPLITS and folder.is_dir()]
+    folders = [path for path in sorted(root.iterdir()) if _may_be_class(path)]
+    named = [folder for folder in folders if folder.name.lower() in SPLITS]
+    # a class may have the name of a split, but then no folders in it
+    parts = [folder for folder in named if any(map(_may_be_class, folder.iterdir()))]
     is_split = any(SPLITS[folder.name.lower()] == "train" for folder in parts)
+    if not is_split and (parts or folders == named != []):
+        names = " and ".join(folder.name for folder in parts or named)
+        raise DataError(f"{root}: holds {names}, but no train with a folder for each class; add it")
     for part in parts if is_split else [root]:
         split = SPLITS[part.name.lower()] if is_split else ""
-        for folder in sorted(part.iterdir()):
-            if folder.name.startswith(".") or not folder.is_dir():
-                continue
+        for folder in sorted(filter(_may_be_class, part.iterdir())):
             files = list(walk(folder, suffixes))
             if not files:
                 raise DataError(f"{folder}: class {folder.name} has no readable file; add some, or take the folder out")
             for path in files:
                 yield Item(str(path.relative_to(root)), folder.name, split)
+
+
+def _may_be_class(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".") and not leads_up(path)

@@ -92,7 +92,7 @@ class RankSampler(DistributedSampler):
 
     def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None) -> None:
         world = _ranks()[1]
-        if num_samples < world:  # some ranks would pass over the evaluation, and the others wait for them
+        if num_samples < world > 1:  # some ranks would pass over the evaluation, and the others wait for them
             raise DataError(f"trainer.devices: {world} processes for {num_samples} samples of a split; ask for fewer")
         self.order = list(range(num_samples)) if lengths is None else lengths.argsort(stable=True).tolist()
 

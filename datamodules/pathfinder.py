@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from datamodules.cache import cache_folder, locked, replacing
+from datamodules.cache import cache_folder, kept, locked, replacing
 from datamodules.errors import require
 from datamodules.images import ImageDataModule
 from datamodules.samples import LabelledTensors
@@ -63,14 +63,13 @@ class Pathfinder(ImageDataModule):
         count = self.num_train + self.num_test
         what = (_VERSION, self.size, self.dashes, self.distractors, self.seed)
         key = hashlib.sha256(repr((what, count)).encode()).hexdigest()[:16]
-        path = cache_folder() / "pathfinder" / f"{self.size}-{key}.pt"
-        path.parent.mkdir(exist_ok=True)
+        path = cache_folder("pathfinder") / f"{self.size}-{key}.pt"
         with locked(path):
-            if not path.is_file():
-                images = np.concatenate(list(self._make(count)))
-                with replacing(path) as temporary:
-                    torch.save(torch.from_numpy(images)[:, None], temporary)
-        images = torch.load(path, weights_only=True)
+            images = kept(path)
+            if images is None:
+                images = torch.from_numpy(np.concatenate(list(self._make(count))))[:, None]
+                with replacing(path) as temporary, open(temporary, "wb") as file:
+                    torch.save(images, file)
         labels = torch.arange(count) % 2
         train = LabelledTensors(images[: self.num_train], labels[: self.num_train])
         return train, None, LabelledTensors(images[self.num_train :], labels[self.num_train :])

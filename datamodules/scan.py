@@ -13,6 +13,8 @@ from tqdm import tqdm
 from datamodules.cache import cache_folder, locked, replacing, sha256_of
 from datamodules.errors import DataError
 
+_VERSION = 2  # goes up when a scan finds what earlier ones passed
+
 Facts = dict[str, Any]  # of a file: its SHA-256 and what `examine` found, or the error that it raised
 
 
@@ -29,10 +31,10 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
         By name: what examine returned and "sha256", or "error", what is wrong and its remedy.
     """
     names = list(names)
-    path = cache_folder() / "scans" / (hashlib.sha256(f"{kind}\n{root.resolve()}".encode()).hexdigest() + ".json")
-    path.parent.mkdir(exist_ok=True)
+    what = f"{kind} {_VERSION}\n{root.resolve()}"
+    path = cache_folder("scans") / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.json"
     with locked(path):
-        known: dict[str, list[Any]] = json.loads(path.read_text()) if path.is_file() else {}
+        known: dict[str, list[Any]] = _read(path)
         stamps = {name: _stamp(root / name) for name in names}
         changed = [name for name in names if known.get(name, [None])[0] != stamps[name]]
 
@@ -46,8 +48,10 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
         for name, facts in zip(changed, in_threads(record, changed, f"checking {root}"), strict=True):
             known[name] = [stamps[name], facts]
         if changed:
+            # what was broken is read again: a disk, a permission or a missing decoder may have been to blame
+            kept = {name: entry for name, entry in known.items() if "error" not in entry[1]}
             with replacing(path) as temporary:
-                temporary.write_text(json.dumps(known))
+                temporary.write_text(json.dumps(kept))
     return {name: known[name][1] for name in names}
 
 
@@ -58,7 +62,7 @@ def in_threads(work: Callable[[Any], Any], items: list[Any], title: str) -> list
 
 
 def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
-    """The files below a folder with one of the suffixes, sorted, hidden ones left out, links followed once."""
+    """The files below a folder with one of the suffixes, sorted, but hidden ones; links are followed once, not up."""
     seen: set[tuple[int, int]] = set()
 
     def inside(folder: Path) -> Iterator[Path]:
@@ -67,7 +71,7 @@ def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
             return
         seen.add((status.st_dev, status.st_ino))
         for path in sorted(folder.iterdir()):
-            if path.name.startswith("."):
+            if path.name.startswith(".") or leads_up(path):
                 continue
             if path.is_dir():
                 yield from inside(path)
@@ -78,6 +82,22 @@ def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
         yield from inside(root)
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def leads_up(path: Path) -> bool:
+    """Whether a link leads to a folder that it lies in: what else is there has other labels."""
+    if not path.is_symlink() or not path.is_dir():
+        return False
+    above = {*path.absolute().parents, path.parent.resolve(), *path.parent.resolve().parents}
+    return any(path.samefile(folder) for folder in above)
+
+
+def _read(path: Path) -> dict[str, list[Any]]:
+    """What was kept; nothing if it is not there, or cut off."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def _stamp(path: Path) -> list[int]:

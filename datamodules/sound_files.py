@@ -18,6 +18,7 @@ from datamodules.errors import DataError
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, where they are
+_LOUDEST = 4.0  # of floats, whose full scale is 1: 12 dB are a mixture's headroom, more is another unit
 _BLOCK = 2**20  # samples that are read at once where a file is only looked at
 
 
@@ -25,7 +26,8 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
     """A waveform (s,), its channels averaged, and its rate in Hz; of a part if start and end, in seconds, say so.
 
     Raises:
-        DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite.
+        DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite or
+            far beyond full scale.
     """
     with opened(path) as file:
         rate_hz = file.samplerate
@@ -36,8 +38,7 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
         raise DataError(
             f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
         )
-    if not np.isfinite(frames).all():
-        raise DataError(f"{path}: holds values that are not finite; write it again")
+    _peak(path, frames)
     return torch.from_numpy(frames), rate_hz
 
 
@@ -53,7 +54,8 @@ def examine_sound(path: Path) -> dict[str, Any]:
     """Read a whole sound file, and say what it is: frames, rate_hz, channels, and whether it is silent.
 
     Raises:
-        DataError: If it is broken, also in ways in which it could be read: cut off, or of values that are not finite.
+        DataError: If it is broken, also in ways in which it could be read: cut off, or of values that are not finite or
+            far beyond full scale.
     """
     with opened(path) as file:
         declared = file.frames
@@ -61,9 +63,7 @@ def examine_sound(path: Path) -> dict[str, Any]:
         num_frames, peak = 0, 0.0
         while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
             num_frames += len(block)
-            peak = max(peak, float(np.abs(block).max()))
-            if not np.isfinite(block).all():
-                raise DataError(f"{path}: holds values that are not finite; write it again")
+            peak = max(peak, _peak(path, block))
         rate_hz, channels = file.samplerate, file.channels
     if what:
         raise DataError(f"{path}: {what}; record, copy or convert it again")
@@ -139,8 +139,8 @@ class _Decoded:
 
 @lru_cache(maxsize=64)
 def _resampler(from_hz: int, to_hz: int) -> nn.Module:
-    """Made once for each pair of rates. Rates whose ratio has large terms (44100 to 16001) get one within 1e-6 of it,
-    unheard, for the filter of the exact ratio would take minutes and gigabytes."""
+    """Made once for each pair of rates. Rates whose ratio has large terms get one near it, for the filter of the exact
+    ratio would take minutes and gigabytes: 16001 to 16000 Hz stays as it is, 6e-5 off, unheard; 3e-4 is the most."""
     ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
     return Resample(ratio.denominator, ratio.numerator)
 
@@ -152,6 +152,16 @@ def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Fl
 
 def _averaged(frames: np.ndarray) -> np.ndarray:
     return frames[:, 0].copy() if frames.shape[1] == 1 else frames.mean(axis=1)
+
+
+def _peak(path: str | os.PathLike[str], frames: np.ndarray) -> float:
+    peak = float(np.abs(frames).max())
+    if not np.isfinite(peak):
+        raise DataError(f"{path}: holds values that are not finite; write it again")
+    if peak > _LOUDEST:
+        what = f"values up to {peak:g}, beyond full scale 1"
+        raise DataError(f"{path}: {what}; divide by 32768, or whatever full scale is, or write 16 bits")
+    return peak
 
 
 def _contradiction(header: str) -> str:

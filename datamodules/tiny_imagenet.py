@@ -28,6 +28,8 @@ class TinyImageNet(ImageFolder):
         DataError: From setup, if files are missing or broken, or cannot be fetched.
     """
 
+    splits_by_position = True
+
     def __init__(self, root: str, download: bool = False, size: int | list[int] = 64, **common: Any) -> None:
         super().__init__(root=root, size=size, **common)
         self.download = download

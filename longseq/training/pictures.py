@@ -64,8 +64,8 @@ def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequenc
     figure.colorbar(image, label="share of the true class", shrink=0.8)
     if num_classes <= 50:
         upright = max(map(len, class_names)) <= 3
-        axes.set_xticks(range(num_classes), class_names, rotation=0 if upright else 90)
-        axes.set_yticks(range(num_classes), class_names)
+        axes.set_xticks(range(num_classes), class_names, rotation=0 if upright else 90, parse_math=False)
+        axes.set_yticks(range(num_classes), class_names, parse_math=False)
     if num_classes <= 20:
         for row, column in matrix.nonzero().tolist():
             colour = "white" if shares[row, column] > 0.4 else "black"
@@ -79,7 +79,7 @@ def draw_images(pictures: Float[Tensor, "b channels height width"], names: Seque
     for axes, picture, name in zip(grid, pictures / 255, names, strict=True):
         pixels = picture.permute(1, 2, 0) if len(picture) == 3 else picture[0]
         axes.imshow(pixels.clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(name)
+        axes.set_title(name, parse_math=False)
         axes.set_axis_off()
     return figure
 
@@ -99,7 +99,7 @@ def draw_spectrograms(
             extent=(0, picture.shape[1] * encoder.hop_ms / 1000, 0, mels),
         )  # fmt: skip
         axes.set_yticks([mel_row(hz, mels, encoder.sample_rate_hz) for hz in hertz], map(str, hertz))
-        axes.set_title(name)
+        axes.set_title(name, parse_math=False)
         axes.set_xlabel("seconds")
         axes.set_ylabel("hertz")
         axes.label_outer()

@@ -68,6 +68,25 @@ def test_an_augmentation_that_changes_the_size_is_refused():
         Digits(augment=[v2.RandomCrop(4)]).setup()
 
 
+@pytest.mark.parametrize(
+    ("transforms", "said"),
+    [
+        ([v2.ConvertImageDtype(torch.float32)], r"makes torch.float32 of an input of torch.uint8; choose"),
+        ([v2.ToDtype(torch.float32, scale=True)], r"makes torch.float32 of an input of torch.uint8; choose"),
+        ([v2.Normalize([0.5], [0.5])], r"Normalize fails \(.+\); choose transforms for torch.uint8 inputs"),
+        ([v2.ToPILImage()], r"makes Image of an input of \[1, 8, 8\]; choose"),
+    ],
+)
+def test_an_augmentation_that_fails_or_changes_the_type_is_refused_on_one_line(transforms, said):
+    with pytest.raises(DataError, match=f"^data.augment: {said}") as error:
+        Digits(augment=transforms).setup()
+    assert "\n" not in str(error.value)
+
+
+def test_augmentations_that_change_the_type_and_change_it_back_are_no_mistake():
+    Digits(augment=[v2.ToDtype(torch.float32, scale=True), v2.ToDtype(torch.uint8, scale=True)]).setup()
+
+
 def test_augmentations_survive_a_checkpoint():
     data = Digits(augment=[v2.RandomCrop(8, padding=2), v2.RandAugment(3)])
     again = build(describe(data))

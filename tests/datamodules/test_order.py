@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from datamodules import Digits, order
+from datamodules import DataError, Digits, order
 from datamodules.order import CountedSampler, RankSampler
 
 
@@ -69,3 +69,10 @@ def test_ranks_share_an_epoch_evenly_and_an_evaluation_without_repetition(monkey
     assert set().union(*training) == set(range(101))
     evaluated = [index for share in dealt(monkeypatch, RankSampler(101), world) for index in share]
     assert sorted(evaluated) == list(range(101))
+
+
+def test_one_process_asks_for_no_fewer_processes(monkeypatch):
+    assert list(RankSampler(0)) == []
+    monkeypatch.setattr(order, "_ranks", lambda: (0, 3))
+    with pytest.raises(DataError, match=r"^trainer.devices: 3 processes for 2 samples of a split; ask for fewer$"):
+        RankSampler(2)

@@ -1,0 +1,71 @@
+"""What is kept from run to run: never half of it, and never at the price of a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from datamodules import DataError, Digits, ImageFolder, Pathfinder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for name in ("cats", "dogs"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(6):
+            Image.new("L", (4, 4), number).save(tmp_path / "data" / name / f"{number}.png")
+    return tmp_path / "data"
+
+
+def cut(folder: Path, pattern: str, share: float) -> None:
+    files = list(folder.glob(pattern))
+    assert files
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content[: int(share * len(content))])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_a_cache_that_is_cut_off_is_made_anew(share, cache, images):
+    def loaded() -> list:
+        data, drawn = ImageFolder(str(images)), Pathfinder(num_train=20, num_test=4)
+        data.setup()
+        drawn.setup()
+        return [data.facts, data.statistics(), drawn.train_set.inputs.tolist()]
+
+    first = loaded()
+    for pattern in ("scans/*.json", "statistics/*.pt", "pathfinder/*.pt"):
+        cut(cache, pattern, share)
+    assert loaded() == first
+    assert isinstance(torch.load(next(cache.glob("statistics/*.pt")), weights_only=True), dict)  # whole again
+
+
+def test_a_cache_that_cannot_be_written_is_named_on_one_line(images, monkeypatch):
+    monkeypatch.setenv("LONGSEQ_CACHE", "/proc")  # where nobody, root neither, can make a file
+    digits = Digits()
+    digits.setup()
+    for fails in (ImageFolder(str(images)).setup, Pathfinder(num_train=20, num_test=4).setup, digits.statistics):
+        with pytest.raises(
+            DataError, match=r"^/proc/\w+: cannot be made \(.+\); set LONGSEQ_CACHE to a folder"
+        ) as error:
+            fails()
+        assert "\n" not in str(error.value)
+
+
+def test_a_folder_in_the_cache_that_cannot_be_written_is_named_too(cache, images):
+    (cache / "scans").parent.mkdir()
+    (cache / "scans").symlink_to("/proc")
+    with pytest.raises(DataError, match=r"scans/.+\.json: cannot be written \(.+\); make room or set"):
+        ImageFolder(str(images)).setup()
+    digits = Digits()
+    digits.setup()
+    (cache / "statistics").symlink_to("/proc")
+    with pytest.raises(DataError, match=r"statistics/.+\.pt: cannot be written \(.+\); make room or set"):
+        digits.statistics()

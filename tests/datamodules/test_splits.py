@@ -1,0 +1,148 @@
+"""Which files are held out: whole ones, a share of each class, hardly others when the folder grows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from datamodules import ESC50, FSDD, AudioFolder, DataError, Digits, ImageFolder
+from datamodules.hold_out import hold_out_files
+
+
+def noise(path: Path, seconds: float = 0.05) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, round(8000 * seconds)), 8000)
+
+
+def grey(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (2, 2), 100).save(path)
+
+
+def split_of(data: AudioFolder | ImageFolder) -> dict[str, str]:
+    data.setup()
+    return {name: split for split, samples in data.splits().items() for name in samples.names}
+
+
+def of_table(root: Path, text: str, **options) -> AudioFolder:
+    (root / "clips.csv").write_text(text)
+    return AudioFolder(str(root), table="clips.csv", **options)
+
+
+# Clips of one recording
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clips_of_one_recording_are_never_on_two_sides_of_a_random_split(seed, tmp_path):
+    rows = []
+    for number in range(20):
+        noise(tmp_path / f"{number}.wav", 1.0)
+        rows += [f"{number}.wav,{'ab'[clip % 2]},{clip / 10},{(clip + 1) / 10}" for clip in range(10)]
+    data = of_table(tmp_path, "path,label,start,end\n" + "\n".join(rows), seed=seed)
+    splits = split_of(data)
+    assert len(splits) == 200
+    recordings = {(name.split()[0], split) for name, split in splits.items()}
+    assert len(recordings) == 20  # each in one split
+    assert [len(samples) for samples in data.splits().values()] == [140, 20, 40]
+    assert all(samples.labels.float().mean() == 0.5 for samples in data.splits().values())
+
+
+def test_files_are_held_out_by_class_as_near_to_the_share_as_they_allow():
+    labels, files = [], []
+    for label, sizes in enumerate([[10] * 10, [1] * 50, [50, 2, 3, 5], [30, 30], [7], [1]]):
+        for number, size in enumerate(sizes):
+            labels += [label] * size
+            files += [f"{label}/{number}"] * size
+    for seed in range(20):
+        kept, held = hold_out_files(torch.tensor(labels), files, 0.2, seed)
+        assert sorted(torch.cat([kept, held]).tolist()) == list(range(len(labels)))
+        assert not {files[index] for index in kept} & {files[index] for index in held}
+        # the third: of its 60 clips 12 are wanted; of two recordings one is held out, a recording alone is kept
+        assert torch.tensor(labels)[held].bincount(minlength=6).tolist() == [20, 10, 10, 30, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("splits", "said"),
+    [(("train", "test"), "train and test"), (("val", "train"), "val and train"), (("", "test"), "no split and test")],
+)
+def test_a_table_with_one_file_in_two_splits_is_refused(splits, said, tmp_path):
+    rows = [f"x.wav,a,{start},{start + 1},{split}" for start, split in enumerate(splits)]
+    with pytest.raises(
+        DataError, match=rf"clips\.csv: x\.wav is in {said}; give all rows of a file one split$"
+    ) as error:
+        of_table(tmp_path, "path,label,start,end,split\n" + "\n".join(rows)).setup()
+    assert "\n" not in str(error.value)
+
+
+# A folder that grows
+
+
+@pytest.mark.parametrize("added", ["cats/000.png", "cats/zzz.png", "dogs/017a.png"])
+def test_a_file_that_is_added_moves_at_most_one_other_between_two_splits(added, tmp_path):
+    for name in ("cats", "dogs"):
+        for number in range(30):
+            grey(tmp_path / name / f"{number:03}x.png")
+    before = split_of(ImageFolder(str(tmp_path)))
+    grey(tmp_path / added)
+    after = split_of(ImageFolder(str(tmp_path)))
+    for split in ("test", "val"):
+        left = [name for name, of in before.items() if of == split and after[name] != split]
+        assert len(left) <= 1
+    now_tested = [name for name, of in after.items() if of == "test" and before.get(name, "new") not in ("test", "new")]
+    assert len(now_tested) <= 1
+
+
+def test_random_splits_differ_by_seed_and_a_class_that_is_added_changes_no_other(tmp_path):
+    for name in ("cats", "dogs"):
+        for number in range(30):
+            grey(tmp_path / name / f"{number}.png")
+    before = split_of(ImageFolder(str(tmp_path)))
+    assert split_of(ImageFolder(str(tmp_path), seed=1)) != before
+    for number in range(30):
+        grey(tmp_path / "ants" / f"{number}.png")
+    after = split_of(ImageFolder(str(tmp_path)))
+    assert {name: after[name] for name in before} == before
+
+
+def test_splits_with_published_results_stay_as_they_are(real_data):
+    digits, fsdd = Digits(), FSDD(str(real_data))
+    digits.setup()
+    fsdd.setup()
+    # drawn by torch.randperm on 2026-11-21, before files were held out by their names
+    assert digits.val_set.names[:5] == ["16", "27", "29", "44", "52"]
+    assert [Path(name).stem for name in fsdd.val_set.names[:3]] == ["0_george_24", "0_george_32", "0_george_9"]
+
+
+# Folds and splits that contradict each other, or leave nothing
+
+
+@pytest.mark.parametrize("fold", ["test_fold", "val_fold"])
+def test_a_table_with_folds_and_splits_is_not_guessed_at(fold, tmp_path):
+    for number in range(12):
+        noise(tmp_path / f"{number}.wav")
+    rows = [f"{n}.wav,{'ab'[n % 2]},{1 + n // 4},{'test' if n < 4 else 'train'}" for n in range(12)]
+    table = "path,label,fold,split\n" + "\n".join(rows)
+    of_table(tmp_path, table).setup()  # the splits alone do
+    with pytest.raises(DataError, match=rf"the table has both split and fold; choose: leave out .*, or data\.{fold}$"):
+        of_table(tmp_path, table, **{fold: 1}).setup()
+
+
+def test_one_fold_for_test_and_validation_is_refused_by_its_name(real_data):
+    with pytest.raises(DataError, match=r"^data\.val_fold: 4 is the fold of the test too; choose another, or null$"):
+        ESC50(str(real_data), test_fold=4).setup()
+
+
+def test_a_split_without_a_sample_is_refused_before_training(tmp_path):
+    for name in ("train/a/0", "train/b/0", "test/a/1", "test/b/1"):
+        grey(tmp_path / f"{name}.png")
+    with pytest.raises(DataError, match=r"^data\.root: nothing is left for the validation, .*; add some of"):
+        ImageFolder(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b", "a"], []])
+def test_class_names_that_are_no_two_classes_are_refused(names):
+    with pytest.raises(ValueError, match=r"^class_names must be two or more, each once, got \["):
+        ImageFolder("nowhere", class_names=names)
