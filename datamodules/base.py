@@ -177,13 +177,20 @@ class DataModule(pl.LightningDataModule, ABC):
         return {"train": self.train_set, "val": self.val_set, "test": self.test_set}
 
     def save_splits(self, path: Path) -> None:
-        """Write down which sample is in which split: a table of path (or number), label and split."""
+        """Write down which sample is in which split: a table of where it is, label and split."""
+        rows = [
+            {**self.located(name), "label": self.class_names[label], "split": split}
+            for split, samples in self.splits().items()
+            for name, label in zip(samples.names, samples.labels.tolist(), strict=True)
+        ]
         with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are any bytes
-            table = csv.writer(file)
-            table.writerow(["path", "label", "split"])
-            for split, samples in self.splits().items():
-                names = (self.class_names[label] for label in samples.labels.tolist())
-                table.writerows((name, label, split) for name, label in zip(samples.names, names, strict=True))
+            table = csv.DictWriter(file, rows[0])
+            table.writeheader()
+            table.writerows(rows)
+
+    def located(self, name: str) -> dict[str, Any]:
+        """The columns of that table that say where a sample of this name is: its path, or its number."""
+        return {"path": name}
 
     def bad_files(self) -> dict[str, str]:
         """What is wrong with each broken file, by path; none where the data is not of files."""

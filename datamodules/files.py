@@ -44,7 +44,9 @@ class Item:
 
     @property
     def name(self) -> str:
-        return self.path if self.end is None and not self.start else f"{self.path} {self.start:g}-{self.end or 'end'}"
+        return (
+            self.path if self.end is None and not self.start else f"{self.path} {self.start:.10g}-{self.end or 'end'}"
+        )
 
 
 class FileDataModule(DataModule):
@@ -144,6 +146,19 @@ class FileDataModule(DataModule):
                 raise DataError(f"{self.root}: one class only ({self._classes_given[0]}); give two or more")
         return self._classes_given
 
+    def located(self, name: str) -> dict[str, Any]:
+        item = self._item_of[name]
+        parts = {"start": item.start, "end": "" if item.end is None else item.end} if self._has_parts else {}
+        return {"path": item.path, **parts}
+
+    @cached_property
+    def _item_of(self) -> dict[str, Item]:
+        return {item.name: item for item in self.items}
+
+    @cached_property
+    def _has_parts(self) -> bool:
+        return any(item.name != item.path for item in self.items)
+
     def bad_files(self) -> dict[str, str]:
         """What is wrong with each broken file, or part of a good one, and its remedy, by path or name."""
         files = {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
@@ -211,8 +226,8 @@ class FileDataModule(DataModule):
         return hold_out_files(labels, files, fraction, self.seed)
 
     def split_validation(self, train: Samples) -> Split:
-        paths = {item.name: item.path for item in self.items}
-        return self._hold_out(train.labels, [paths[name] for name in train.names], self.val_fraction)
+        files = [self._item_of[name].path for name in train.names]
+        return self._hold_out(train.labels, files, self.val_fraction)
 
     def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
         """Which rows are of a split that the data or a fold decides; None if nothing does."""

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import sys
 from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -317,7 +318,8 @@ class Commands(LightningCLI):
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
         """Print path, class and probability of each input."""
-        datamodule.predict_paths = _files(Path(self.config.predict.input), datamodule.predict_suffixes)
+        paths = _files(Path(self.config.predict.input), datamodule.predict_suffixes)
+        datamodule.predict_paths = _readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
@@ -345,6 +347,25 @@ def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
             group = group[parent]
         group.pop(name, None)
     return config
+
+
+def _readable(datamodule: Any, paths: list[str]) -> list[str]:
+    """The files without the broken ones, which are named, where ``--data.on_error skip`` wants it; else all."""
+    if getattr(datamodule, "on_error", "raise") != "skip":
+        return paths
+    kept = []
+    for path in paths:
+        try:
+            datamodule.read(path)
+        except Exception as error:
+            if getattr(error, "exit_code", None) != 3:  # broken data
+                raise
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            kept.append(path)
+    if not kept:
+        raise UserError("input: no file of it can be read; give others", exit_code=3)
+    return kept
 
 
 def _files(path: Path, suffixes: frozenset[str]) -> list[str]:

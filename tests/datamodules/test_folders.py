@@ -74,6 +74,15 @@ def test_its_checkpoint_predicts_when_the_folder_is_gone(images, command, tmp_pa
     assert [Path(path).name for path, *_ in rows] == [f"{number:02}.png" for number in range(12)]
     assert {name for _, name, _ in rows} <= {"cats", "dogs"}
 
+    (tmp_path / "elsewhere/cats/03.png").write_bytes(b"broken")
+    predict = ["predict", "--ckpt_path", "runs/imagefolder/0/best.ckpt", "--input", tmp_path / "elsewhere/cats"]
+    assert command(*predict).code == 3
+    done = command(*predict, "--data.on_error", "skip")
+    assert [Path(line.split("\t")[0]).stem for line in done.out.strip().split("\n")] == [
+        f"{number:02}" for number in range(12) if number != 3
+    ]
+    assert "left out: " in done.err and "03.png" in done.err
+
 
 def test_train_val_and_test_folders_are_the_splits(images, tmp_path):
     root = tmp_path / "split"

@@ -35,6 +35,18 @@ def of_table(root: Path, text: str, **options) -> AudioFolder:
 # Clips of one recording
 
 
+def test_the_splits_of_clips_are_a_table_too(tmp_path):
+    rows = []
+    for number in range(8):
+        noise(tmp_path / f"{number}.wav", 0.3)
+        rows += [f"{number}.wav,{'ab'[number % 2]},{start},{start + 0.1}" for start in (0, 0.1)]
+    first = of_table(tmp_path, "path,label,start,end\n" + "\n".join(rows))
+    parts = split_of(first)
+    first.save_splits(tmp_path / "splits.csv")
+    assert split_of(AudioFolder(str(tmp_path), table="splits.csv", seed=7)) == parts
+    assert set(parts.values()) == {"train", "val", "test"}
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_clips_of_one_recording_are_never_on_two_sides_of_a_random_split(seed, tmp_path):
     rows = []
