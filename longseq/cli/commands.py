@@ -278,7 +278,7 @@ class Commands(LightningCLI):
             if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
                 raise wrong_flag(error, self.settings.trainer) from error
             raise
-        best = self.checkpoints.best_model_path
+        best, accuracy = self.checkpoints.best_model_path, self.checkpoints.best_model_score
         if not best:  # the training was shorter than the first validation
             best = str(Path(self.checkpoints.dirpath) / "last.ckpt")  # type: ignore[arg-type]  # rank zero's folder
             self.trainer.save_checkpoint(best)
@@ -288,8 +288,8 @@ class Commands(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         metrics = dict(results[0]) if results else {}  # nothing with --trainer.limit_test_batches 0
-        if self.checkpoints.best_model_score is not None:
-            metrics |= {"val/accuracy": self.checkpoints.best_model_score}
+        if accuracy is not None:
+            metrics |= {"val/accuracy": accuracy}
         write_metrics(self.run, metrics)
         if results:
             print(f"test accuracy: {metrics['test/accuracy']:.4f}")
