@@ -9,11 +9,8 @@ machine may be lent for a short while; without one the CPU's table is made.
 import argparse
 import gc
 import itertools
-import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -38,11 +35,11 @@ from vit_pytorch.efficient import ViT
 from longseq import ImageEncoder, Linformer, Verma
 from longseq.attention import Mechanism
 from longseq.attention.grid import TokenGrid
-from longseq.reports.cell import peak_of, wait_for
+from longseq.reports.cell import peak_of, print_apart, run_apart, wait_for
 from longseq.reports.plots import machine
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
-from longseq.training.memory import OutOfMemory, is_out_of_memory, keep_freed_memory
+from longseq.training.memory import keep_freed_memory
 
 K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
@@ -178,15 +175,12 @@ def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | 
     arguments = [bench.device, name, str(height), str(width), str(torch.get_num_threads())]
     gc.collect()
     torch.cuda.empty_cache()  # a GPU's memory is both processes'
-    done = subprocess.run([sys.executable, __file__, "--apart", *arguments], capture_output=True, text=True)
-    if done.returncode not in (0, OutOfMemory.exit_code) and done.returncode > 0:
-        raise RuntimeError(done.stderr)
-    return None if done.returncode else json.loads(done.stdout.strip().split("\n")[-1])
+    return run_apart(__file__, "--apart", *arguments)
 
 
-def measure_apart(device: str, name: str, height: str, width: str, threads: str) -> None:
-    """Print the seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the
-    bytes of those."""
+def measure(device: str, name: str, height: str, width: str, threads: str) -> dict[str, Any]:
+    """The seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the bytes of
+    those."""
     torch.set_num_threads(int(threads))
     if name in ("longseq", CHECKPOINTING):
         keep_freed_memory()  # as train.py does
@@ -201,7 +195,7 @@ def measure_apart(device: str, name: str, height: str, width: str, threads: str)
     step()
     peak = peak_since()
     seconds = statistics.median(seconds_of(bench, step) for _ in range(5))
-    print(json.dumps({"seconds": seconds, "peak": peak, "held": held}))
+    return {"seconds": seconds, "peak": peak, "held": held}
 
 
 def layers(bench: Bench, rounds: int) -> Iterator[Row]:
@@ -302,8 +296,8 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
 
     for each in (step, product, step, product):
         each()
-    best = 2 * times * size**3
-    pairs = [(flops / seconds_of(bench, step), best / seconds_of(bench, product)) for _ in range(rounds)]
+    of_products = 2 * times * size**3
+    pairs = [(flops / seconds_of(bench, step), of_products / seconds_of(bench, product)) for _ in range(rounds)]
     at = f"width {width}, n = {side * side}"
     rates = [f"{statistics.median(side) / 1e9:.0f} GFLOP/s" for side in zip(*pairs, strict=True)]
     shares = spread([ours / best for ours, best in pairs])
@@ -312,24 +306,15 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
         peak = peak_flops(torch.cuda.get_device_name(), "bf16-mixed")
         if peak:
             mfu = f"**{statistics.median(ours for ours, _ in pairs) / peak:.2f}**"
-            yield [
-                "MFU of the training step",
-                "dense bf16 peak",
-                at,
-                rates[0],
-                f"{peak / 1e9:.0f} GFLOP/s",
-                mfu,
-                "",
-                "0.40",
-            ]
+            best = f"{peak / 1e9:.0f} GFLOP/s"
+            yield ["MFU of the training step", "dense bf16 peak", at, rates[0], best, mfu, "", "0.40"]
     else:
         low = training_step(bench, model, side, side, "bf16")
         yield ["training step, bf16-mixed", "float32", at, *compare(bench, low, step, rounds), "1.6"]
 
 
-PARTS = {
-    part.__name__: part for part in (against_the_machine, trainings, memory, layers, doubling, compiled)
-}  # what tells most first, for time may be short
+# What tells most first, for time may be short.
+PARTS = {part.__name__: part for part in (against_the_machine, trainings, memory, layers, doubling, compiled)}
 
 
 def rows(bench: Bench, names: Sequence[str], rounds: int) -> Iterator[Row]:
@@ -349,12 +334,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     if options.apart:
-        try:
-            measure_apart(*options.apart)
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                sys.exit(OutOfMemory.exit_code)
-            raise
+        print_apart(lambda: measure(*options.apart))
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("there is no GPU here: the CPU's table follows")

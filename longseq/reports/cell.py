@@ -163,13 +163,31 @@ def largest(fits: Callable[[int], bool], known: int) -> int:
 
 def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:
     """Measure in a process of its own; None if it died, of too little memory in most cases."""
-    command = [sys.executable, "-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads})]
-    done = subprocess.run(command, capture_output=True, text=True)
+    found = run_apart("-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads}))
+    return None if found is None else Result(**found)
+
+
+def run_apart(*arguments: str) -> dict[str, Any] | None:
+    """What a Python process prints as JSON on its last line, by ``print_apart``; None if it died, of too little memory
+    in most cases."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    if done.returncode < 0 or done.returncode == OutOfMemory.exit_code:
+        return None
     if done.returncode:
-        if done.returncode < 0 or done.returncode == OutOfMemory.exit_code:
-            return None
-        raise RuntimeError(f"a cell failed: {done.stderr.strip().splitlines()[-1]}")
-    return Result(**json.loads(done.stdout.strip().split("\n")[-1]))
+        error = RuntimeError(f"a cell failed: {done.stderr.strip().splitlines()[-1]}")
+        error.add_note(done.stderr)
+        raise error
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def print_apart(compute: Callable[[], dict[str, Any]]) -> None:
+    """Print what is computed for ``run_apart``, or end with the code by which it knows that memory was too little."""
+    try:
+        print(json.dumps(compute()))
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            sys.exit(OutOfMemory.exit_code)
+        raise
 
 
 def peak_of(device: torch.device) -> Callable[[], int]:
@@ -201,12 +219,7 @@ def main() -> None:
     keep_freed_memory()
     if threads := settings.pop("threads"):
         torch.set_num_threads(threads)
-    try:
-        print(json.dumps(asdict(measure(Cell(**settings)))))
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            sys.exit(OutOfMemory.exit_code)
-        raise
+    print_apart(lambda: asdict(measure(Cell(**settings))))
 
 
 if __name__ == "__main__":
