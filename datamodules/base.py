@@ -15,7 +15,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.cache import cache_folder, kept, replacing
+from datamodules.cache import cache_folder, kept
 from datamodules.errors import DataError, require
 from datamodules.hold_out import hold_out
 from datamodules.order import CountedSampler, RankSampler
@@ -216,13 +216,7 @@ class DataModule(pl.LightningDataModule, ABC):
             compute: Returns tensors and plain values.
         """
         key = hashlib.sha256(f"{what}\n{self.train_set.digest()}".encode()).hexdigest()
-        path = cache_folder("statistics") / f"{key}.pt"
-        result = kept(path)
-        if result is None:
-            result = compute()
-            with replacing(path) as temporary, open(temporary, "wb") as file:
-                torch.save(result, file)
-        return result
+        return kept(cache_folder("statistics") / f"{key}.pt", compute)
 
     # Loaders
 

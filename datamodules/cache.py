@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def kept(path: Path) -> Any:
-    """What torch.save wrote there; None if nothing did, or if it is cut off."""
-    try:
+def kept(path: Path, compute: Callable[[], Any]) -> Any:
+    """The tensors and plain values in a file of the cache; computed and written if it is not there, or cut off."""
+    with suppress(Exception):  # torch.load meets a cut file with EOFError, RuntimeError, UnpicklingError, ...
         return torch.load(path, weights_only=True)
-    except Exception:  # torch.load meets a cut file with EOFError, RuntimeError, UnpicklingError, ...
-        return None
+    result = compute()
+    with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would word the disk's errors anew
+        torch.save(result, file)
+    return result
 
 
 def _unwritable(path: Path, error: OSError) -> DataError:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from datamodules.cache import cache_folder, kept, locked, replacing
+from datamodules.cache import cache_folder, kept, locked
 from datamodules.errors import require
 from datamodules.images import ImageDataModule
 from datamodules.samples import LabelledTensors
@@ -65,11 +65,7 @@ class Pathfinder(ImageDataModule):
         key = hashlib.sha256(repr((what, count)).encode()).hexdigest()[:16]
         path = cache_folder("pathfinder") / f"{self.size}-{key}.pt"
         with locked(path):
-            images = kept(path)
-            if images is None:
-                images = torch.from_numpy(np.concatenate(list(self._make(count))))[:, None]
-                with replacing(path) as temporary, open(temporary, "wb") as file:
-                    torch.save(images, file)
+            images = kept(path, lambda: torch.from_numpy(np.concatenate(list(self._make(count))))[:, None])
         labels = torch.arange(count) % 2
         train = LabelledTensors(images[: self.num_train], labels[: self.num_train])
         return train, None, LabelledTensors(images[self.num_train :], labels[self.num_train :])

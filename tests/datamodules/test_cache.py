@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from datamodules import DataError, Digits, ImageFolder, Pathfinder
 
@@ -13,15 +12,6 @@ from datamodules import DataError, Digits, ImageFolder, Pathfinder
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    for name in ("cats", "dogs"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(6):
-            Image.new("L", (4, 4), number).save(tmp_path / "data" / name / f"{number}.png")
-    return tmp_path / "data"
 
 
 def cut(folder: Path, pattern: str, share: float) -> None:

@@ -1,7 +1,6 @@
 """Folders whose names or links could mislead."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +9,6 @@ from PIL import Image
 
 from datamodules import DataError, ImageFolder
 from longseq.training.pictures import draw_confusions, draw_images
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    """Two classes of twelve images."""
-    for name in ("cats", "dogs"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(12):
-            Image.new("L", (4, 4), number).save(tmp_path / "data" / name / f"{number:02}.png")
-    return tmp_path / "data"
 
 
 def test_a_link_that_leads_up_gives_no_file_the_label_of_another(tmp_path):
