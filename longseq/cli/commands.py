@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import sys
 from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.cli.errors import OneLineParser, UserError, locate
 from longseq.cli.faults import what_was_asked
+from longseq.cli.inputs import files_of, readable
 from longseq.cli.runs import (
     BestCheckpoint,
     DataRecord,
@@ -62,18 +62,24 @@ class Commands(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         self.args = args
         self.checkpoint: dict[str, Any] | None = None
-        super().__init__(
-            Classifier,
-            pl.LightningDataModule,
-            trainer_class=Trainer,
-            subclass_mode_data=True,
-            parser_class=OneLineParser,
-            seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},
-            trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
-            auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
-            load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
-        )
+        self.run: Path | None = None
+        try:
+            super().__init__(
+                Classifier,
+                pl.LightningDataModule,
+                trainer_class=Trainer,
+                subclass_mode_data=True,
+                parser_class=OneLineParser,
+                seed_everything_default=0,
+                save_config_kwargs={"overwrite": True},
+                trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
+                auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
+                load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
+            )
+        except BaseException:
+            if self.run is not None:
+                rank_zero_only(forget_if_not_begun)(self.run)
+            raise
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -187,12 +193,7 @@ class Commands(LightningCLI):
                 parts: Any = (self._get(self.config_init, "data"), None, Trainer)
                 self.datamodule, self.model, self.trainer = parts
                 return
-            try:
-                super().instantiate_classes()
-            except BaseException:
-                if hasattr(self, "run"):
-                    rank_zero_only(forget_if_not_begun)(self.run)
-                raise
+            super().instantiate_classes()
         except ValueError as error:  # "<argument> must ...", which jsonargparse may have wrapped
             said = re.search(r"(\w+) (must .+)", str(error))
             if said is None:
@@ -272,7 +273,6 @@ class Commands(LightningCLI):
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
         except BaseException as error:
-            rank_zero_only(forget_if_not_begun)(self.run)
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
             if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
@@ -290,6 +290,7 @@ class Commands(LightningCLI):
         metrics = dict(results[0]) if results else {}  # nothing with --trainer.limit_test_batches 0
         if accuracy is not None:
             metrics |= {"val/accuracy": accuracy}
+        assert self.run is not None
         write_metrics(self.run, metrics)
         if results:
             print(f"test accuracy: {metrics['test/accuracy']:.4f}")
@@ -318,8 +319,8 @@ class Commands(LightningCLI):
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
         """Print path, class and probability of each input."""
-        paths = _files(Path(self.config.predict.input), datamodule.predict_suffixes)
-        datamodule.predict_paths = _readable(datamodule, paths)
+        paths = files_of(Path(self.config.predict.input), datamodule.predict_suffixes)
+        datamodule.predict_paths = readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
@@ -347,40 +348,3 @@ def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
             group = group[parent]
         group.pop(name, None)
     return config
-
-
-def _readable(datamodule: Any, paths: list[str]) -> list[str]:
-    """The files without the broken ones, which are named, where ``--data.on_error skip`` wants it; else all."""
-    if getattr(datamodule, "on_error", "raise") != "skip":
-        return paths
-    kept = []
-    for path in paths:
-        try:
-            datamodule.read(path)
-        except Exception as error:
-            if getattr(error, "exit_code", None) != 3:  # broken data
-                raise
-            print(f"left out: {error}", file=sys.stderr)
-        else:
-            kept.append(path)
-    if not kept:
-        raise UserError("input: no file of it can be read; give others", exit_code=3)
-    return kept
-
-
-def _files(path: Path, suffixes: frozenset[str]) -> list[str]:
-    """The file itself, or all files of a folder with one of the suffixes, hidden ones left out."""
-    if path.is_file():
-        return [str(path)]
-    if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
-    found = sorted(
-        str(file)
-        for file in path.rglob("*")
-        if file.suffix.lower() in suffixes
-        and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    )
-    if not found:
-        raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)
-    return found

@@ -86,6 +86,9 @@ def test_flags_that_do_not_fit_the_checkpoint_are_refused_on_one_line(command, r
     done = command("test", "--ckpt_path", run / "best.ckpt", "--model.encoder.attention.k", "8")
     said = "error: ckpt_path: does not fit the model: model.encoder.attention.k is 16 there and 8 here; leave"
     assert done.code == 4 and done.error.startswith(said)
+    done = command("fit", "--ckpt_path", run / "last.ckpt", "--model.encoder.attention.k", "8")
+    assert done.code == 4 and done.error.startswith(said)
+    assert not list(Path("runs").glob("*/*")), "no run has begun"
 
 
 def test_predict_prints_class_and_probability_of_images_of_any_size(train_py, run: Path, tmp_path: Path) -> None:
