@@ -44,9 +44,9 @@ class Item:
 
     @property
     def name(self) -> str:
-        return (
-            self.path if self.end is None and not self.start else f"{self.path} {self.start:.10g}-{self.end or 'end'}"
-        )
+        if self.end is None and not self.start:
+            return self.path
+        return f"{self.path} {self.start:.10g}-{self.end or 'end'}"
 
 
 class FileDataModule(DataModule):
@@ -65,6 +65,9 @@ class FileDataModule(DataModule):
         val_fold: The fold to validate on.
         common: Arguments of every data module.
     """
+
+    # Whether hold_out draws from rows, as results that are published have it, and not from files by their names.
+    splits_by_position: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -217,8 +220,6 @@ class FileDataModule(DataModule):
             raise DataError(f"{self.root}: {what}")
         if len(given) == 2 and str(self.test_fold) == str(self.val_fold):
             raise DataError(f"data.val_fold: {self.val_fold} is the fold of the test too; choose another, or null")
-
-    splits_by_position: ClassVar[bool] = False  # as before: of data sets whose files are fixed and results published
 
     def _hold_out(self, labels: Tensor, files: Sequence[str], fraction: float) -> Split:
         if self.splits_by_position:

@@ -85,7 +85,7 @@ class VermaLayer(AttentionLayer):
             return self.linear(tokens, rows, self._scale).unflatten(-1, heads)
         return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self._scale
 
-    def _over_tokens(self, scores: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Tensor:
+    def _token_weights(self, scores: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Tensor:
         """L', (b, k, hc): it stays token by token as the keys are, for a transpose would be a copy."""
         L = _softmax(scores if there is None else scores.masked_fill(~there, -float("inf")), dim=1)
         return F.dropout(L, self.attn_drop.p, self.training)
@@ -111,7 +111,7 @@ class VermaLayer(AttentionLayer):
         """L V of some heads."""
         channels = (-1, self.attn_dim // self.num_heads)
         scores = self.k_norm(keys.unflatten(-1, channels)).flatten(2) * self._scale
-        L = self._over_tokens(scores, None if present is None else project_keys.filled(present))
+        L = self._token_weights(scores, None if present is None else project_keys.filled(present))
         return L.mT.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
 
     def _context_of_all(
@@ -119,7 +119,7 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b h c c"]:
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
-        L = self._over_tokens(self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2), present)
+        L = self._token_weights(self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2), present)
         shortened = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads)
         context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         if self.qkv.bias is None:

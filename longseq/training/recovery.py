@@ -78,6 +78,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
+        # the fewest of any rank: one that has a batch more would wait for the others in vain
         self._shared_batches = -self._agree(-int(sum(trainer.num_val_batches)), False)[0]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
