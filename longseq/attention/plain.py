@@ -23,6 +23,8 @@ def is_hooked(layer: Any) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func (vmap, grad, jvp) or forward-mode differentiation is at work, which a Function must know."""
+    """Whether torch.func (vmap, grad, jvp) or forward-mode differentiation is at work: our Functions know neither."""
+    if torch.compiler.is_compiling():  # the compiler cannot follow the questions below
+        return False
     # torch's own autograd.Function asks so; there is no public way
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0

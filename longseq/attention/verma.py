@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.plain import is_plain
+from longseq.attention.plain import is_plain, is_transformed
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection
 from longseq.attention.sharing import Lengths, Sharing, shared_projections
 
@@ -123,7 +123,8 @@ class VermaLayer(AttentionLayer):
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
         L = self._token_weights(self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2), present)
-        shortened = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads)
+        low = L.to(x.dtype)
+        shortened = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads)
         context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         if self.qkv.bias is None:
             return context
@@ -146,21 +147,11 @@ class OverTokens(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         L, x = ctx.saved_tensors
         return x @ grads[0].mT, L @ grads[0]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        L, x = ctx.saved_for_forward
-        of_L, of_x = (
-            torch.zeros_like(value) if tangent is None else tangent
-            for value, tangent in zip((L, x), tangents, strict=True)
-        )
-        return of_L.mT @ x + L.mT @ of_x
 
 
 def verma_mix(

@@ -4,15 +4,19 @@ import copy
 import warnings
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
+from pytorch_lightning.callbacks import ModelPruning
 from small_vit import vit
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+from datamodules import Digits
 from longseq.attention import Linformer, Softmax, Verma, plug
 from longseq.encoders import ImageEncoder
+from longseq.training import Classifier
 
 MECHANISMS = [
     Softmax(),
@@ -206,3 +210,20 @@ def test_a_bare_plugged_vit_counts_adapters_too(mechanism):
         doubled(block.attn.qkv)
         doubled(block.attn.proj)
     torch.testing.assert_close(wrapped(pictures()), model(pictures()), rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+def test_lightnings_pruning_callback_prunes_and_the_training_goes_on(mechanism, tmp_path):
+    data = Digits()
+    model = Classifier(encoder(mechanism), 10)
+    trainer = pl.Trainer(
+        default_root_dir=tmp_path, max_epochs=2, limit_train_batches=2, limit_val_batches=0, accelerator="cpu",
+        logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=ModelPruning(
+            "l1_unstructured", [(linear, "weight") for linear in linears(model.encoder)], amount=0.5,
+            use_global_unstructured=False, use_lottery_ticket_hypothesis=False,
+        ),
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    for linear in linears(model.encoder):
+        assert (linear.weight == 0).float().mean() > 0.45

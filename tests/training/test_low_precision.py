@@ -1,0 +1,53 @@
+"""Training in low precision follows training in float32, for pixels and for sound, on this processor."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from datamodules import Digits, Vowels
+from longseq.attention import Linformer, Softmax, Verma
+from longseq.encoders import ImageEncoder, SpectrogramEncoder
+from longseq.training import Classifier
+from longseq.training.statistics import measure_inputs
+
+SMALL = {"dim": 32, "depth": 2, "heads": 2}
+
+
+@pytest.fixture(scope="module", params=["pixels", "sound"])
+def data(request):
+    data = Digits(batch_size=32) if request.param == "pixels" else Vowels(batch_size=32)
+    data.setup("fit")
+    return data
+
+
+def losses(data, mechanism, dtype, steps=8):
+    """Of steps on one batch, which is soon learned, as mixed precision takes them; float16 scales its gradients."""
+    torch.manual_seed(0)
+    if isinstance(data, Digits):
+        encoder = ImageEncoder(data.shape, mechanism, **SMALL)
+    else:
+        encoder = SpectrogramEncoder(data.sample_rate_hz, data.seconds, mechanism, **SMALL)
+    measure_inputs(encoder, data, torch.device("cpu"))
+    model = Classifier(encoder, data.num_classes)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+    found = []
+    inputs, labels = next(iter(data.train_dataloader()))
+    for _ in range(steps):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(loss.item())
+    assert scaler.get_scale() in (1.0, 65536.0)  # no step was left out for a gradient that is not finite
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("mechanism", [Linformer(8), Verma(8), Verma(), Softmax()], ids=repr)
+def test_losses_in_half_precisions_follow_those_in_float32(data, mechanism):
+    expected = losses(data, mechanism, torch.float32)
+    assert expected[-1] < expected[0] - 0.1
+    for dtype in (torch.bfloat16, torch.float16):
+        torch.testing.assert_close(losses(data, mechanism, dtype), expected, rtol=0, atol=0.02)
