@@ -45,7 +45,7 @@ def losses(data, mechanism, dtype, steps=8):
     return torch.tensor(found)
 
 
-@pytest.mark.parametrize("mechanism", [Linformer(8), Verma(8), Verma(), Softmax()], ids=repr)
+@pytest.mark.parametrize("mechanism", [Linformer(8), Verma()], ids=repr)
 def test_losses_in_half_precisions_follow_those_in_float32(data, mechanism):
     expected = losses(data, mechanism, torch.float32)
     assert expected[-1] < expected[0] - 0.1
