@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
+from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection
 
 # A mechanism's formula, once the heads are split: queries (b, h, n, c), keys and values (b, h, k, c), which queries
@@ -20,8 +21,10 @@ class AttentionLayer(nn.Module):
     """Takes the place of one of timm's attention layers, with its weights under the same state-dict names.
 
     Where a projection commutes with the key and value matrices, X is shortened first, (E X) W for E (X W), so that
-    keys and values cost 2 k d^2 and not 2 n d^2; a bias b becomes (E 1) b, and the result is the paper's exactly. A
-    norm of the keys (qk_norm) falls on the shortened ones, which are those that meet the queries.
+    keys and values cost 2 k d^2 and not 2 n d^2; a bias b becomes (E 1) b, and the result is the paper's exactly. This
+    reads the weights of ``qkv`` without calling it, so it is done only where they are all that a call would use: where
+    it is wrapped (by LoRA, hooks, pruning, quantisation, FSDP) it is called on all n tokens. A norm of the keys
+    (qk_norm) falls on the shortened ones, which are those that meet the queries.
 
     Args:
         trained: timm's layer; its parameters are taken over, not copied.
@@ -54,7 +57,7 @@ class AttentionLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        attn_mask: Bool[Tensor, "b 1 1 n"] | None = None,
+        attn_mask: Tensor | None = None,
         is_causal: bool = False,
         num_queries: int | None = None,
     ) -> Float[Tensor, "b q d"]:
@@ -62,13 +65,18 @@ class AttentionLayer(nn.Module):
 
         Args:
             x: Tokens.
-            attn_mask: True where a key is a token, False where it is padding.
+            attn_mask: (b, 1, 1, n), True where a key is a token, False where it is padding. A sequence that is shorter
+                than the n tokens for which the layer was built needs one, to say that its tokens are the first ones.
             is_causal: Only False; timm's blocks pass it.
             num_queries: q, of how many tokens, the first ones, the outcome is wanted; None for all.
+
+        Raises:
+            ValueError: If the mask is another one than of padding, or the tokens are not those that the layer's
+                projection was built for.
         """
         if is_causal:
             raise ValueError("is_causal must be False: shortened keys mix the future into every token")
-        present = None if attn_mask is None else attn_mask[:, 0, 0, :, None]
+        present = None if attn_mask is None else _present(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and not for each product that it goes into
         if num_queries is not None and not self.mixes_rows_alone:
@@ -128,9 +136,14 @@ class AttentionLayer(nn.Module):
     ):
         """Queries (b, q, d), keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
         d = self.attn_dim
-        if self.project_keys is not None:
+        if not is_plain(self.qkv, nn.Linear):  # the paper's order, in which it is called
+            queries, keys, values = self.qkv(x).split(d, dim=-1)
+            queries = queries[:, : queried.shape[1]]
+            if self.project_keys is not None and self.project_values is not None:
+                return queries, self.project_keys(keys, present), self.project_values(values, present)
+        elif self.project_keys is not None:
             return self.linear(queried, slice(0, d)), *self.shortened_keys_values(x, present)
-        if queried.shape[1] < x.shape[1]:
+        elif queried.shape[1] < x.shape[1]:
             queries = self.linear(queried, slice(0, d))
             keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
         else:
@@ -177,6 +190,15 @@ def softmax_mix(
             scaled = (keys * queries.shape[-1] ** -0.5).to(queries.dtype)
             return F.dropout((queries @ scaled.mT).softmax(dim=-1), dropout) @ values.to(queries.dtype)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
+
+
+def _present(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
+    if mask.ndim != 4 or mask.shape[1:] != (1, 1, n) or mask.dtype != torch.bool:
+        raise ValueError(
+            f"attn_mask must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
+            f"{mask.dtype} and {tuple(mask.shape)}: keys that sum over tokens have no place for a mask of each query"
+        )
+    return mask[:, 0, 0, :, None]
 
 
 def _split(tokens: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:

@@ -40,6 +40,7 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
             )
     for block, layer in zip(vit.blocks, mechanism.layers(attentions, token_grid(vit)), strict=True):
         block.attn = layer
+    vit.mechanism = mechanism  # type: ignore[assignment]  # for longseq.resize, which builds the layers anew
     return vit
 
 

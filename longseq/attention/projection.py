@@ -30,6 +30,9 @@ class ProjectionLayer(nn.Module, ABC):
         Args:
             tokens: A sequence; one shorter than the configured n meets the projection's first columns or windows.
             present: False where a token is padding, which is behind the others; None if all are there.
+
+        Raises:
+            ValueError: If the projection is bound to n tokens, and these are not they.
         """
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None:
@@ -79,7 +82,7 @@ class LinearProjection(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        return self.weight[:, : tokens.shape[1]] @ blank(tokens, present)
+        return columns_for(tokens, self.weight, present) @ blank(tokens, present)
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjection", old: TokenGrid, new: TokenGrid) -> None:
@@ -103,7 +106,7 @@ class LinearProjectionByHead(ProjectionLayer):
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
         by_head = blank(tokens, present).unflatten(-1, (len(self.weight), -1)).transpose(1, 2)
-        return (self.weight[..., : tokens.shape[1]] @ by_head).transpose(1, 2).flatten(2)
+        return (columns_for(tokens, self.weight, present) @ by_head).transpose(1, 2).flatten(2)
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjectionByHead", old: TokenGrid, new: TokenGrid) -> None:
@@ -169,6 +172,23 @@ class Gaussian(Projection):
     ) -> tuple[ProjectionLayer, ProjectionLayer]:
         R = torch.randn(heads or 1, k, grid.num_tokens) * k**-0.5
         return _linear(self.delta * R, heads, nn.Buffer), _linear(math.exp(-self.delta) * R, heads, nn.Buffer)
+
+
+def columns_for(
+    tokens: Float[Tensor, "b m d"], weight: Float[Tensor, "*h k n"], present: Bool[Tensor, "b m 1"] | None
+) -> Float[Tensor, "*h k m"]:
+    """The columns of E that meet these tokens: all, or the first ones where a mask says that the sequence is shorter.
+
+    Raises:
+        ValueError: If there are more tokens, or fewer for another reason: E would meet tokens of other places.
+    """
+    m, n = tokens.shape[1], weight.shape[-1]
+    if m > n or (m < n and present is None):
+        raise ValueError(
+            f"tokens must be the {n} that E was built for, got {m}; carry the model to another size with "
+            "longseq.resize, leave patch dropout out, and give a shorter sequence a padding mask"
+        )
+    return weight[..., :m]
 
 
 def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "*h k m"]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.plain import is_plain
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection
 from longseq.attention.sharing import Lengths, Sharing, shared_projections
 
@@ -60,13 +61,15 @@ class VermaLayer(AttentionLayer):
     """Rows normalised, and multiplied in the order that leaves two matrix products of n tokens after the softmaxes.
 
     Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o): values are never made where there is no E, and what
-    meets the n rows of H is one (d, d) matrix, with the heads' contexts and the output's weights in it.
+    meets the n rows of H is one (d, d) matrix, with the heads' contexts and the output's weights in it. Where something
+    stands before the output, or the linear layers are wrapped, the base class calls all of them in the paper's order.
     """
 
     def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b q d"]:
-        if not isinstance(self.norm, nn.Identity) or self.gate is not None:  # something stands before the output
+        is_folded = is_plain(self.qkv, nn.Linear) and is_plain(self.proj, nn.Linear)
+        if not is_folded or not is_plain(self.norm, nn.Identity) or self.gate is not None:
             return super().attend(x, queried, present)
         H = _softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
         context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
@@ -81,7 +84,7 @@ class VermaLayer(AttentionLayer):
     def _scores(self, tokens: Float[Tensor, "b n d"], rows: slice, norm: nn.Module) -> Float[Tensor, "b n h c"]:
         """Queries or keys of tokens over sqrt(c); without a norm the factor meets d x d weights, not n x d scores."""
         heads = (self.num_heads, -1)
-        if isinstance(norm, nn.Identity):
+        if is_plain(norm, nn.Identity):
             return self.linear(tokens, rows, self._scale).unflatten(-1, heads)
         return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self._scale
 
@@ -143,11 +146,21 @@ class OverTokens(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         L, x = ctx.saved_tensors
         return x @ grads[0].mT, L @ grads[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        L, x = ctx.saved_for_forward
+        of_L, of_x = (
+            torch.zeros_like(value) if tangent is None else tangent
+            for value, tangent in zip((L, x), tangents, strict=True)
+        )
+        return of_L.mT @ x + L.mT @ of_x
 
 
 def verma_mix(

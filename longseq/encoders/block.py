@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from longseq.attention.plain import is_hooked, is_plain, is_transformed
 
 _TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB in float32, which a cache holds
 
@@ -20,30 +21,22 @@ def run_block(
 
     A block of another class, or one into whose parts someone has hooked, is run as it is, for all tokens.
     """
-    if type(block) is not Block or _is_hooked(block):
+    if type(block) is not Block or any(map(is_hooked, (block, block.norm2, *block.mlp.modules()))):
         return block(tokens, attn_mask=mask)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
     tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
-    if _is_plain(block.norm2, block.mlp) and tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+    if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and _is_perceptron(block.norm2, block.mlp):
         out = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
     else:
         out = block.mlp(block.norm2(tokens))
     return tokens + block.drop_path2(block.ls2(out))
 
 
-def _is_hooked(block: Block) -> bool:
-    """Whether hooks hang on modules that the short cuts do not call."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-        for module in (block, block.norm2, *block.mlp.modules())
-    )
-
-
-def _is_plain(norm: nn.Module, mlp: nn.Module) -> bool:
-    """Whether it is what Perceptron computes: two linear maps with a GELU between, and no dropout."""
+def _is_perceptron(norm: nn.Module, mlp: nn.Module) -> bool:
+    """Whether it is what Perceptron computes, two linear maps with a GELU between and no dropout, where it can."""
     if not (isinstance(norm, nn.LayerNorm) and type(mlp) is Mlp and isinstance(mlp.norm, nn.Identity)):
         return False
-    if not type(mlp.fc1) is type(mlp.fc2) is nn.Linear:  # a wrapper's weight is not all that it does
+    if is_transformed() or not (is_plain(mlp.fc1, nn.Linear) and is_plain(mlp.fc2, nn.Linear)):
         return False
     is_gelu = isinstance(mlp.act, nn.GELU) and mlp.act.approximate == "none"
     has_biases = mlp.fc1.bias is not None and mlp.fc2.bias is not None and norm.bias is not None
@@ -78,36 +71,56 @@ class Perceptron(torch.autograd.Function):
             of_tile = hidden[rows] if keeps_hidden else hidden[: len(normed)]
             torch.addmm(b1, normed, W1.T, out=of_tile)
             torch.addmm(b2, F.gelu(of_tile), W2.T, out=out[rows])
-        ctx.save_for_backward(x, hidden, gamma, beta, W1, W2)
+        ctx.save_for_backward(x, gamma, beta, W1, b1, W2, b2, hidden)
         ctx.eps = eps
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, hidden, gamma, beta, W1, W2 = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        grad_x = torch.empty_like(x)
-        exact = torch.promote_types(W1.dtype, torch.float32)
-        grad_W1, grad_W2 = torch.zeros_like(W1, dtype=exact), torch.zeros_like(W2, dtype=exact)
-        grad_b1 = W1.new_zeros(len(W1), dtype=exact)
-        grad_gamma, grad_beta = torch.zeros_like(gamma, dtype=exact), torch.zeros_like(beta, dtype=exact)
-        for rows in _tiles(len(x), len(W1)):
-            normed, mean, rstd = torch.native_layer_norm(x[rows], gamma.shape, gamma, beta, ctx.eps)
-            low = normed.to(W1.dtype)
-            active = F.gelu(hidden[rows])
-            _add_product(grad_W2, grad[rows].T, active)
-            grad_hidden = torch.ops.aten.gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
-            _add_product(grad_W1, grad_hidden.T, low)
-            grad_b1 += grad_hidden.sum(0)
-            grad_x[rows], of_gamma, of_beta = torch.ops.aten.native_layer_norm_backward(
-                (grad_hidden @ W1).to(x.dtype), x[rows], gamma.shape, mean, rstd, gamma, beta, [True, True, True]
-            )
-            grad_gamma += of_gamma
-            grad_beta += of_beta
-        of_norm = grad_gamma.to(gamma.dtype), grad_beta.to(beta.dtype)
-        of_weights = grad_W1.to(W1.dtype), grad_b1.to(W1.dtype), grad_W2.to(W2.dtype), grad.sum(0)
-        return grad_x, *of_norm, None, *of_weights, None
+        *given, hidden = ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of the gradients are wanted: autograd knows them
+            of = _gradients_by_autograd(given, ctx.eps, grads[0], ctx.needs_input_grad)
+        else:
+            of = _gradients(given, hidden, ctx.eps, grads[0])
+        of_x, of_gamma, of_beta, *of_weights = of
+        return of_x, of_gamma, of_beta, None, *of_weights, None
+
+
+def _gradients_by_autograd(
+    given: list[Tensor], eps: float, grad: Tensor, needed: tuple[bool, ...]
+) -> list[Tensor | None]:
+    x, gamma, beta, W1, b1, W2, b2 = given
+    needs = [*needed[:3], *needed[4:8]]  # eps stands between
+    normed = F.layer_norm(x, gamma.shape, gamma, beta, eps).to(W1.dtype)
+    out = F.linear(F.gelu(F.linear(normed, W1, b1)), W2, b2)
+    wanted = [tensor for tensor, is_needed in zip(given, needs, strict=True) if is_needed]
+    gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(gradients) if is_needed else None for is_needed in needs]
+
+
+def _gradients(given: list[Tensor], hidden: Tensor, eps: float, grad: Tensor) -> list[Tensor]:
+    x, gamma, beta, W1, b1, W2, b2 = given
+    grad = grad.contiguous()
+    grad_x = torch.empty_like(x)
+    exact = torch.promote_types(W1.dtype, torch.float32)
+    grad_W1, grad_W2 = torch.zeros_like(W1, dtype=exact), torch.zeros_like(W2, dtype=exact)
+    grad_b1 = torch.zeros_like(b1, dtype=exact)
+    grad_gamma, grad_beta = torch.zeros_like(gamma, dtype=exact), torch.zeros_like(beta, dtype=exact)
+    for rows in _tiles(len(x), len(W1)):
+        normed, mean, rstd = torch.native_layer_norm(x[rows], gamma.shape, gamma, beta, eps)
+        low = normed.to(W1.dtype)
+        active = F.gelu(hidden[rows])
+        _add_product(grad_W2, grad[rows].T, active)
+        grad_hidden = torch.ops.aten.gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
+        _add_product(grad_W1, grad_hidden.T, low)
+        grad_b1 += grad_hidden.sum(0)
+        grad_x[rows], of_gamma, of_beta = torch.ops.aten.native_layer_norm_backward(
+            (grad_hidden @ W1).to(x.dtype), x[rows], gamma.shape, mean, rstd, gamma, beta, [True, True, True]
+        )
+        grad_gamma += of_gamma
+        grad_beta += of_beta
+    of_norm = grad_gamma.to(gamma.dtype), grad_beta.to(beta.dtype)
+    return [grad_x, *of_norm, grad_W1.to(W1.dtype), grad_b1.to(W1.dtype), grad_W2.to(W2.dtype), grad.sum(0).to(b2)]
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

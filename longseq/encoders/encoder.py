@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longseq.attention import Mechanism, plug
 from longseq.encoders.block import run_block
+from longseq.encoders.patches import embed_patches
 
 
 class Encoder(nn.Module, ABC):
@@ -87,10 +88,21 @@ class Encoder(nn.Module, ABC):
         if self.training and not self._is_measured:
             self._measure_first_batch(inputs)
         picture, rows = self.picture(inputs), self.rows(inputs)
+        self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
         if self.training:
             picture = self.augment(picture)
         return encode(self.trunk, picture, rows)
+
+    def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
+        channels, height, width = self.picture_shape
+        given = tuple(picture.shape[1:])
+        if given == self.picture_shape or (may_be_lower and given == (channels, min(given[1], height), width)):
+            return
+        raise ValueError(
+            f"inputs must be of the shape {(channels, height, width)} that the encoder was built for, got {given}; "
+            "make them so, or carry the encoder to theirs with longseq.resize"
+        )
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Any]) -> None:
@@ -165,10 +177,10 @@ def encode(
         present = _first(_count_tokens(trunk, rows), _count_tokens(trunk, height))
         picture = picture.masked_fill(~_first(rows, height)[:, None, :, None], 0)
         picture = F.pad(picture, (0, 0, 0, whole_height - height))
-    tokens = trunk._pos_embed(trunk.patch_embed(picture))
+    tokens = trunk._pos_embed(embed_patches(trunk.patch_embed, picture))
     if present is not None:
         tokens = tokens[:, : present.shape[1]]
-    # a convolution leaves the channels of a token n numbers apart, and everything behind would copy them together
+    # timm's convolution leaves the channels of a token n numbers apart, and everything behind would copy them together
     tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
     mask = None if present is None else present[:, None, None]
     wanted = trunk.num_prefix_tokens if trunk.global_pool == "token" and trunk.attn_pool is None else None

@@ -1,26 +1,29 @@
 """Carry a trained model to larger images, longer clips, or another hop."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from longseq.arguments import arguments_of
-from longseq.attention import carry
-from longseq.encoders.encoder import Encoder
+from longseq.attention import carry, plug
+from longseq.encoders.encoder import Encoder, picture_shape
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> Model:
-    """A copy of a trained encoder or classifier that takes inputs of another size, weights carried along.
+    """A copy of a trained encoder, classifier or plugged ViT that takes inputs of another size, weights carried along.
 
     Position embeddings are resampled (timm's resample_abs_pos_embed), E and F interpolated along the grid of tokens,
     in two dimensions for images and in one for time, each row's sum kept, and convolutions stretched with their
     windows. All else is copied, the mean and deviation of the training set included.
 
     Args:
-        model: An Encoder, or a module with one as its ``encoder``, such as a Classifier.
+        model: An Encoder, a module with one as its ``encoder``, such as a Classifier, or a timm ViT that ``plug`` has
+            given a mechanism.
         shape: Channels, height and width of the images to come; the same as a change of ``shape``.
         changes: Other arguments of the encoder's constructor, such as seconds=2.0 or hop_ms=5.0.
 
@@ -31,6 +34,8 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
         >>> resize(classifier, (1, 16, 16))
         >>> resize(encoder, seconds=2.0)
     """
+    if isinstance(model, VisionTransformer):
+        return _resized_vit(model, shape, changes)
     if shape is not None:
         changes["shape"] = shape
     if not isinstance(model, Encoder):
@@ -46,6 +51,21 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
     new.mean.copy_(model.mean)
     new.std.copy_(model.std)
     return new.train(model.training)
+
+
+def _resized_vit(vit: VisionTransformer, shape: Sequence[int] | None, changes: dict[str, Any]) -> Any:
+    mechanism = getattr(vit, "mechanism", None)
+    if mechanism is None:
+        raise ValueError("model must hold a mechanism, got a VisionTransformer with timm's attention; plug one first")
+    if shape is None or changes:
+        raise ValueError(f"shape must be the one change of a VisionTransformer, got {sorted(changes)} and {shape}")
+    channels, height, width = picture_shape(shape)
+    if channels != vit.patch_embed.proj.in_channels:
+        raise ValueError(f"shape must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give as many")
+    new = copy.deepcopy(vit)
+    new.set_input_size((height, width))
+    carry(vit, plug(new, mechanism).to(next(vit.parameters())))
+    return new
 
 
 def _rebuilt(model: Any, **changes: Any) -> Any:

@@ -83,7 +83,7 @@ def test_padding_counts_for_nothing(projection, heads):
     X, layer = tokens(), built(projection, heads)
     length = 12
     present = torch.arange(N)[None, :, None] < length
-    short, padded = layer(X[:, :length]), layer(X, present.expand(2, N, 1))
+    short, padded = layer(X[:, :length], present[:, :length].expand(2, length, 1)), layer(X, present.expand(2, N, 1))
     filled = layer.filled(present)
     if filled is not None:
         assert not padded[:, ~filled[0, :, 0]].any()

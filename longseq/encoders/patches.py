@@ -1,0 +1,42 @@
+"""The patch embedding of a timm ViT, as a product."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers.patch_embed import PatchEmbed
+from torch import Tensor, nn
+
+from longseq.attention.plain import is_hooked, is_plain
+
+
+def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
+    """The tokens that a timm patch embedding makes of pictures, by its own weights.
+
+    Patches that do not overlap are a linear map of flattened patches. A convolution gives the same, but torch 2.14's in
+    bfloat16 is wrong, without an error, on processors with AMX for some kernels of one row, such as (1, 16) over one
+    channel: 1e38 off. An embedding of another class, a wrapped one, and a picture of another size are timm's affair.
+
+    Args:
+        embed: ``vit.patch_embed``.
+        picture: Of the size that the embedding was built for.
+    """
+    if not _is_product(embed) or picture.shape[-2:] != embed.img_size:
+        return embed(picture)
+    rows, columns = embed.patch_size
+    patches = picture.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5).flatten(3)
+    weight = embed.proj.weight.flatten(1)
+    # a CPU's products of a few numbers in bfloat16 take four times as long as in float32
+    is_short = weight.shape[1] < 32 and picture.device.type == "cpu"
+    with torch.autocast("cpu", enabled=False) if is_short else nullcontext():
+        return embed.norm(F.linear(patches.flatten(1, 2), weight, embed.proj.bias))
+
+
+def _is_product(embed: Any) -> bool:
+    if type(embed) is not PatchEmbed or is_hooked(embed) or not is_plain(embed.proj, nn.Conv2d) or not embed.flatten:
+        return False
+    conv = embed.proj
+    is_simple = conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
+    return is_simple and conv.stride == conv.kernel_size == embed.patch_size
