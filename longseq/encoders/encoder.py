@@ -1,5 +1,6 @@
 """What every encoder is: a batch becomes a normalised picture, and a timm ViT turns its tokens into features."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -28,6 +29,9 @@ class Encoder(nn.Module, ABC):
         statistics: Shape of mean and std, which a picture's broadcasts over.
         checkpointing: Whether the blocks' activations are computed again in the backward pass and not kept.
 
+    An encoder that nobody has measured measures its first training batch, and warns: trained on inputs as they are, a
+    model reaches much less.
+
     Attributes:
         num_tokens: n, the length of the sequence that the attention sees.
         dim, depth, heads: Width of the features, blocks, and heads of each.
@@ -54,6 +58,7 @@ class Encoder(nn.Module, ABC):
         self.dim, self.depth, self.heads = self.trunk.num_features, len(attentions), attentions[0].num_heads
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
+        self._is_measured = False
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +85,8 @@ class Encoder(nn.Module, ABC):
 
     def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
+        if self.training and not self._is_measured:
+            self._measure_first_batch(inputs)
         picture, rows = self.picture(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
@@ -116,9 +123,38 @@ class Encoder(nn.Module, ABC):
             total = total + picture.sum(0).sum_to_size(total.shape)
             squares = squares + picture.square().sum(0).sum_to_size(total.shape)
         mean = total / num_pixels
+        if not mean.isfinite().all():  # num_pixels is 0 where there was no batch
+            raise ValueError("batches must hold inputs of finite numbers, got none or others; look at the training set")
         std = (squares / num_pixels - mean.square()).clamp(min=0).sqrt()
+        self.set_statistics(mean, torch.where(std > 0, std, 1.0))  # what has one value only is shifted, not scaled
+
+    @torch.no_grad()
+    def set_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Set mean and standard deviation to what is known already; 0 and 1 leave pictures as they are."""
         self.mean.copy_(mean)
-        self.std.copy_(torch.where(std > 0, std, 1.0))  # what has one value only is shifted, not scaled
+        self.std.copy_(std)
+        self._is_measured = True
+
+    def _has_statistics(self) -> bool:
+        """Whether mean and deviation are others than those that a new encoder has."""
+        return self.mean.is_meta or bool(self.mean.any() or (self.std != 1).any())
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._is_measured = self._has_statistics()
+
+    def _measure_first_batch(self, inputs: Any) -> None:
+        """Of a training without a data module. The processes of DistributedDataParallel measure a batch each; before
+        the second step it gives all of them the first one's."""
+        if self._has_statistics():  # somebody has set the buffers themselves
+            self._is_measured = True
+            return
+        warnings.warn(
+            "the encoder was never measured: mean and deviation of this first training batch normalise its inputs from "
+            "now on; call encoder.measure(batches), with all inputs of the training set, before the training",
+            stacklevel=3,
+        )
+        self.measure([inputs])
 
 
 def encode(

@@ -78,9 +78,10 @@ class TimmEncoder(Encoder):
             raise ValueError(f"model must be one that can be plugged, got {model!r}: {error}") from error
         self.model, self.shape, self.dropout, self.drop_path = model, list(picture), dropout, drop_path
         self.pretrained = False  # what a checkpoint must name to build it: the weights are in the checkpoint itself
-        for name, of_channels in (("mean", config.mean), ("std", config.std)):
-            values = 255 * torch.tensor(of_channels)
-            getattr(self, name).copy_((values if picture[0] == 3 else values.mean().expand(picture[0]))[:, None, None])
+        statistics = [255 * torch.tensor(of_channels) for of_channels in (config.mean, config.std)]
+        if picture[0] != 3:
+            statistics = [values.mean().expand(picture[0]) for values in statistics]
+        self.set_statistics(*(values[:, None, None] for values in statistics))
 
     def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()

@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from longseq.attention import carry, start_from_inputs
 from longseq.encoders import Encoder, SpectrogramEncoder
 from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
+from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix
 from longseq.training.optimizer import make_optimizer, warmup_cosine
 from longseq.training.statistics import measure_inputs, training_inputs
@@ -120,6 +121,7 @@ class Classifier(pl.LightningModule):
         self.train_metrics = metrics.clone(prefix="train/")
         self.val_metrics = metrics.clone(prefix="val/")
         self.test_metrics = metrics.clone(prefix="test/")
+        self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
         self.save_hyperparameters(describe(self)["init_args"], logger=False)
 
     def forward(self, inputs: Any) -> Float[Tensor, "b num_classes"]:
@@ -164,12 +166,14 @@ class Classifier(pl.LightningModule):
     def _start_from_inputs(self, fresh: bool) -> None:
         """Measure the training set's mean and deviation, and start projections from it that ask for this."""
         datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is None:
-            rank_zero_warn("no data module to measure the inputs of: call encoder.measure(batches) before fit")
-            return
-        measure_inputs(self.encoder, datamodule, self.device)
         projection = getattr(self.encoder.attention, "projection", None)
-        if fresh and getattr(projection, "start", None) == "singular":
+        is_singular = fresh and getattr(projection, "start", None) == "singular"
+        if datamodule is None:
+            if is_singular:
+                rank_zero_warn("no data module to start projections from: they stay random; call start_from_inputs")
+            return  # the encoder measures the first training batch, unless it was measured
+        measure_inputs(self.encoder, datamodule, self.device)
+        if is_singular:
             inputs = next(training_inputs(datamodule, self.device))
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
@@ -226,25 +230,38 @@ class Classifier(pl.LightningModule):
             "--skip_bad_steps 3. A checkpoint, if there is one, is finite: --resume goes on from it"
         )
 
+    def on_fit_start(self) -> None:
+        self.train_metrics.reset()  # a training that was interrupted, in Python, has left its samples behind
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_loss.reset()  # and so has an evaluation that was interrupted
+        self.val_metrics.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self.test_loss.reset()
+        self.test_metrics.reset()
+
     def validation_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
-        return self._evaluate(batch, "val", self.val_metrics)
+        return self._evaluate(batch, "val", self.val_loss, self.val_metrics)
 
     def test_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
-        return self._evaluate(batch, "test", self.test_metrics)
+        return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b num_classes"]:
         """Probabilities of a batch of inputs; of the inputs alone where the batch is (inputs, labels)."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         return self(inputs).float().softmax(dim=-1)
 
-    def _evaluate(self, batch: Sequence[Any], stage: str, metrics: MetricCollection) -> dict[str, Tensor]:
+    def _evaluate(
+        self, batch: Sequence[Any], stage: str, loss: MeanLoss, metrics: MetricCollection
+    ) -> dict[str, Tensor]:
         inputs, labels = batch
         logits = self(inputs)
-        loss = F.cross_entropy(logits, labels)
+        loss.update(F.cross_entropy(logits.float(), labels, reduction="none"))
         metrics.update(logits, labels)
-        self.log(f"{stage}/loss", loss, batch_size=len(labels), sync_dist=True)
+        self.log(f"{stage}/loss", loss)
         self.log_dict(metrics, prog_bar=stage == "val")
-        return {"loss": loss, "logits": logits, "labels": labels}
+        return {"logits": logits, "labels": labels}
 
     def no_weight_decay(self) -> set[str]:
         """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""

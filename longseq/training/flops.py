@@ -4,9 +4,9 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric.utilities.throughput import measure_flops
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from longseq.encoders.encoder import encode
 from longseq.training.classifier import Classifier
@@ -70,9 +70,17 @@ def flops_per_sample(model: Classifier) -> Flops:
     trunk, head = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
     picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.head.weight.dtype, device="meta")
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _of_gradients})
     # torch's formula for a fused attention kernel adds the recomputed scores; the plain products are what we mean
-    with sdpa_kernel(SDPBackend.MATH):
-        return Flops(
-            forward=measure_flops(trunk, lambda: head(encode(trunk, picture))),
-            training=measure_flops(trunk, lambda: head(encode(trunk, picture)), torch.sum),
-        )
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        logits = head(encode(trunk, picture))
+        forward = counter.get_total_flops()
+        logits.sum().backward()
+    return Flops(forward, training=counter.get_total_flops())
+
+
+def _of_gradients(of_output: torch.Size, inputs: torch.Size, kernel: torch.Size, *arguments: Any, **_: Any) -> int:
+    """FLOPs of a convolution's backward pass, from shapes: each gradient that is wanted costs as much as the forward
+    pass. torch's own formula gives the kernel's gradient the cost of a convolution without groups."""
+    for_inputs, for_kernel, _for_bias = arguments[-1]
+    return (for_inputs + for_kernel) * conv_flop_count(list(inputs), list(kernel), list(of_output))

@@ -114,7 +114,9 @@ def what_fits(
         encoder = {**description["encoder"]["init_args"], "attention": changed}
         description["encoder"] = {**description["encoder"], "init_args": encoder}
         with suppress(ValueError):  # a projection may need a larger k
-            if fits(Classifier(**build(description)).to(model.device), len(labels)):
+            other = Classifier(**build(description)).to(model.device)
+            other.encoder.set_statistics(model.encoder.mean, model.encoder.std)
+            if fits(other, len(labels)):
                 found.append(f"--model.encoder.attention.k {smaller}")
                 break
     del moments

@@ -37,5 +37,4 @@ def measure_inputs(encoder: Encoder, datamodule: pl.LightningDataModule, device:
         return
     settings = {name: getattr(encoder, name) for name in encoder.measured_by}
     statistics = remember(f"{type(encoder).__name__} {settings}", measure)
-    encoder.mean.copy_(statistics["mean"])
-    encoder.std.copy_(statistics["std"])
+    encoder.set_statistics(statistics["mean"], statistics["std"])

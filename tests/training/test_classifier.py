@@ -90,6 +90,36 @@ def test_accuracy_is_over_samples_and_f1_over_classes(tmp_path: Path) -> None:
     assert logged["test/f1"] == pytest.approx(f1_score(labels, predicted, average="macro", zero_division=0.0))
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_the_loss_is_over_samples_and_summed_in_float32(precision: Any) -> None:
+    model, data = classifier(), Digits(batch_size=50)
+    torch.nn.init.normal_(model.head.weight)
+    trainer = pl.Trainer(accelerator="cpu", precision=precision, logger=False, enable_progress_bar=False)
+    (logged,) = trainer.test(model, datamodule=data, verbose=False)
+    logits = torch.cat([model.eval()(images).detach() for images, _ in data.test_dataloader()]).double()
+    labels = torch.cat([labels for _, labels in data.test_dataloader()])
+    assert len(labels) == 359  # the last batch is a short one
+    assert logged["test/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+def test_an_interrupted_evaluation_leaves_nothing_behind() -> None:
+    class Interrupt(pl.Callback):
+        def on_validation_batch_end(self, *_: Any) -> None:
+            raise RuntimeError("interrupted")
+
+    def validate(*callbacks: pl.Callback) -> Any:
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
+        trainer = pl.Trainer(accelerator="cpu", callbacks=list(callbacks), **quiet)
+        return trainer.validate(model, datamodule=data, verbose=False)
+
+    model, data = classifier(), Digits(batch_size=16)
+    torch.nn.init.normal_(model.head.weight)
+    expected = validate()
+    with pytest.raises(RuntimeError, match="interrupted"):
+        validate(Interrupt())
+    assert validate() == expected
+
+
 @pytest.mark.parametrize("kind", ["image", "audio"])
 def test_a_checkpoint_made_in_python_holds_tensors_and_plain_types_and_loads_alone(kind: str, tmp_path: Path) -> None:
     if kind == "image":

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from two_ranks import model_and_data
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 ROOT = Path(__file__).parents[2]
@@ -23,12 +25,26 @@ def train(*arguments: object) -> str:
     return result.stderr
 
 
+def figures_of_one_process(sharing: str, state: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Loss, accuracy and F1 of validation and test."""
+    model, data = model_and_data(sharing)
+    model.load_state_dict(state)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    (validated,) = trainer.validate(model, datamodule=data, verbose=False)
+    (tested,) = trainer.test(model, datamodule=data, verbose=False)
+    return validated | tested
+
+
 # E and F: a (h, k, n) parameter each in 3 layers; one in all
-@pytest.mark.parametrize(("sharing", "projections"), [("none", 6), ("layerwise", 1)])
-def test_both_ranks_end_with_the_same_weights(sharing: str, projections: int, tmp_path: Path) -> None:
-    """With plain ``ddp``, which stops with an error if a parameter got no gradient."""
+@pytest.mark.parametrize(("sharing", "projections"), [("none", 6), ("layerwise", 1)], ids=["images", "padded clips"])
+def test_both_ranks_end_with_the_same_weights_and_with_the_figures_of_one_process(
+    sharing: str, projections: int, tmp_path: Path
+) -> None:
+    """With plain ``ddp``, which stops with an error if a parameter got no gradient. 33 samples are evaluated."""
     train(sharing, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
+    alone = figures_of_one_process(sharing, first["state"])
+    assert first["figures"] == second["figures"] == pytest.approx(alone, abs=1e-6)
     assert first["projections"] == second["projections"] == projections
     for name, value in first["ends"].items():
         assert torch.equal(value, second["ends"][name]), name

@@ -1,11 +1,12 @@
 """Counted FLOPs against the sums that one does on paper."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 
-from longseq.attention import Linformer, Mechanism, Softmax, Verma
+from longseq.attention import Conv, Linformer, Mechanism, Softmax, Verma
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
@@ -54,6 +55,30 @@ def test_training_costs_three_forwards_but_for_gradients_that_nobody_needs(mecha
     if not isinstance(mechanism, Softmax):
         spared += 2 * (2 * 16 * 64)  # the ones' in E 1, in both layers
     assert training == 3 * forward - spared
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "key_value", "layerwise"])
+@pytest.mark.parametrize("full", [False, True])
+def test_convolutions_cost_what_one_counts_on_paper_in_training_too(sharing: Any, full: bool) -> None:
+    """Keys and values are made first, and shortened then, by a kernel each or by the same."""
+    n, k, d, h = 64, 16, 32, 4
+    channels_in = (d // h if sharing == "none" else d) if full else 1  # which make one channel out
+    shortening = 2 * k * (n // k) * d * channels_in  # of keys, or of values
+    mixing = 2 * n * d * 2 * d + 2 * shortening + 2 * n * k * d + 2 * n * k * d
+    forward, training = flops_per_sample(classifier(Linformer(k, sharing, projection=Conv(full))))
+    assert forward == on_paper(n, mixing)
+    assert training == 3 * forward - 2 * n * d  # the picture's gradient, which nobody needs
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_patches_cost_what_one_counts_on_paper(pool: str) -> None:
+    patches, prefix, d = 16, int(pool == "token"), 32
+    model = Classifier(ImageEncoder((3, 8, 8), Softmax(), patch_size=2, dim=d, depth=1, heads=4, pool=pool), 10)
+    embedding, n = 2 * patches * 3 * 2 * 2 * d, patches + prefix
+    counted = flops_per_sample(model)
+    if pool == "avg":
+        assert counted.forward == on_paper(n, softmax_mixing(n), depth=1) - 2 * n * d + embedding
+    assert counted.training == 3 * counted.forward - embedding
 
 
 @pytest.mark.parametrize(("mechanism", "linear"), [(Linformer(16), True), (Verma(16), True), (Softmax(), False)])

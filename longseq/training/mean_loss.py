@@ -1,0 +1,35 @@
+"""The mean loss of an evaluation, over all samples of all ranks."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+
+class MeanLoss(Metric):
+    """Sum of losses / number of samples; every sample counts once, on however many ranks and in whatever batches.
+
+    The sum is in float32, in a model of lower precision too. Loss values that are not finite show in the mean.
+    """
+
+    total: Tensor
+    num_samples: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("num_samples", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, losses: Float[Tensor, " b"]) -> None:
+        """Add the losses of the samples of a batch."""
+        self.total = self.total + losses.sum(dtype=torch.float32)
+        self.num_samples = self.num_samples + len(losses)
+
+    def compute(self) -> Float[Tensor, ""]:
+        return self.total / self.num_samples
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        """Move to another device, but to no other precision."""
+        return super()._apply(lambda state: fn(state).to(state.dtype), exclude_state)
