@@ -20,6 +20,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from longseq.cli.errors import OneLineParser, UserError, locate
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
+from longseq.cli.names import escaped, shown
 from longseq.cli.runs import (
     BestCheckpoint,
     DataRecord,
@@ -325,8 +326,8 @@ class Commands(LightningCLI):
         write_metrics(self.run, metrics)
         if results:
             print(f"test accuracy: {metrics['test/accuracy']:.4f}")
-        print(f"checkpoint:    {best}")
-        print(f"logs:          {self.run}")
+        print(shown(f"checkpoint:    {best}"))
+        print(shown(f"logs:          {self.run}"))
 
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
         """The error to raise instead, which says what fits: found by trying."""
@@ -349,7 +350,7 @@ class Commands(LightningCLI):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print path, class and probability of each input."""
+        """Print path, class and probability of each input, names escaped (names.py)."""
         paths = files_of(Path(self.config.predict.input), datamodule.predict_suffixes)
         datamodule.predict_paths = readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
@@ -357,7 +358,7 @@ class Commands(LightningCLI):
         rows = [row for batch in batches or [] for row in batch]
         for path, row in zip(datamodule.predict_paths, rows, strict=False):  # there may be a limit of batches
             probability, label = row.max(dim=0)
-            print(f"{path}\t{model.class_names[int(label)]}\t{probability:.4f}")
+            print(f"{escaped(path)}\t{escaped(model.class_names[int(label)])}\t{probability:.4f}")
 
     def _report(self, results: Any) -> None:
         if not results:

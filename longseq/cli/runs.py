@@ -22,6 +22,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from longseq.cli.errors import UserError, keys_of
+from longseq.cli.names import escaped, shown
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints
 
 METRICS = "metrics.json"  # written when a run has come to its end
@@ -110,7 +111,7 @@ def resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None:
         raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
     run = unfinished_run(root, experiment)
     if run is None:
-        rank_zero_only(print)(f"resume: no unfinished run of {experiment} in {root}: starting a new one")
+        rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
     return run
 
 
@@ -122,10 +123,10 @@ def newest_checkpoint(run: Path) -> Path:
     """
     good, bad = good_checkpoints(run)
     for said in bad:
-        rank_zero_only(print)(f"resume: {said}", file=sys.stderr)
+        rank_zero_only(print)(shown(f"resume: {said}"), file=sys.stderr)
     if not good:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
-    rank_zero_only(print)(f"resume: going on from {good[0]}")
+    rank_zero_only(print)(shown(f"resume: going on from {good[0]}"))
     return good[0]
 
 
@@ -266,9 +267,9 @@ class DataRecord(pl.Callback):
         if not trainer.is_global_zero or not hasattr(datamodule, "save_splits"):
             return
         datamodule.save_splits(self.run / "splits.csv")
-        skipped = [f"{path}: {what}" for path, what in datamodule.bad_files().items()]
+        skipped = [f"{escaped(path)}: {shown(what)}" for path, what in datamodule.bad_files().items()]
         if skipped:
-            (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n")
+            (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
 
 
 def refuse_full_disk(run: Path, model: nn.Module) -> None:
