@@ -1,8 +1,11 @@
 """Whose runs a command goes on with: their names, their data, and that no two processes train one."""
 
+import errno
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +23,8 @@ from PIL import Image
 import datamodules  # noqa: F401  (its names are what --data resolves)
 from longseq.cli.commands import Commands
 from longseq.cli.errors import UserError
-from longseq.cli.runs import experiment_of, new_run
+from longseq.cli.runs import DataRecord, experiment_of, new_run, sole_use_of
+from longseq.training import Classifier
 from longseq.training.storage import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -190,17 +194,14 @@ def new_run_of(started: Commands) -> Path:
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["--config", IMAGES, "--data.root=data/my pets/"], "my_pets"),
-        (["--config", IMAGES, "--data.init_args.root", "data/x/../my pets"], "my_pets"),
+        (["--config", IMAGES, "--data.init_args.root=data/x/../my pets/"], "my_pets"),
         (["--data", "ImageFolder", "--data.root", "data/my pets/.", *PLAIN], "my_pets"),
         (["-c", IMAGES, "--data.root", "."], "here"),
         (["--config", IMAGES, "--config", "own.yaml"], "\u043f\u0438\u0442\u043e\u043c\u0446\u044b"),
         (["--config", IMAGES, "--data.root", "\x1b[31m\n.."], "_31m_.."),
         (["--config", IMAGES, "--data.root", "/"], "folder"),
-        (["--config", IMAGES, "--data.root", "x", "--experiment", "named"], "named"),
         (["--config", IMAGES, "--config", "named.yaml", "--data.root", "x"], "by_yaml"),
         (["--config", IMAGES, "--data", "TinyImageNet", "--data.root", "x"], "folder"),  # known by its own name
-        (["--config", DIGITS], "digits"),
         (["--data", "Digits", *PLAIN], "digits"),
     ],
 )
@@ -226,6 +227,68 @@ def test_fit_and_resume_agree_on_the_name(
     with pytest.raises(Stop):
         Commands(["fit", *flags, "--resume"])
     assert looked_for == made
+
+
+# One process a run
+
+
+def test_a_run_is_gone_on_with_by_one_process_at_a_time(command: Callable, pets: Path) -> None:
+    """Whoever holds it is named; a process that is killed holds nothing, nor do those that it has forked to load."""
+    run = pets / "runs/pets/0"
+    ready, is_ready = os.pipe()
+    holder = os.fork()
+    if not holder:
+        with sole_use_of(run):
+            loader = os.fork()
+            if loader:
+                os.write(is_ready, loader.to_bytes(4, "big"))
+            signal.pause()
+    loader = int.from_bytes(os.read(ready, 4), "big")
+    try:
+        before = contents(run)
+        done = command("fit", "--resume", "runs/pets/0")
+        said = f"error: resume: runs/pets/0 is being trained by process {holder} on {socket.gethostname()}; wait for "
+        assert (done.code, done.error.startswith(said)) == (2, True), done.err
+        assert contents(run) == before
+        by_name = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY, "--resume")
+        assert by_name.error == done.error
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        assert Path(f"/proc/{loader}").exists()
+        assert command("fit", "--resume", "runs/pets/0").code == 0
+    finally:
+        os.kill(loader, signal.SIGKILL)
+
+
+def test_a_fit_holds_its_run_from_its_start_to_its_end(
+    command: Callable, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+    def is_held(run: Path) -> bool:
+        tried = subprocess.run([sys.executable, "-c", take, run / ".lock"], capture_output=True, text=True)
+        assert tried.returncode == 0 or "BlockingIOError" in tried.stderr
+        return tried.returncode != 0
+
+    held: list[bool] = []
+    monkeypatch.setattr(DataRecord, "on_fit_start", lambda self, *_: held.append(is_held(self.run)))
+    monkeypatch.setattr(Classifier, "on_test_start", lambda self: held.append(is_held(Path("runs/pets/1"))))
+    done = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY)
+    assert done.code == 0, done.err
+    assert held == [True, True]
+    assert not is_held(Path("runs/pets/1"))
+
+
+def test_a_file_system_without_locks_is_said_and_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", without)
+    with sole_use_of(tmp_path):
+        said = f"{tmp_path}: cannot be locked (No locks available); go on with it in one process only\n"
+        assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "", ".", "..", "a\nb", "\x1b[31m", "x" * 256])
