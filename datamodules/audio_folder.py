@@ -117,6 +117,8 @@ class AudioFolder(AudioFiles):
         DataError: From setup, if there is no clip, the table lacks a column, or a file is broken.
     """
 
+    named_by: ClassVar[str | None] = "root"
+
     def __init__(self, root: str, table: str | None = None, **common: Any) -> None:
         super().__init__(root=root, **common)
         self.table = table

@@ -4,7 +4,8 @@ import csv
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,13 @@ __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _digest(texts: Iterable[str]) -> str:
+    hashing = hashlib.sha256()
+    for text in texts:
+        hashing.update(text.encode(errors="surrogatepass") + b"\0")
+    return hashing.hexdigest()
 
 
 def _kind(made: Any) -> tuple[Any, ...]:
@@ -65,6 +73,8 @@ class DataModule(pl.LightningDataModule, ABC):
     shape: tuple[int, ...]
     augment: Sequence[Callable[[Tensor], Tensor]] = ()
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
+    # The argument whose folder names the data where the class does not: experiments on one's own are called after it.
+    named_by: ClassVar[str | None] = None
 
     train_set: Samples
     val_set: Samples
@@ -175,6 +185,20 @@ class DataModule(pl.LightningDataModule, ABC):
     def splits(self) -> dict[str, Samples]:
         """The splits by their names, after setup."""
         return {"train": self.train_set, "val": self.val_set, "test": self.test_set}
+
+    @cached_property
+    def identity(self) -> dict[str, int | str]:
+        """What a training must find again to go on: the number of samples of each split, and digests of what they are.
+
+        It is the same wherever the data lies, and on any machine.
+        """
+        splits = self.splits()
+        return {
+            **{f"{name} samples": len(samples) for name, samples in splits.items()},
+            "names of samples": _digest(name for samples in splits.values() for name in samples.names),
+            "labels of samples": _digest(str(samples.labels.tolist()) for samples in splits.values()),
+            "contents of samples": _digest(samples.exact_digest() for samples in splits.values()),
+        }
 
     def save_splits(self, path: Path) -> None:
         """Write down which sample is in which split: a table of where it is, label and split."""

@@ -23,5 +23,5 @@ def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> No
 
 @rank_zero_only
 def say(text: str) -> None:
-    """One line for the user, on standard error, of one process."""
-    print(text, file=sys.stderr)
+    """One line for the user, on standard error, of one process; what names hold that cannot be printed is escaped."""
+    print("".join(part if part.isprintable() else ascii(part)[1:-1] for part in text), file=sys.stderr)

@@ -34,6 +34,7 @@ class ImageFolder(FileDataModule, ImageDataModule):
         DataError: From setup, if there is no class folder, or a file is broken.
     """
 
+    named_by: ClassVar[str | None] = "root"
     reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
 
     def __init__(

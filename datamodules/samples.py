@@ -87,6 +87,12 @@ class Samples(Dataset):
             hashing.update(values.contiguous().numpy().tobytes())
         return hashing.hexdigest()
 
+    def exact_digest(self) -> str:
+        """The same of inputs that any machine reads alike; empty where they were computed as floats, whose last bits
+        are the processor's, or would have to be read for it."""
+        is_exact = isinstance(self.inputs, Tensor) and not self.inputs.is_floating_point()
+        return self.digest() if is_exact or self._digest is not None else ""
+
 
 class LabelledTensors(Samples):
     """Inputs of one shape in one tensor: a batch is one indexing of it, not a stack of samples."""

@@ -29,6 +29,7 @@ class TinyImageNet(ImageFolder):
     """
 
     splits_by_position = True
+    named_by = None
 
     def __init__(self, root: str, download: bool = False, size: int | list[int] = 64, **common: Any) -> None:
         super().__init__(root=root, size=size, **common)

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from argparse import SUPPRESS, ArgumentParser
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,20 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from longseq.cli.errors import OneLineParser, UserError, locate
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
+from longseq.cli.names import escaped, shown
 from longseq.cli.runs import (
     BestCheckpoint,
     DataRecord,
     config_of,
     experiment_of,
-    find_resumed,
     forget_if_not_begun,
     new_run,
+    newest_checkpoint,
     refuse_full_disk,
+    refuse_other_classes,
+    refuse_other_data,
+    resumed_run,
+    sole_use_of,
     without_appended,
     write_metrics,
 )
@@ -63,19 +69,22 @@ class Commands(LightningCLI):
         self.args = args
         self.checkpoint: dict[str, Any] | None = None
         self.run: Path | None = None
+        self.resumed: Path | None = None
+        self.held = ExitStack()  # the run, until the command ends
         try:
-            super().__init__(
-                Classifier,
-                pl.LightningDataModule,
-                trainer_class=Trainer,
-                subclass_mode_data=True,
-                parser_class=OneLineParser,
-                seed_everything_default=0,
-                save_config_kwargs={"overwrite": True},
-                trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
-                auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
-                load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
-            )
+            with self.held:
+                super().__init__(
+                    Classifier,
+                    pl.LightningDataModule,
+                    trainer_class=Trainer,
+                    subclass_mode_data=True,
+                    parser_class=OneLineParser,
+                    seed_everything_default=0,
+                    save_config_kwargs={"overwrite": True},
+                    trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
+                    auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
+                    load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
+                )
         except BaseException:
             if self.run is not None:
                 rank_zero_only(forget_if_not_begun)(self.run)
@@ -151,13 +160,15 @@ class Commands(LightningCLI):
         allow_classes(known.allow_class)
         if known.resume != "false" and known.ckpt_path is not None:
             raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
-        self.resumed: Path | None = None
         args, path = self.args, known.ckpt_path
         if args[:1] == ["fit"] and known.resume != "false":
             allowed = [flag for package in known.allow_class for flag in ("--allow_class", package)]
-            args, path = without + allowed, find_resumed(known.resume, without)
-            self.resumed = path and path.parent
+            args = without + allowed
+            self.resumed = self._find_resumed(parser, known.resume, args)
         if self.resumed is not None:
+            if rank_zero_only.rank == 0:
+                self.held.enter_context(sole_use_of(self.resumed))  # before its checkpoints are looked at
+            path = newest_checkpoint(self.resumed)
             rest = without_appended(args[1:])
             args = ["fit", "--config", json.dumps(config_of(self.resumed)), *rest, "--ckpt_path", str(path)]
             self.checkpoint = read_checkpoint(str(path))
@@ -166,10 +177,7 @@ class Commands(LightningCLI):
         elif path is not None:
             self.checkpoint = read_checkpoint(path)
             args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
-        try:
-            self.config = parser.parse_args(args)
-        except UnicodeDecodeError as error:
-            raise UserError("config: not a text file; give one of YAML") from error
+        self.config = _parse(parser, args)
         if self.config.subcommand in OF_DATA:
             return
         seed = self.settings.seed_everything
@@ -179,6 +187,23 @@ class Commands(LightningCLI):
             if self.settings.get(target) is not None:
                 key = target.replace("init_args.", "")
                 raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
+        if self.config.subcommand == "fit":
+            self.experiment = experiment_of(self.settings)
+
+    @staticmethod
+    def _find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
+        """The run to go on with; its experiment is that of the command line without --resume, as the parser has it."""
+        finder = ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--experiment")
+        finder.add_argument("--trainer.default_root_dir", dest="root")
+        known, others = finder.parse_known_args(args)
+        experiment, root = known.experiment, known.root
+        if folder == "true" and any(re.match(r"(-c|--config|--data)(=|$)", flag) for flag in others):
+            settings = _parse(parser, args).fit
+            experiment, root = experiment_of(settings), settings.trainer.default_root_dir
+        elif experiment is not None:
+            experiment = experiment_of(Namespace(experiment=experiment))
+        return resumed_run(folder, Path(root or "."), experiment)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
@@ -201,6 +226,8 @@ class Commands(LightningCLI):
             raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
         if self.checkpoint is None:
             return
+        if self.subcommand == "fit":
+            refuse_other_classes(self.checkpoint, self.settings.ckpt_path, self.model.class_names)
         refuse_other_shapes(self.checkpoint, self.model)
         if self.subcommand == "fit":
             ours, restored = self.model.optimizer, self.checkpoint["hyper_parameters"]["optimizer"]
@@ -225,11 +252,12 @@ class Commands(LightningCLI):
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
             return self._trainer(**kwargs)
         root = Path(config.trainer.default_root_dir or ".")
-        experiment = experiment_of(config)
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
         rank_zero = rank_zero_only.rank == 0
-        self.run = self.resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
+        self.run = self.resumed or (new_run(root, self.experiment) if rank_zero else root / "runs" / self.experiment)
         if rank_zero:
+            if self.resumed is None:
+                self.held.enter_context(sole_use_of(self.run))
             refuse_full_disk(self.run, self.model)
         self.checkpoints = BestCheckpoint(
             self.run, "best", monitor="val/accuracy", mode="max", enable_version_counter=False
@@ -270,6 +298,10 @@ class Commands(LightningCLI):
 
     def fit(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str | None = None) -> None:
         """Train, test the best checkpoint, and say where everything is."""
+        if self.checkpoint is not None and rank_zero_only.rank == 0 and hasattr(type(datamodule), "identity"):
+            datamodule.prepare_data()
+            datamodule.setup("fit")  # before anything of the run is written
+            refuse_other_data(self.checkpoint, self.settings.ckpt_path, datamodule.identity)  # type: ignore[attr-defined]
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
         except BaseException as error:
@@ -294,8 +326,8 @@ class Commands(LightningCLI):
         write_metrics(self.run, metrics)
         if results:
             print(f"test accuracy: {metrics['test/accuracy']:.4f}")
-        print(f"checkpoint:    {best}")
-        print(f"logs:          {self.run}")
+        print(shown(f"checkpoint:    {best}"))
+        print(shown(f"logs:          {self.run}"))
 
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
         """The error to raise instead, which says what fits: found by trying."""
@@ -318,7 +350,7 @@ class Commands(LightningCLI):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print path, class and probability of each input."""
+        """Print path, class and probability of each input, names escaped (names.py)."""
         paths = files_of(Path(self.config.predict.input), datamodule.predict_suffixes)
         datamodule.predict_paths = readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
@@ -326,7 +358,7 @@ class Commands(LightningCLI):
         rows = [row for batch in batches or [] for row in batch]
         for path, row in zip(datamodule.predict_paths, rows, strict=False):  # there may be a limit of batches
             probability, label = row.max(dim=0)
-            print(f"{path}\t{model.class_names[int(label)]}\t{probability:.4f}")
+            print(f"{escaped(path)}\t{escaped(model.class_names[int(label)])}\t{probability:.4f}")
 
     def _report(self, results: Any) -> None:
         if not results:
@@ -334,6 +366,13 @@ class Commands(LightningCLI):
         if self.trainer.is_global_zero:
             for name, value in sorted(results[0].items()):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
+
+
+def _parse(parser: LightningArgumentParser, args: list[str]) -> Namespace:
+    try:
+        return parser.parse_args(args)
+    except UnicodeDecodeError as error:
+        raise UserError("config: not a text file; give one of YAML") from error
 
 
 def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:

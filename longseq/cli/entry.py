@@ -1,6 +1,7 @@
 """Where the command line begins, and where its errors become one line and an exit code."""
 
 import logging
+import re
 import sys
 import warnings
 
@@ -14,11 +15,15 @@ from longseq.cli.faults import (
     end_rank,
     forget_workers,
     leave_group,
+    miss_no_rank,
     name_dead_ranks,
     rank_zero_goes_on,
     replace_port_in_use,
     said_of_the_machine,
+    signal_behind,
+    sigterm_stops,
 )
+from longseq.cli.names import shown
 from longseq.cli.report import run_report
 from longseq.reports import COMMANDS
 from longseq.training.memory import keep_freed_memory
@@ -32,18 +37,24 @@ def main(args: list[str] | None = None) -> None:
     name_dead_ranks()
     replace_port_in_use()
     try:
-        if args and args[0] in COMMANDS:
-            run_report(args[0], args[1:])
-        else:
-            keep_freed_memory()
-            Commands(args)
-    except Exception as error:
+        with sigterm_stops():
+            if args and args[0] in COMMANDS:
+                run_report(args[0], args[1:])
+            else:
+                keep_freed_memory()
+                Commands(args)
+    except BaseException as error:
         said = _as_said_to_the_user(error)
-        if said is None or "--debug" in args:
+        if said is None:
             raise
         message, exit_code = said
+        is_stopped = exit_code > 128
+        if is_stopped:
+            miss_no_rank()
+        elif "--debug" in args:
+            raise
         if rank_zero_only.rank == 0:
-            print(message if isinstance(error, Stopped) else f"error: {message}", file=sys.stderr)
+            print(shown(message if is_stopped else f"error: {message}"), file=sys.stderr)
         elif not isinstance(error, Stopped) and message != LOST_RANK and rank_zero_goes_on():
             end_rank(message)
         if exit_code == WORKER_OR_RANK:
@@ -52,16 +63,17 @@ def main(args: list[str] | None = None) -> None:
             leave_group()
         # a rank that meets the same as rank zero ends in peace, or Lightning would kill rank zero for it
         sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except SystemExit as ending:  # Lightning's answer to Ctrl-C
-        if isinstance(ending.__context__, KeyboardInterrupt):
-            sys.exit(130)
-        raise
 
 
-def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
-    """Message and exit code of an error that a user can mend; None for a defect of ours, which keeps its traceback."""
+def _as_said_to_the_user(error: BaseException) -> tuple[str, int] | None:
+    """Message and exit code of an error that a user can mend, or of a signal; None for a defect of ours, which keeps
+    its traceback, and for --help."""
+    if isinstance(error, Stopped):
+        return str(error), error.exit_code
+    if received := signal_behind(error):
+        return f"{received.name}: stopped; start it again, a training with --resume", 128 + received
+    if isinstance(error, SystemExit):
+        return None
     if isinstance(error, MisconfigurationException):
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     if isinstance(error, PermissionError):
@@ -71,7 +83,7 @@ def _as_said_to_the_user(error: Exception) -> tuple[str, int] | None:
         return said_of_the_machine(error)
     said = str(error)
     if said.startswith("Caught "):  # by torch in a process that loads, with its traceback
-        said = said.strip().split("\n")[-1].partition(": ")[2]
+        said = re.split(rf"^[\w.]*{type(error).__name__}: ", said.strip(), flags=re.MULTILINE)[-1]
     return said, exit_code
 
 

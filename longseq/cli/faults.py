@@ -5,16 +5,22 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from pytorch_lightning.utilities import rank_zero_only
 
+from longseq.cli.names import shown
 from longseq.training.memory import is_out_of_memory
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
+_is_ending = threading.Event()  # this process, with all others
 LOST_RANK = "another rank has ended or cannot be reached; see what it said, then --resume"
 
 
@@ -50,10 +56,50 @@ def what_was_asked(error: BaseException) -> str:
     return "memory: " + (f"{_readable(asked[1])} more were asked for than there are" if asked else "not enough of it")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM ends a process as Ctrl-C does: Lightning then ends its other ranks, and nothing takes it for an error."""
+
+
+@contextmanager
+def sigterm_stops() -> Iterator[None]:
+    """Let SIGTERM raise Terminated wherever no training is under way, which saves first (Sentinel)."""
+    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+        yield
+        return
+    received = False
+    _is_ending.clear()
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        nonlocal received
+        received = True
+        raise Terminated
+
+    # Lightning's own would end with 0, and wait for ranks that are busy otherwise; it calls this one after its own
+    _SignalConnector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+        if received:  # where Python had to go on, as in a finalizer
+            raise Terminated
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def signal_behind(error: BaseException | None) -> signal.Signals | None:
+    """The signal that has ended the command, also where an error was met on the way out."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        error = error.__context__
+    return None
+
+
 def name_dead_ranks() -> None:
     """Let Lightning, which ends all ranks when one has died, say which one it was, and end with a code of its own."""
 
-    def end_all(self: Any) -> NoReturn:
+    def end_all(self: Any) -> None:
+        if _is_ending.is_set():
+            return
         for rank, process in enumerate(self._child_processes, start=1):
             if process.returncode:
                 how = f"signal {signal.Signals(-process.returncode).name}" if process.returncode < 0 else "an error"
@@ -70,6 +116,11 @@ def name_dead_ranks() -> None:
     _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
 
 
+def miss_no_rank() -> None:
+    """Let the other ranks end, now that this one does."""
+    _is_ending.set()
+
+
 def rank_zero_goes_on(seconds: float = 8.0) -> bool:
     """Whether rank zero, which has started this process, outlives an error of it; where all ranks meet the same error,
     rank zero ends with it."""
@@ -83,7 +134,7 @@ def rank_zero_goes_on(seconds: float = 8.0) -> bool:
 
 def end_rank(message: str) -> NoReturn:
     """Say what has ended this rank alone, and end it so that rank zero learns of it and ends the others."""
-    print(f"error: rank {rank_zero_only.rank}: {message}", file=sys.stderr, flush=True)
+    print(shown(f"error: rank {rank_zero_only.rank}: {message}"), file=sys.stderr, flush=True)
     os._exit(WORKER_OR_RANK)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from longseq.cli.errors import UserError
+from longseq.cli.names import shown
 
 
 def files_of(path: Path, suffixes: frozenset[str]) -> list[str]:
@@ -36,7 +37,7 @@ def readable(datamodule: Any, paths: list[str]) -> list[str]:
         except Exception as error:
             if getattr(error, "exit_code", None) != 3:  # broken data
                 raise
-            print(f"left out: {error}", file=sys.stderr)
+            print(shown(f"left out: {error}"), file=sys.stderr)
         else:
             kept.append(path)
     if not kept:

@@ -1,11 +1,16 @@
 """Run folders, runs/<experiment>/<number>/, and the files in them that are not Lightning's."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
+import socket
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from longseq.cli.errors import UserError, keys_of
+from longseq.cli.names import escaped, shown
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints
 
 METRICS = "metrics.json"  # written when a run has come to its end
@@ -24,11 +30,35 @@ _ROOT = "--trainer.default_root_dir"
 
 
 def experiment_of(config: Namespace) -> str:
-    """The name that was given, or of the first configuration file, or else of the data module's class."""
-    if config.experiment:
-        return config.experiment
-    files = [Path(str(path)) for path in config.config or [] if str(path).endswith((".yaml", ".yml", ".json"))]
-    return files[0].stem if files else config.data.class_path.rpartition(".")[2].lower()
+    """The name of the folder of an experiment's runs: the one that was given; or that of the folder of one's own data,
+    for which the same configuration serves whatever it is of; or of the first configuration file; or of the data
+    module's class.
+
+    Raises:
+        UserError: If the name is not that of one folder.
+    """
+    name = config.experiment
+    if name is None:
+        files = [Path(str(path)) for path in config.config or [] if str(path).endswith((".yaml", ".yml", ".json"))]
+        name = _name_of_own_data(config.data) or (files[0].stem if files else _class_of(config.data).__name__.lower())
+    # a path would lead out of default_root_dir, and a name that cannot be printed would reach terminals
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(os.fsencode(name)) > 255:
+        raise UserError(f"experiment: got {name!r}; give the name of one folder, without a slash")
+    return name
+
+
+def _name_of_own_data(data: Namespace) -> str:
+    """The data's folder, of which a data module says that it names the data, as the name of an experiment."""
+    argument = getattr(_class_of(data), "named_by", None)
+    if argument is None:
+        return ""
+    folder = os.path.abspath(Path(data.init_args[argument]).expanduser())  # "." and ".." have no name themselves
+    return re.sub(r"[^\w.=+-]+", "_", os.path.basename(folder)).lstrip(".")
+
+
+def _class_of(data: Namespace) -> type:
+    module, _, name = data.class_path.rpartition(".")
+    return getattr(sys.modules[module], name)  # the parser has imported it
 
 
 def new_run(root: Path, experiment: str) -> Path:
@@ -62,40 +92,116 @@ def unfinished_run(root: Path, experiment: str) -> Path | None:
     return next((run for run in runs if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
 
 
-def find_resumed(folder: str, args: list[str]) -> Path | None:
-    """The checkpoint to go on from, or None if there is nothing to go on with.
+def resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None:
+    """The run to go on with, or None if there is none.
 
     Args:
-        folder: A run's, or "true" for that of the newest unfinished run of the experiment that args name.
-        args: Of the command line.
+        folder: A run's, or "true" for that of the newest unfinished run of the experiment.
+        root: Where runs are.
+        experiment: The name of its runs' folder, if the command line has one.
 
     Raises:
-        UserError: If there is no such folder, or args name no experiment.
-        CheckpointError: If the run has no good checkpoint.
+        UserError: If there is no such folder, or no experiment.
     """
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--experiment")
-    finder.add_argument("-c", "--config", action="append", default=[])
-    finder.add_argument("--trainer.default_root_dir", dest="root", default=".")
-    known = finder.parse_known_args(args)[0]
-    run: Path | None = Path(folder)
-    if folder == "true":
-        experiment = known.experiment or next((Path(path).stem for path in known.config), None)
-        if experiment is None:
-            raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
-        run = unfinished_run(Path(known.root), experiment)
-        if run is None:
-            rank_zero_only(print)(f"resume: no unfinished run of {experiment} in {known.root}: starting a new one")
-            return None
-    if run is None or not run.is_dir():
-        raise UserError(f"resume: {run} is no run folder; give one such as runs/digits/0")
+    if folder != "true":
+        if not Path(folder).is_dir():
+            raise UserError(f"resume: {folder} is no run folder; give one such as runs/digits/0")
+        return Path(folder)
+    if experiment is None:
+        raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
+    run = unfinished_run(root, experiment)
+    if run is None:
+        rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
+    return run
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The good checkpoint of a run with the most steps.
+
+    Raises:
+        CheckpointError: If the run has none.
+    """
     good, bad = good_checkpoints(run)
     for said in bad:
-        rank_zero_only(print)(f"resume: {said}", file=sys.stderr)
+        rank_zero_only(print)(shown(f"resume: {said}"), file=sys.stderr)
     if not good:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
-    rank_zero_only(print)(f"resume: going on from {good[0]}")
+    rank_zero_only(print)(shown(f"resume: going on from {good[0]}"))
     return good[0]
+
+
+@contextmanager
+def sole_use_of(run: Path) -> Iterator[None]:
+    """Keep other processes from going on with a run meanwhile.
+
+    A record lock is the process's own: the system takes it away when the process ends, however it ends, and loaders
+    that were forked from it do not hold it on, as they would one of flock's.
+
+    Raises:
+        UserError: If another process has the run; the message names it.
+        StorageError: If the folder cannot be written.
+    """
+    path = run / ".lock"
+    try:
+        file = open(path, "a+")  # noqa: SIM115 (closed below; errors of `yield` are others')
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}); choose another {_ROOT}") from error
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(f"resume: {run} is being trained by {holder}; wait for its end, or end it") from error
+        except OSError as error:  # a file system without locks
+            print(f"{run}: cannot be locked ({error.strerror}); go on with it in one process only", file=sys.stderr)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def refuse_other_classes(checkpoint: Mapping[str, Any], path: str, class_names: list[str]) -> None:
+    """Check that a training goes on with the classes that its checkpoint was trained on.
+
+    Raises:
+        UserError: If it does not; the message names the first difference.
+    """
+    trained = checkpoint["hyper_parameters"].get("class_names")
+    if not isinstance(trained, list) or trained == class_names:
+        return
+    names = enumerate(zip_longest(trained, class_names))
+    label, before, now = next((label, before, now) for label, (before, now) in names if before != now)
+    before, now = ("absent" if name is None else repr(name) for name in (before, now))
+    counts = f" ({len(trained)} classes before, {len(class_names)} now)" if len(trained) != len(class_names) else ""
+    raise _other_data(path, f"class {label} was {before} and is {now}{counts}")
+
+
+def refuse_other_data(checkpoint: Mapping[str, Any], path: str, identity: Mapping[str, int | str]) -> None:
+    """Check that a training goes on with the samples that its checkpoint was trained on.
+
+    Args:
+        checkpoint: One that holds no identity, being older than that, goes on.
+        path: Its own.
+        identity: Counts and digests of the data that there is now, by what they are of.
+
+    Raises:
+        UserError: If they are others; the message names the first difference.
+    """
+    trained = checkpoint.get("identity")
+    if not isinstance(trained, Mapping):
+        return
+    for what, now in identity.items():
+        before = trained.get(what, now)
+        if before != now:
+            raise _other_data(path, f"{before} {what} before, {now} now" if isinstance(now, int) else f"other {what}")
+
+
+def _other_data(path: str, difference: str) -> UserError:
+    return UserError(
+        f"data: not what {path} was trained on: {difference}; give it the same data, or start a new training from its "
+        f"weights with --model.init_from {path}"
+    )
 
 
 def config_of(run: Path) -> dict[str, Any]:
@@ -161,9 +267,9 @@ class DataRecord(pl.Callback):
         if not trainer.is_global_zero or not hasattr(datamodule, "save_splits"):
             return
         datamodule.save_splits(self.run / "splits.csv")
-        skipped = [f"{path}: {what}" for path, what in datamodule.bad_files().items()]
+        skipped = [f"{escaped(path)}: {shown(what)}" for path, what in datamodule.bad_files().items()]
         if skipped:
-            (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n")
+            (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
 
 
 def refuse_full_disk(run: Path, model: nn.Module) -> None:

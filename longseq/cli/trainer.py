@@ -9,6 +9,7 @@ import torch
 from jsonargparse import Namespace
 
 from longseq.cli.errors import UserError, locate
+from longseq.cli.names import escaped, shown
 from longseq.training import Classifier
 from longseq.training.pictures import draw_inputs
 from longseq.training.statistics import measure_inputs
@@ -39,14 +40,16 @@ class Trainer(pl.Trainer):
             draw_inputs(model.train(), inputs, labels).savefig(out)
         except (OSError, ValueError) as error:
             raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
-        print(f"{len(labels)} inputs: {out}")
+        print(shown(f"{len(labels)} inputs: {out}"))
 
     @staticmethod
     def stats(model: None, datamodule: Any) -> None:
         """Print sizes of splits and classes, and the training set's figures."""
         datamodule.setup("fit")
         for name, value in datamodule.statistics().items():
-            said = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
+            said = value
+            if isinstance(value, dict):
+                said = ", ".join(f"{escaped(key)} {count}" for key, count in value.items())
             print(f"{name}: {said}")
 
     @staticmethod
@@ -54,7 +57,7 @@ class Trainer(pl.Trainer):
         """Open every file of the data, and list those that are broken."""
         bad = datamodule.bad_files()
         for path, what in bad.items():
-            print(f"{path}: {what}")
+            print(f"{escaped(path)}: {shown(what)}")
         if bad:
             raise UserError(f"data.root: {len(bad)} files are broken; mend them, or --data.on_error skip", exit_code=3)
         datamodule.setup("fit")

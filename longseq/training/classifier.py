@@ -277,6 +277,7 @@ class Classifier(pl.LightningModule):
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None:
             checkpoint["data"] = describe(datamodule)
+            checkpoint["identity"] = getattr(datamodule, "identity", None)  # which a training must find again to go on
 
     @classmethod
     def load_from_checkpoint(

@@ -144,6 +144,8 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._hand_back()
+        self._stopping = self._agree(self._received, False)[0]  # it came after the last epoch was saved
+        self._stop(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Classifier, exception: BaseException) -> None:
         self._hand_back()

@@ -242,6 +242,20 @@ def test_a_run_of_two_processes_that_ends_before_its_first_validation_is_whole(t
     assert (tmp_path / "runs/digits/0/metrics.json").is_file()
 
 
+@pytest.mark.parametrize(("hook", "rank", "code"), [("on_train_start", 0, 143), ("on_fit_start", 1, 7)])
+def test_sigterm_before_the_first_step_of_two_processes_ends_both(
+    hook: str, rank: int, code: int, tmp_path: Path
+) -> None:
+    """With what is said of a dead rank where one alone got it."""
+    done = run(tmp_path, DIE, hook, 1, "SIGTERM", rank, *SHORT, *SETTINGS["two processes"])
+    assert done.returncode == code, done.stderr[-2000:]
+    said = "SIGTERM: stopped; start it again, a training with --resume"
+    assert (said if code == 143 else f"error: rank 1: {said}") in done.stderr.split("\n")
+    assert "Traceback" not in done.stderr
+    others = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
+    assert others == ""
+
+
 def test_slurms_requeue_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')

@@ -1,0 +1,313 @@
+"""Whose runs a command goes on with: their names, their data, and that no two processes train one."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import yaml
+from jsonargparse import Namespace
+from PIL import Image
+
+import datamodules  # noqa: F401  (its names are what --data resolves)
+from longseq.cli.commands import Commands
+from longseq.cli.errors import UserError
+from longseq.cli.runs import DataRecord, experiment_of, new_run, sole_use_of
+from longseq.training import Classifier
+from longseq.training.storage import write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "configs/image/digits.yaml")
+IMAGES = str(ROOT / "configs/image/folder.yaml")
+SOUNDS = str(ROOT / "configs/audio/folder.yaml")
+TINY = [
+    "--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1", "--data.batch_size", "4",
+    "--model.encoder.attention.k", "4", "--trainer.enable_progress_bar", "false", "--trainer.max_steps", "2",
+]  # fmt: skip
+
+
+def images(root: Path, classes: str = "ab", each: int = 12, seed: int = 0) -> Path:
+    generator = np.random.default_rng(seed)
+    for name in classes:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number:02}.png")
+    return root
+
+
+def sounds(root: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+        for number in range(12):
+            soundfile.write(root / name / f"{number}.wav", generator.normal(0, 0.1, 1600), 8000)
+    return root
+
+
+def unfinish(run: Path) -> Path:
+    """As a run is that was killed before its end."""
+    (run / "metrics.json").unlink()
+    return run
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images, pets, with an unfinished run on them."""
+    folder = tmp_path_factory.mktemp("own")
+    images(folder / "pets")
+    subprocess.run(
+        [sys.executable, ROOT / "train.py", "fit", "--config", IMAGES, "--data.root", "pets", *TINY],
+        cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    unfinish(folder / "runs/pets/0")
+    return folder
+
+
+@pytest.fixture
+def pets(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+# Data
+
+
+def more_files(folder: Path) -> list[str]:
+    images(folder / "pets", each=20)
+    return []
+
+
+def other_pixels(folder: Path) -> list[str]:
+    images(folder / "pets", seed=1)
+    return []
+
+
+def other_root(folder: Path) -> list[str]:
+    images(folder / "others", "ac")
+    return ["--data.root", "others"]
+
+
+def a_class_more(folder: Path) -> list[str]:
+    images(folder / "pets", "c")
+    return []
+
+
+def other_names(folder: Path) -> list[str]:
+    for path in (folder / "pets").glob("*/*.png"):
+        path.rename(path.with_stem(f"x{path.stem}"))
+    return ["--data.test_fraction", "0.2"]
+
+
+OTHER = {
+    "more files": (more_files, r"data: not what .*\.ckpt was trained on: \d+ train samples before, \d+ now; "),
+    "other pixels": (other_pixels, r"data: not what .* was trained on: other contents of samples; "),
+    "another root with another class": (other_root, r"data: not what .* trained on: class 1 was 'b' and is 'c'; "),
+    "a class more": (a_class_more, r".*class 2 was absent and is 'c' \(2 classes before, 3 now\); "),
+    "another seed of the splits": (lambda _: ["--data.seed", "5"], r".* trained on: other names of samples; "),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_a_run_does_not_go_on_with_other_data(other: str, command: Callable, pets: Path) -> None:
+    change, said = OTHER[other]
+    before = contents(pets)
+    flags = change(pets)
+    written = contents(pets / "runs")
+    done = command("fit", "--resume", "runs/pets/0", *flags, "--trainer.max_steps", "4")
+    assert done.code == 2, done.err
+    assert re.match(f"error: {said}", done.error), done.error
+    assert done.error.endswith("--model.init_from runs/pets/0/last.ckpt")
+    assert contents(pets / "runs") == written, "nothing of the run is written over"
+    assert before != contents(pets) or flags
+
+
+def test_a_new_run_goes_on_from_a_checkpoint_with_its_data_only(command: Callable, pets: Path) -> None:
+    more_files(pets)
+    flags = ["--ckpt_path", "runs/pets/0/last.ckpt", "--trainer.max_steps", "4"]
+    done = command("fit", *flags)
+    assert re.match(f"error: {OTHER['more files'][1]}", done.error), done.error
+    assert {folder.name for folder in (pets / "runs/pets").iterdir()} == {"0"}
+    # its weights may begin a training on them
+    started = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY, "--model.init_from", flags[1])
+    assert (started.code, "started from runs/pets/0/last.ckpt" in started.out) == (0, True), started.err
+
+
+def test_a_run_goes_on_when_its_data_was_moved(command: Callable, pets: Path) -> None:
+    (pets / "pets").rename(pets / "elsewhere")
+    done = command("fit", "--resume", "runs/pets/0", "--data.root", pets / "elsewhere", "--trainer.max_steps", "4")
+    assert done.code == 0, done.err
+    assert torch.load("runs/pets/0/last.ckpt", weights_only=True)["global_step"] == 4
+
+
+def test_a_checkpoint_of_before_there_was_an_identity_goes_on(command: Callable, pets: Path) -> None:
+    run = pets / "runs/pets/0"
+    for path in run.glob("*.ckpt"):
+        checkpoint = torch.load(path, weights_only=True)
+        del checkpoint["identity"]
+        write_checkpoint(checkpoint, path)
+    done = command("fit", "--resume", run, "--trainer.max_steps", "4")
+    assert done.code == 0, done.err
+
+
+# Names
+
+
+def test_runs_on_ones_own_data_are_called_after_its_folder(command: Callable, pets: Path) -> None:
+    """And --resume finds them by it, not by the configuration's name, which those of images and sounds share."""
+    sounds(pets / "calls")
+    sound = ["fit", "--config", SOUNDS, "--data.root", "calls", *TINY, "--model.encoder.num_mels", "16"]
+    assert "no unfinished run of calls in .: starting a new one" in command(*sound, "--resume").out
+    assert {folder.name for folder in (pets / "runs").iterdir()} == {"pets", "calls"}
+    done = command("fit", "--config", IMAGES, *TINY[:-1], "4", "--data.root", "pets", "--resume")
+    assert "resume: going on from runs/pets/0/last.ckpt" in done.out, done.err
+
+
+class Stop(Exception):  # noqa: N818 (it is none)
+    @classmethod
+    def now(cls) -> NoReturn:
+        raise cls
+
+
+PLAIN = ["--model.encoder", "ImageEncoder", "--model.encoder.attention", "Softmax"]
+
+
+def new_run_of(started: Commands) -> Path:
+    return new_run(Path(started.settings.trainer.default_root_dir or "."), started.experiment)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--config", IMAGES, "--data.init_args.root=data/x/../my pets/"], "my_pets"),
+        (["--data", "ImageFolder", "--data.root", "data/my pets/.", *PLAIN], "my_pets"),
+        (["-c", IMAGES, "--data.root", "."], "here"),
+        (["--config", IMAGES, "--config", "own.yaml"], "\u043f\u0438\u0442\u043e\u043c\u0446\u044b"),
+        (["--config", IMAGES, "--data.root", "\x1b[31m\n.."], "_31m_.."),
+        (["--config", IMAGES, "--data.root", "/"], "folder"),
+        (["--config", IMAGES, "--config", "named.yaml", "--data.root", "x"], "by_yaml"),
+        (["--config", IMAGES, "--data", "TinyImageNet", "--data.root", "x"], "folder"),  # known by its own name
+        (["--data", "Digits", *PLAIN], "digits"),
+    ],
+)
+def test_fit_and_resume_agree_on_the_name(
+    flags: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever root, name and the folder of the runs are given."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    data = {"class_path": "ImageFolder", "init_args": {"root": "\u043f\u0438\u0442\u043e\u043c\u0446\u044b"}}
+    Path("own.yaml").write_text(yaml.safe_dump({"data": data, "trainer": {"default_root_dir": "elsewhere"}}))
+    Path("named.yaml").write_text(yaml.safe_dump({"experiment": "by_yaml"}))
+    made: list[Path] = []
+    monkeypatch.setattr(Commands, "instantiate_classes", lambda self: made.append(new_run_of(self)))
+    monkeypatch.setattr(Commands, "_run_subcommand", lambda *_: None)
+    Commands(["fit", *flags])
+    (run,) = made
+    assert run.parent.name == name
+    (run / "last.ckpt").touch()
+    looked_for: list[Path] = []
+    monkeypatch.setattr("longseq.cli.commands.newest_checkpoint", lambda run: looked_for.append(run) or Stop.now())
+    with pytest.raises(Stop):
+        Commands(["fit", *flags, "--resume"])
+    assert looked_for == made
+
+
+# One process a run
+
+
+def test_a_run_is_gone_on_with_by_one_process_at_a_time(command: Callable, pets: Path) -> None:
+    """Whoever holds it is named; a process that is killed holds nothing, nor do those that it has forked to load."""
+    run = pets / "runs/pets/0"
+    ready, is_ready = os.pipe()
+    holder = os.fork()
+    if not holder:
+        with sole_use_of(run):
+            loader = os.fork()
+            if loader:
+                os.write(is_ready, loader.to_bytes(4, "big"))
+            signal.pause()
+    loader = int.from_bytes(os.read(ready, 4), "big")
+    try:
+        before = contents(run)
+        done = command("fit", "--resume", "runs/pets/0")
+        said = f"error: resume: runs/pets/0 is being trained by process {holder} on {socket.gethostname()}; wait for "
+        assert (done.code, done.error.startswith(said)) == (2, True), done.err
+        assert contents(run) == before
+        by_name = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY, "--resume")
+        assert by_name.error == done.error
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        assert Path(f"/proc/{loader}").exists()
+        assert command("fit", "--resume", "runs/pets/0").code == 0
+    finally:
+        os.kill(loader, signal.SIGKILL)
+
+
+def test_a_fit_holds_its_run_from_its_start_to_its_end(
+    command: Callable, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+    def is_held(run: Path) -> bool:
+        tried = subprocess.run([sys.executable, "-c", take, run / ".lock"], capture_output=True, text=True)
+        assert tried.returncode == 0 or "BlockingIOError" in tried.stderr
+        return tried.returncode != 0
+
+    held: list[bool] = []
+    monkeypatch.setattr(DataRecord, "on_fit_start", lambda self, *_: held.append(is_held(self.run)))
+    monkeypatch.setattr(Classifier, "on_test_start", lambda self: held.append(is_held(Path("runs/pets/1"))))
+    done = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY)
+    assert done.code == 0, done.err
+    assert held == [True, True]
+    assert not is_held(Path("runs/pets/1"))
+
+
+def test_a_file_system_without_locks_is_said_and_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", without)
+    with sole_use_of(tmp_path):
+        said = f"{tmp_path}: cannot be locked (No locks available); go on with it in one process only\n"
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "", ".", "..", "a\nb", "\x1b[31m", "x" * 256])
+def test_an_experiment_is_one_folder(name: str) -> None:
+    with pytest.raises(UserError, match=r"^experiment: got '.*'; give the name of one folder, without a slash$"):
+        experiment_of(Namespace(experiment=name))
+    assert experiment_of(Namespace(experiment="k=8,\u00e9t\u00e9 1")) == "k=8,\u00e9t\u00e9 1"
+
+
+@pytest.mark.parametrize("where", ["flag", "YAML", "resume", "resume without a configuration"])
+def test_no_experiment_is_outside_of_the_runs(where: str, command: Callable, tmp_path: Path) -> None:
+    (tmp_path / "named.yaml").write_text(yaml.safe_dump({"experiment": "../../x"}))
+    flags = {
+        "flag": ["--config", DIGITS, "--experiment", "../../x"],
+        "YAML": ["--config", DIGITS, "--config", "named.yaml"],
+        "resume": ["--config", DIGITS, "--experiment", "../../x", "--resume"],
+        "resume without a configuration": ["--experiment", "../../x", "--resume"],
+    }[where]
+    done = command("fit", *flags)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert done.error == "error: experiment: got '../../x'; give the name of one folder, without a slash"
+    assert [path.name for path in tmp_path.rglob("*")] == ["named.yaml"]

@@ -1,0 +1,107 @@
+"""SIGTERM and Ctrl-C end every command with 143 and 130, whatever it does when they come."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import datamodules
+from longseq.cli import commands
+from longseq.training import Classifier
+from longseq.training.recovery import Sentinel
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "configs/image/digits.yaml")
+FIT = [
+    "fit", "--config", DIGITS, "--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.max_steps", "2",
+    "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1", "--trainer.enable_progress_bar", "false",
+]  # fmt: skip
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_its_own() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in CODES}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)  # Lightning has SIGINT ignored after a Ctrl-C
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    subprocess.run(
+        [sys.executable, ROOT / "train.py", *FIT], cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    Image.new("L", (8, 8)).save(folder / "image.png")
+    return folder / "runs/digits/0/last.ckpt"
+
+
+def sends(number: int, then: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return then(*arguments, **keywords)
+
+    return called
+
+
+MOMENTS = {
+    "fit, while the parts are built": (FIT, commands, "refuse_missing_cores"),
+    "fit, while the data is set up": (FIT, datamodules.Digits, "load"),
+    "fit, while the model starts from the data": (FIT, Classifier, "_start_from_inputs"),
+    "fit, in the check of the validation, behind Lightning's handler": (FIT, Classifier, "validation_step"),
+    "fit, before the first step": (FIT, Sentinel, "on_train_start"),
+    "fit, in the test": (FIT, Classifier, "test_step"),
+    "test": (["test", "--ckpt_path", "CHECKPOINT"], Classifier, "test_step"),
+    "predict": (["predict", "--ckpt_path", "CHECKPOINT", "--input", "IMAGE"], Classifier, "predict_step"),
+    "check": (["check", "--data", "Digits"], datamodules.Digits, "load"),
+    "stats": (["stats", "--data", "Digits"], datamodules.Digits, "figures"),
+    "a report": (["spectrum", "--ckpt_path", "CHECKPOINT"], datamodules.Digits, "load"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_ends_a_command_at_any_moment(
+    number: signal.Signals, moment: str, command: Callable, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, kind, name = MOMENTS[moment]
+    given = {"CHECKPOINT": checkpoint, "IMAGE": checkpoint.parents[3] / "image.png"}
+    monkeypatch.setattr(kind, name, sends(number, getattr(kind, name)))
+    done = command(*(given.get(argument, argument) for argument in arguments))
+    assert done.code == CODES[number], done.err
+    assert done.error == f"{number.name}: stopped; start it again, a training with --resume"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_end"])
+def test_a_signal_in_a_training_is_answered_when_it_is_saved(
+    hook: str, command: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes after the last epoch was saved, and before the training is over."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Sentinel, hook, sends(signal.SIGTERM, getattr(Sentinel, hook)))
+        done = command(*FIT)
+    assert done.code == 143, done.err
+    assert re.match(r"SIGTERM: saved runs/digits/0/last.ckpt after step \d; go on with --resume", done.error)
+    assert command("fit", "--resume", "runs/digits/0").code == 0
+
+
+def test_a_signal_that_comes_where_python_goes_on_ends_the_command_too(
+    command: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finalizer:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)  # what is raised in it is printed and left
+
+    monkeypatch.setattr(datamodules.Digits, "figures", lambda *_: Finalizer() and {})
+    done = command("stats", "--data", "Digits")
+    assert done.code == 143
+    assert done.err.strip().endswith("SIGTERM: stopped; start it again, a training with --resume")
