@@ -20,12 +20,13 @@ from jsonargparse import set_parsing_settings
 from longseq.arguments import argument_hints, arguments_of
 from longseq.training.storage import LAYOUT, CheckpointError, read_whole
 
-# Packages whose classes a configuration or a checkpoint may name, each where one of its kind is expected. Nothing of
-# another package is imported for them. torch is none of these: it holds classes that run programs and write files.
-NAMEABLE = (
-    "longseq", "datamodules", "torchvision.transforms.v2", "pytorch_lightning.accelerators",
-    "pytorch_lightning.callbacks", "pytorch_lightning.loggers", "pytorch_lightning.plugins",
-    "pytorch_lightning.profilers", "pytorch_lightning.strategies",
+# Packages whose classes a configuration or a checkpoint may name; nothing of another package is imported for them.
+OURS = ("longseq", "datamodules")
+# Of libraries, where an object of theirs is expected. None is torch: its classes run programs and write files.
+LIBRARIES = (
+    "torchvision.transforms.v2", "pytorch_lightning.accelerators", "pytorch_lightning.callbacks",
+    "pytorch_lightning.loggers", "pytorch_lightning.plugins", "pytorch_lightning.profilers",
+    "pytorch_lightning.strategies",
 )  # fmt: skip
 ALLOWED_PACKAGES: list[str] = []  # the user's own: --allow_class
 _PLAIN = bool | int | float | str
@@ -44,7 +45,7 @@ def allow_classes(packages: list[str]) -> None:
             raise ValueError(f"allow_class must be the name of a package, got {package!r}; such as my_encoders")
     set_parsing_settings(
         import_path_denylist=["*"],
-        import_path_allowlist=[*NAMEABLE, *packages],
+        import_path_allowlist=[*OURS, *LIBRARIES, *packages],
         instantiate_subclass_spec_in_any=False,  # where anything may stand, a class's description stays one
     )
     ALLOWED_PACKAGES.extend(packages)
@@ -147,7 +148,8 @@ def _planned(value: Any, hint: Any, callables: type | tuple[type, ...], key: str
             raise CheckpointError(f"{key}: not the description of an object; another program has written it")
         kind = _class_named(path, expected, key)
         return partial(_called, kind, planned_arguments(kind, arguments, expected, key))
-    if expected and not isinstance(value, (NoneType, *expected)) and {*get_args(hint)} - {NoneType} <= {*expected}:
+    is_object = all(argument in (NoneType, *expected) for argument in get_args(hint))
+    if expected and is_object and not isinstance(value, (NoneType, *expected)):
         raise CheckpointError(f"{key}: {type(value).__name__} where {_names(expected)} is expected; name a class")
     if callable(value) and not isinstance(value, (type, *expected)):
         _refuse_function(value, key)
@@ -180,7 +182,8 @@ def _class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
         raise CheckpointError(f"{key}: {path!r} is no class path; another program has written it")
     if not expected:
         raise CheckpointError(f"{key}: no object is expected here, got one of {path}; leave it out")
-    if not _is_of(path, [*NAMEABLE, *ALLOWED_PACKAGES]):
+    libraries = [package for package in LIBRARIES if any(_is_of(kind.__module__, [package]) for kind in expected)]
+    if not _is_of(path, [*OURS, *libraries, *ALLOWED_PACKAGES]):
         package = path.partition(".")[0]
         raise CheckpointError(f"{key}: {path} may not be named; --allow_class {package} if you trust it")
     module, _, name = path.rpartition(".")
