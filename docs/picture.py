@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -67,7 +68,7 @@ def main() -> None:
         description = read_checkpoint(run / "best.ckpt")["data"]
         if arguments.root is not None and "root" in description["init_args"]:
             description["init_args"]["root"] = arguments.root
-        data = build(description)
+        data = build(description, pl.LightningDataModule)
         data.prepare_data()
         data.setup("test")
         inputs, (label,) = data.test_set[np.flatnonzero(data.test_set.labels == 3)[:1].tolist()]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
@@ -94,7 +95,7 @@ def main() -> None:
         )
         curves: dict[str, list[float]] = {way: [] for way in WAYS}
         for label, change, of_data in changes:
-            data = build({**description, "init_args": {**options, **of_data}})
+            data = build({**description, "init_args": {**options, **of_data}}, pl.LightningDataModule)
             for way, function in WAYS.items():
                 curves[way].append(accuracy(resized(trained, function, **change), data))
             at = "8 x 8 pixels" if is_image else f"hop {trained.encoder.hop_ms:g} ms"

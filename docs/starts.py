@@ -42,7 +42,7 @@ def main() -> None:
     description = read_checkpoint(arguments.run / "best.ckpt")["data"]
     if arguments.root is not None and "root" in description["init_args"]:
         description["init_args"]["root"] = arguments.root
-    data = build(description)
+    data = build(description, pl.LightningDataModule)
     data.prepare_data()
     data.setup()
     expected, labels = logits(exact, data), data.test_set.labels

@@ -5,20 +5,41 @@ torch has taken the name, of the name with an underscore in front. So they can b
 """
 
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, get_type_hints
 
 
 def argument_names(kind: type) -> list[str]:
-    """The names of a constructor's arguments, those included that it hands on as keywords to the next class's."""
+    """The names of a constructor's arguments, including those forwarded as keywords to the base class."""
     names: dict[str, None] = {}
+    for parameters, _ in _constructors(kind):
+        names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    return list(names)
+
+
+def argument_hints(kind: type) -> dict[str, Any]:
+    """The type hints of a constructor's arguments, including those forwarded as keywords to the base class.
+
+    A constructor whose hints name something that is not installed has none.
+    """
+    hints: dict[str, Any] = {}
+    for parameters, constructor in _constructors(kind):
+        with suppress(NameError):
+            found = get_type_hints(constructor)
+            hints = {p.name: found[p.name] for p in parameters if p.name in found} | hints
+    return hints
+
+
+def _constructors(kind: type) -> Iterator[tuple[list[inspect.Parameter], Any]]:
+    """The constructor's parameters, and those of the base classes to which it forwards keywords."""
     for each in kind.__mro__:
         if "__init__" not in vars(each):
             continue
         parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
-        names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        yield parameters, each.__init__
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
-            break
-    return list(names)
+            return
 
 
 def arguments_of(value: Any) -> dict[str, Any]:

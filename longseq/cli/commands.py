@@ -23,10 +23,10 @@ from longseq.cli.inputs import files_of, readable
 from longseq.cli.names import escaped, shown
 from longseq.cli.runs import (
     BestCheckpoint,
-    DataRecord,
+    RunRecord,
     config_of,
     experiment_of,
-    forget_if_not_begun,
+    forget,
     new_run,
     newest_checkpoint,
     refuse_full_disk,
@@ -37,9 +37,18 @@ from longseq.cli.runs import (
     without_appended,
     write_metrics,
 )
-from longseq.cli.trainer import Trainer, is_lightnings, refuse_missing_cores, wrong_flag
+from longseq.cli.trainer import Trainer, is_lightnings, is_of_restoring, refuse_missing_cores, wrong_flag
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
+from longseq.training.checkpoint import (
+    CheckpointError,
+    allow_classes,
+    data_of,
+    naming,
+    planned,
+    planned_arguments,
+    read_checkpoint,
+    refuse_other_shapes,
+)
 from longseq.training.generators import GeneratorStates
 from longseq.training.memory import OutOfMemory, is_out_of_memory, let_go_of, what_fits
 from longseq.training.recovery import Sentinel
@@ -85,9 +94,12 @@ class Commands(LightningCLI):
                     auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
                     load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
                 )
-        except BaseException:
-            if self.run is not None:
-                rank_zero_only(forget_if_not_begun)(self.run)
+        except BaseException as error:
+            if self.run is not None and self.resumed is None and not self.record.has_begun:
+                rank_zero_only(forget)(self.run)
+            if self.checkpoint is not None and is_of_restoring(error):
+                what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error
             raise
 
     @staticmethod
@@ -157,7 +169,10 @@ class Commands(LightningCLI):
         finder.add_argument("--allow_class", action="append", default=[])
         finder.add_argument("--resume", nargs="?", const="true", default="false")
         known, without = finder.parse_known_args(self.args)
-        allow_classes(known.allow_class)
+        try:
+            allow_classes(known.allow_class)
+        except ValueError as error:
+            raise UserError(str(error).replace(" must", ": must", 1)) from error
         if known.resume != "false" and known.ckpt_path is not None:
             raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
         args, path = self.args, known.ckpt_path
@@ -171,13 +186,14 @@ class Commands(LightningCLI):
             path = newest_checkpoint(self.resumed)
             rest = without_appended(args[1:])
             args = ["fit", "--config", json.dumps(config_of(self.resumed)), *rest, "--ckpt_path", str(path)]
-            self.checkpoint = read_checkpoint(str(path))
+            self.checkpoint = read_checkpoint(str(path), to_go_on=True)
         elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         elif path is not None:
-            self.checkpoint = read_checkpoint(path)
+            self.checkpoint = read_checkpoint(path, to_go_on=args[:1] == ["fit"])
             args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
         self.config = _parse(parser, args)
+        self._refuse_unexpected_classes()
         if self.config.subcommand in OF_DATA:
             return
         seed = self.settings.seed_everything
@@ -205,6 +221,18 @@ class Commands(LightningCLI):
             experiment = experiment_of(Namespace(experiment=experiment))
         return resumed_run(folder, Path(root or "."), experiment)
 
+    def _refuse_unexpected_classes(self) -> None:
+        """jsonargparse checks a class against the type of its place, but takes a function that returns one, and any
+        function or class where something callable is expected."""
+        config = _as_description(self.settings)
+        try:
+            planned(config["data"], pl.LightningDataModule, "data")
+            if self.config.subcommand not in OF_DATA:
+                planned_arguments(Classifier, config["model"], Classifier, "model")
+                planned_arguments(pl.Trainer, config["trainer"], pl.Trainer, "trainer")
+        except CheckpointError as error:
+            raise UserError(str(error)) from error
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
 
@@ -230,14 +258,15 @@ class Commands(LightningCLI):
             refuse_other_classes(self.checkpoint, self.settings.ckpt_path, self.model.class_names)
         refuse_other_shapes(self.checkpoint, self.model)
         if self.subcommand == "fit":
-            ours, restored = self.model.optimizer, self.checkpoint["hyper_parameters"]["optimizer"]
+            settings = self.checkpoint["hyper_parameters"]
+            ours, restored = self.model.optimizer, settings.get("optimizer", self.model.optimizer)
             if ours != restored:
                 raise UserError(
                     f"model.optimizer: {ours} cannot go on with the state of the checkpoint's {restored}; leave it "
                     "out, or start a new training from it with --model.init_from"
                 )
             for name in RESTORED:
-                ours, restored = getattr(self.model, name), self.checkpoint["hyper_parameters"][name]
+                ours, restored = getattr(self.model, name), settings.get(name, getattr(self.model, name))
                 if ours != restored:
                     rank_zero_warn(f"model.{name}: {ours} has no effect, the checkpoint's optimizer has {restored}")
 
@@ -255,6 +284,7 @@ class Commands(LightningCLI):
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
         rank_zero = rank_zero_only.rank == 0
         self.run = self.resumed or (new_run(root, self.experiment) if rank_zero else root / "runs" / self.experiment)
+        self.record = RunRecord(self.run)
         if rank_zero:
             if self.resumed is None:
                 self.held.enter_context(sole_use_of(self.run))
@@ -267,7 +297,7 @@ class Commands(LightningCLI):
             SequenceSummary(),
             ThroughputLogger(config.peak_flops),
             GeneratorStates(),
-            DataRecord(self.run),
+            self.record,
             Sentinel(self.run / "last.ckpt", config.checkpoint_minutes),
         ]
         if config.trainer.logger in (None, True):
@@ -307,7 +337,7 @@ class Commands(LightningCLI):
         except BaseException as error:
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
-            if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
+            if isinstance(error, ValueError | RuntimeError) and is_lightnings(error) and not is_of_restoring(error):
                 raise wrong_flag(error, self.settings.trainer) from error
             raise
         best, accuracy = self.checkpoints.best_model_path, self.checkpoints.best_model_score
@@ -377,9 +407,10 @@ def _parse(parser: LightningArgumentParser, args: list[str]) -> Namespace:
 
 def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
     """The configuration that a checkpoint was trained with, less what the data module tells the model."""
-    if "data" not in checkpoint:
-        raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
-    config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]})
+    config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": data_of(checkpoint, path)})
+    with naming(path):
+        planned_arguments(Classifier, config["model"], Classifier)
+        planned(config["data"], pl.LightningDataModule, "data")
     for target in LINKS.values():
         *parents, name = target.split(".")
         group = config
@@ -387,3 +418,18 @@ def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
             group = group[parent]
         group.pop(name, None)
     return config
+
+
+def _as_description(value: Any) -> Any:
+    """A parsed configuration as describe has it: every object with its class path and all of its arguments."""
+    if isinstance(value, list | tuple):
+        return [_as_description(item) for item in value]
+    if not isinstance(value, Namespace | dict):
+        return value
+    plain = (
+        {name: _as_description(item) for name, item in vars(value).items()} if isinstance(value, Namespace) else value
+    )
+    if "class_path" not in plain:
+        return plain
+    arguments = {**(plain.get("init_args") or {}), **(plain.get("dict_kwargs") or {})}
+    return {"class_path": plain["class_path"], "init_args": arguments}

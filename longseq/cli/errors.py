@@ -55,6 +55,9 @@ def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ())
     if found := re.search(r"Option '([^']+)' is not accepted", message):
         accepted = inspect.signature(_imported(re.findall(r"class_path '([^']+)'", message)[-1])).parameters
         return f"{key}.{found[1]}: no such option; {_nearest(found[1], accepted)}"
+    if found := re.search(r"Importing '([^']+)' is not allowed", message):
+        package = found[1].partition(".")[0]
+        return f"{key}: {found[1]} may not be named; --allow_class {package} if you trust it"
     if found := re.search(r"dot import path string: (\S+)", message):
         return f"{key}: no class {found[1]}; {_nearest(found[1], _class_names())}"
     if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):

@@ -79,9 +79,10 @@ def new_run(root: Path, experiment: str) -> Path:
         raise StorageError(f"{parent}: cannot be written ({error.strerror}); choose another {_ROOT}") from error
 
 
-def forget_if_not_begun(run: Path) -> None:
-    """Take away the folder of a run that ended before its configuration was saved, for want of data for example."""
-    if run.name.isdecimal() and not (run / "config.yaml").exists() and not list(run.glob("*.ckpt")):
+def forget(run: Path) -> None:
+    """Take away the folder of a run in which no training step was done, for want of data for example, unless it holds
+    a checkpoint."""
+    if run.name.isdecimal() and not list(run.glob("*.ckpt")):
         shutil.rmtree(run, ignore_errors=True)
 
 
@@ -255,12 +256,21 @@ class BestCheckpoint(ModelCheckpoint):
         super().load_state_dict(state_dict)
 
 
-class DataRecord(pl.Callback):
-    """Write down which sample of a run is in which split (splits.csv), and which files were left out (skipped.txt)."""
+class RunRecord(pl.Callback):
+    """Write down which sample of a run is in which split (splits.csv), and which files were left out (skipped.txt);
+    and know whether it has begun.
+
+    Attributes:
+        has_begun: Whether a training step was done.
+    """
 
     def __init__(self, run: Path) -> None:
         super().__init__()
         self.run = run
+        self.has_begun = False
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.has_begun = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         datamodule: Any = getattr(trainer, "datamodule", None)

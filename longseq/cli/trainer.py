@@ -2,6 +2,9 @@
 
 import os
 import re
+import traceback
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -83,7 +86,17 @@ def wrong_flag(error: Exception, settings: Namespace) -> UserError:
 
 def is_lightnings(error: BaseException) -> bool:
     """Whether Lightning's own code has raised an error: of flags that fit neither each other nor the data."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_globals["__name__"].startswith("pytorch_lightning.")
+    *_, frame = _frames(error)
+    return frame.f_globals["__name__"].startswith("pytorch_lightning.")
+
+
+def is_of_restoring(error: BaseException) -> bool:
+    """Whether an error that no code of ours foresees came up while a checkpoint's content was restored."""
+    if hasattr(error, "exit_code") or not isinstance(error, Exception):
+        return False
+    return any(frame.f_code.co_name.lstrip("_").startswith("restore") for frame in _frames(error))
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        yield frame

@@ -61,11 +61,13 @@ class TimmEncoder(Encoder):
             trunk = timm.create_model(
                 model, bool(pretrained), img_size=picture[1:], in_chans=picture[0], num_classes=0, **options
             )
-        except TypeError as error:  # its constructor knows no img_size
-            raise ValueError(
-                f"model must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
-            ) from error
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # weights of each format are wrong in ways of their own
+            if "unexpected keyword argument" in str(error):  # img_size or another that its constructor does not know
+                raise ValueError(
+                    f"model must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
+                ) from error
+            if not pretrained:
+                raise
             what = str(error).strip().split("\n")[0] or type(error).__name__
             raise ValueError(
                 f"pretrained must have weights for {model} ({what}); give the path of a file, or false for random ones"

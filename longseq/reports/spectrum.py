@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 import yaml
@@ -16,7 +17,7 @@ from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
-from longseq.training.checkpoint import build, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, allow_classes, build, data_of, naming, read_checkpoint
 
 EXACT = 4096  # tokens up to which all singular values are computed
 _LEADING = 512  # those that are computed of longer sequences
@@ -28,6 +29,7 @@ def spectrum(
     num_inputs: int = 8,
     energy: float = 0.9,
     out: str = "spectrum",
+    allow_class: list[str] = [],  # noqa: B006  (jsonargparse shows it)
 ) -> None:
     """Measure the singular values of the context matrices of a trained model over inputs of its test split.
 
@@ -42,20 +44,25 @@ def spectrum(
         num_inputs: How many inputs of the test split to average over.
         energy: The share of the sum of singular values.
         out: Folder for table.md, table.csv, spectrum.png and, but for Verma, linformer.yaml.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
         ValueError: If the share is not in 0..1, or a number is not positive.
+        CheckpointError: If the checkpoint cannot be read, names no data, or has weights that are not finite.
     """
     if not 0 < energy < 1:
         raise ValueError(f"energy must be between 0 and 1, got {energy}; 0.9 is usual")
     if num_inputs < 1:
         raise ValueError(f"num_inputs must be positive, got {num_inputs}; 8 is a start")
-    checkpoint = read_checkpoint(ckpt_path)
+    allow_classes(allow_class)
+    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
     model = Classifier.load_from_checkpoint(ckpt_path).eval()
-    description = checkpoint["data"]
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise CheckpointError(f"{ckpt_path}: holds weights that are not finite; give another")
     if root is not None:
         description = {**description, "init_args": {**description["init_args"], "root": root}}
-    data = build(description)
+    with naming(ckpt_path):
+        data = build(description, pl.LightningDataModule)
     data.setup("test")
     chosen = torch.randperm(len(data.test_set), generator=torch.Generator().manual_seed(0))[:num_inputs].tolist()
     curves = {"P": [], "logits": []}

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from longseq.attention import carry, start_from_inputs
 from longseq.encoders import Encoder, SpectrogramEncoder
-from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, build_from, describe, naming, read_checkpoint
 from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix
 from longseq.training.optimizer import make_optimizer, warmup_cosine
@@ -289,8 +289,16 @@ class Classifier(pl.LightningModule):
             checkpoint_path: A file that fit has written.
             map_location: Where its tensors go.
             kwargs: Arguments of the constructor to change.
+
+        Raises:
+            CheckpointError: If it is no checkpoint, or does not describe its model.
         """
         checkpoint = read_checkpoint(checkpoint_path, map_location)
-        model = cls(**{**build(checkpoint["hyper_parameters"]), **kwargs})
-        model.load_state_dict(checkpoint["state_dict"])
+        with naming(checkpoint_path):
+            model = build_from(cls, checkpoint["hyper_parameters"], **kwargs)
+        try:
+            model.load_state_dict(checkpoint["state_dict"])
+        except RuntimeError as error:
+            what = "its weights are not those of the model that it describes"
+            raise CheckpointError(f"{checkpoint_path}: {what}; another version of longseq has written it") from error
         return model

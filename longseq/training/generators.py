@@ -35,7 +35,9 @@ class GeneratorStates(pl.Callback):
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         of_ranks = checkpoint.get("ranks")
         # with another number of processes no later order is the same, whatever the generators' states
-        self._restore = of_ranks if of_ranks and len(of_ranks) == trainer.world_size else None
+        self._restore = None
+        if of_ranks and len(of_ranks) == trainer.world_size:
+            self._restore = [{"generators": each["generators"], "metrics": each["metrics"]} for each in of_ranks]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if self._restore is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq.training.checkpoint import build
+from longseq.training.checkpoint import CheckpointError, build_from
 from longseq.training.classifier import Classifier
 
 
@@ -113,8 +113,8 @@ def what_fits(
         changed = {**attention, "init_args": {**attention["init_args"], "k": smaller}}
         encoder = {**description["encoder"]["init_args"], "attention": changed}
         description["encoder"] = {**description["encoder"], "init_args": encoder}
-        with suppress(ValueError):  # a projection may need a larger k
-            other = Classifier(**build(description)).to(model.device)
+        with suppress(CheckpointError):  # a projection may need a larger k
+            other = build_from(Classifier, description).to(model.device)
             other.encoder.set_statistics(model.encoder.mean, model.encoder.std)
             if fits(other, len(labels)):
                 found.append(f"--model.encoder.attention.k {smaller}")

@@ -9,6 +9,19 @@ from typing import IO, Any
 
 import torch
 from pytorch_lightning.plugins.io import CheckpointIO
+from torch import Tensor
+
+# What a checkpoint of a training holds; of other programs' all of it may be missing.
+LAYOUT = {
+    "hyper_parameters": dict,
+    "state_dict": dict,
+    "epoch": int,
+    "global_step": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
 
 
 class CheckpointError(Exception):
@@ -60,7 +73,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         new = hashing.sha256.hexdigest()
         if sha256_of(temporary) != new:
             raise OSError("what was read back is not what was written")
-        _write_sums(path, [new, *_sums(path)])
+        _write_sums(path, [new, *(_sums(path) or [])])
         os.replace(temporary, path)
         _write_sums(path, [new])
     except (OSError, RuntimeError) as error:  # torch wraps what the disk says of its own files
@@ -84,7 +97,7 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
         raise CheckpointError(f"{path}: no such file; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
     sums = _sums(path)
     try:
-        if sums and sha256_of(path) not in sums:
+        if sums is not None and sha256_of(path) not in sums:
             raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one beside it{_good_one_near(path)}")
         # also where an environment variable would have it otherwise: the argument is what counts
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
@@ -94,7 +107,13 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
         what = f"not a readable checkpoint ({type(error).__name__})"
         raise CheckpointError(f"{path}: {what}{_good_one_near(path)}") from error
     if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{path}: holds no checkpoint but a {type(checkpoint).__name__}; give another")
+        raise CheckpointError(f"{path}: holds no checkpoint but a {type(checkpoint).__name__}{_good_one_near(path)}")
+    for name, kind in LAYOUT.items():
+        if not isinstance(checkpoint.get(name, kind()), kind):
+            what = f"its {name} is a {type(checkpoint[name]).__name__}"
+            raise CheckpointError(f"{path}: not a checkpoint of longseq, {what}{_good_one_near(path)}")
+    if not all(isinstance(weight, Tensor) for weight in checkpoint.get("state_dict", {}).values()):
+        raise CheckpointError(f"{path}: not a checkpoint of longseq, its weights are no tensors{_good_one_near(path)}")
     return checkpoint
 
 
@@ -133,11 +152,14 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _sums(path: Path) -> list[str]:
-    """What the file beside a checkpoint says, in the format of sha256sum; nothing if there is none."""
+def _sums(path: Path) -> list[str] | None:
+    """What the file beside a checkpoint says, in the format of sha256sum; None if there is none, and nothing if it
+    cannot be read, so that no checkpoint is right by it."""
     try:
         return [line.split()[0] for line in _beside(path).read_text().splitlines() if line.strip()]
     except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError):
         return []
 
 

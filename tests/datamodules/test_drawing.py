@@ -89,7 +89,7 @@ def test_augmentations_that_change_the_type_and_change_it_back_are_no_mistake():
 
 def test_augmentations_survive_a_checkpoint():
     data = Digits(augment=[v2.RandomCrop(8, padding=2), v2.RandAugment(3)])
-    again = build(describe(data))
+    again = build(describe(data), Digits)
     image = torch.randint(0, 256, (1, 8, 8), dtype=torch.uint8)
     for ours, theirs in zip(data.augment, again.augment, strict=True):
         torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """timm's vision transformers as encoders, with weights that timm wrote (random ones: none can be downloaded here)."""
 
+import numpy as np
 import pytest
 import safetensors.torch
 import timm
@@ -78,7 +79,7 @@ def test_a_checkpoint_of_it_needs_no_weights_but_its_own(weights, tmp_path):
     encoder = TimmEncoder("vit_tiny_patch16_224", Linformer(4), shape=[3, 32, 32], pretrained=path)
     description = describe(Classifier(encoder, 2))
     assert description["init_args"]["encoder"]["init_args"]["pretrained"] is False
-    again = build(description)
+    again = build(description, Classifier)
     again.load_state_dict(Classifier(encoder, 2).state_dict())
     batch = images(32)
     assert torch.equal(again.eval().encoder(batch), encoder.eval()(batch))
@@ -110,9 +111,16 @@ def test_what_cannot_be_plugged_is_refused_by_name_and_reason(arguments, message
         TimmEncoder(**arguments)
 
 
-def test_weights_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["broken.pt", "broken.safetensors", "broken.npz", "list.pt", "other.npz"])
+def test_weights_that_cannot_be_had_are_one_line(name, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (tmp_path / "broken.pt").write_bytes(b"no weights")
-    with pytest.raises(ValueError, match="pretrained must have weights for vit_tiny_patch16_224"):
-        TimmEncoder("vit_tiny_patch16_224", Softmax(), pretrained=str(tmp_path / "broken.pt"))
+    path = tmp_path / name
+    path.write_bytes(b"no weights, but enough bytes for a header")
+    if name == "list.pt":
+        torch.save([1, 2], path)
+    if name == "other.npz":
+        np.savez(path, weights=np.zeros(3))
+    with pytest.raises(ValueError, match="^pretrained must have weights for vit_tiny_patch16_224 ") as error:
+        TimmEncoder("vit_tiny_patch16_224", Softmax(), pretrained=str(path))
+    assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score
 
 from datamodules import Digits, Vowels
 from longseq.attention import Linformer, Verma
-from longseq.encoders import ImageEncoder, SpectrogramEncoder
+from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_made_in_python_holds_tensors_and_plain_types_and_loads_alo
     loaded = Classifier.load_from_checkpoint(path)
     assert torch.equal(loaded.eval()(inputs), model.eval()(inputs))
     assert describe(loaded) == describe(model)
-    again = build(checkpoint["data"])
+    again = build(checkpoint["data"], pl.LightningDataModule)
     assert type(again) is type(data)
     assert again.batch_size == 32
 
@@ -165,8 +165,8 @@ def test_the_training_sets_statistics_are_in_the_encoder_after_fit(tmp_path: Pat
 def test_a_class_of_a_foreign_package_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(CheckpointError, match="canary.Bird: not a class that may be named"):
-        build({"encoder": {"class_path": "canary.Bird", "init_args": {}}})
+    with pytest.raises(CheckpointError, match="canary.Bird may not be named; --allow_class canary"):
+        build({"class_path": "canary.Bird", "init_args": {}}, Encoder)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])

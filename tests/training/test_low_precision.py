@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from datamodules import Digits, Vowels
-from longseq.attention import Linformer, Softmax, Verma
+from longseq.attention import Linformer, Verma
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.statistics import measure_inputs
