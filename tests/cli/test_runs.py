@@ -23,7 +23,7 @@ from PIL import Image
 import datamodules  # noqa: F401  (its names are what --data resolves)
 from longseq.cli.commands import Commands
 from longseq.cli.errors import UserError
-from longseq.cli.runs import DataRecord, experiment_of, new_run, sole_use_of
+from longseq.cli.runs import RunRecord, experiment_of, new_run, sole_use_of
 from longseq.training import Classifier
 from longseq.training.storage import write_checkpoint
 
@@ -271,7 +271,7 @@ def test_a_fit_holds_its_run_from_its_start_to_its_end(
         return tried.returncode != 0
 
     held: list[bool] = []
-    monkeypatch.setattr(DataRecord, "on_fit_start", lambda self, *_: held.append(is_held(self.run)))
+    monkeypatch.setattr(RunRecord, "on_fit_start", lambda self, *_: held.append(is_held(self.run)))
     monkeypatch.setattr(Classifier, "on_test_start", lambda self: held.append(is_held(Path("runs/pets/1"))))
     done = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY)
     assert done.code == 0, done.err
