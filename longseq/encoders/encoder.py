@@ -85,10 +85,10 @@ class Encoder(nn.Module, ABC):
 
     def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
-        if self.training and not self._is_measured:
-            self._measure_first_batch(inputs)
         picture, rows = self.picture(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
+        if self.training and not self._is_measured:
+            self._measure_first_batch(inputs)
         picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
         if self.training:
             picture = self.augment(picture)

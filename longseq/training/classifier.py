@@ -1,5 +1,6 @@
 """The LightningModule: an encoder and a linear head, trained with cross entropy."""
 
+import math
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -87,10 +88,15 @@ class Classifier(pl.LightningModule):
         for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
-        if isinstance(class_weights, list) and (len(class_weights) != num_classes or min(class_weights) <= 0):
-            raise ValueError(
-                f"class_weights must be {num_classes} positive numbers or balanced, got {class_weights}; one a class"
-            )
+        weights = torch.ones(num_classes)
+        if class_weights is not None and class_weights != "balanced":
+            are_numbers = not isinstance(class_weights, str) and all(0 < weight < math.inf for weight in class_weights)
+            if not are_numbers or len(class_weights) != num_classes:
+                raise ValueError(
+                    f"class_weights must be {num_classes} positive numbers or balanced, got {class_weights}; "
+                    "one a class"
+                )
+            weights = torch.tensor(class_weights, dtype=torch.float32)
         if isinstance(mix, CutMix) and isinstance(encoder, SpectrogramEncoder):
             raise ValueError("mix must be for sounds, got CutMix; MixUp is")
         # for a training alone, and of no interest to a checkpoint
@@ -104,9 +110,6 @@ class Classifier(pl.LightningModule):
         self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
         self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
         self.class_weights, self.mix = class_weights, mix
-        weights = torch.ones(num_classes)
-        if isinstance(class_weights, list):
-            weights = torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("loss_weights", weights, persistent=False)
         self.init_from, self._compile = init_from, compile
         self.head = nn.Linear(encoder.dim, num_classes)
