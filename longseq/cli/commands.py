@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 from lightning_fabric.utilities.apply_func import move_data_to_device
-from pytorch_lightning.callbacks import LearningRateMonitor, WeightAveraging
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from longseq.cli.errors import OneLineParser, UserError, locate
+from longseq.cli.errors import OneLineParser, UserError, locate, refused_part
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
 from longseq.cli.runs import (
@@ -31,9 +39,15 @@ from longseq.cli.runs import (
     without_appended,
     write_metrics,
 )
-from longseq.cli.trainer import Trainer, is_lightnings, refuse_missing_cores, wrong_flag
+from longseq.cli.trainer import Trainer, is_lightnings, refuse_missing_devices, refuse_wrong_numbers, wrong_flag
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, allow_classes, read_checkpoint, refuse_other_shapes
+from longseq.training.checkpoint import (
+    CheckpointError,
+    allow_classes,
+    describe,
+    read_checkpoint,
+    refuse_other_shapes,
+)
 from longseq.training.generators import GeneratorStates
 from longseq.training.memory import OutOfMemory, is_out_of_memory, let_go_of, what_fits
 from longseq.training.recovery import Sentinel
@@ -52,6 +66,9 @@ LINKS = {
 }
 # What the optimizer's state in a checkpoint decides when a training goes on.
 RESTORED = ("learning_rate", "weight_decay")
+register_type(torch.device)  # or a run's config.yaml has no word of it, and the run cannot go on
+# Callbacks that look for a setting before a training; one that goes on has found it.
+FINDERS = (LearningRateFinder, BatchSizeFinder)
 # Commands that need data alone; what a configuration says of the rest is left aside.
 OF_DATA = ("stats", "check")
 
@@ -159,8 +176,9 @@ class Commands(LightningCLI):
             self.resumed = path and path.parent
         if self.resumed is not None:
             rest = without_appended(args[1:])
-            args = ["fit", "--config", json.dumps(config_of(self.resumed)), *rest, "--ckpt_path", str(path)]
             self.checkpoint = read_checkpoint(str(path))
+            config = _with_findings(config_of(self.resumed), self.checkpoint)
+            args = ["fit", "--config", json.dumps(config), *rest, "--ckpt_path", str(path)]
         elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         elif path is not None:
@@ -172,6 +190,8 @@ class Commands(LightningCLI):
             raise UserError("config: not a text file; give one of YAML") from error
         if self.config.subcommand in OF_DATA:
             return
+        refuse_wrong_numbers(self.settings)
+        refuse_missing_devices(self.settings.trainer)
         seed = self.settings.seed_everything
         if not isinstance(seed, bool) and not 0 <= seed < 2**32:
             raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")
@@ -194,11 +214,18 @@ class Commands(LightningCLI):
                 self.datamodule, self.model, self.trainer = parts
                 return
             super().instantiate_classes()
-        except ValueError as error:  # "<argument> must ...", which jsonargparse may have wrapped
-            said = re.search(r"(\w+) (must .+)", str(error))
-            if said is None:
+        except Exception as error:
+            if is_out_of_memory(error):
+                what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
+                raise UserError(what, OutOfMemory.exit_code) from error
+            # "<argument> must ...", which jsonargparse may have wrapped
+            said = re.search(r"(\w+) (must .+)", str(error)) if isinstance(error, ValueError) else None
+            if said is not None:
+                raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
+            refused = refused_part(error, self.settings.as_dict())
+            if refused is None or hasattr(error, "exit_code"):
                 raise
-            raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
+            raise refused from error
         if self.checkpoint is None:
             return
         refuse_other_shapes(self.checkpoint, self.model)
@@ -216,7 +243,6 @@ class Commands(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
-        refuse_missing_cores(config.trainer)
         if self.subcommand != "fit":
             self.save_config_callback = None  # it belongs to a run, and this is none
             kwargs["logger"] = False
@@ -224,6 +250,10 @@ class Commands(LightningCLI):
                 kwargs["enable_progress_bar"] = False  # standard output is for the predictions alone
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
             return self._trainer(**kwargs)
+        try:
+            describe(self.datamodule)
+        except TypeError as error:
+            raise UserError(f"data: {error}; a checkpoint names the data by its arguments") from error
         root = Path(config.trainer.default_root_dir or ".")
         experiment = experiment_of(config)
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
@@ -258,12 +288,15 @@ class Commands(LightningCLI):
                 BestAccuracy(is_resumed=self.resumed is not None),
             ]
         self.trainer_defaults["callbacks"] = callbacks
-        return self._trainer(**kwargs)
+        trainer = self._trainer(**kwargs)
+        if self.checkpoint is not None:
+            _take_off(trainer, *FINDERS)
+        return trainer
 
     def _trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError, TypeError) as error:
+        except Exception as error:  # it runs Lightning's code alone, on what the flags say
             raise wrong_flag(error, self.settings.trainer) from error
 
     # Running
@@ -279,11 +312,22 @@ class Commands(LightningCLI):
                 raise wrong_flag(error, self.settings.trainer) from error
             raise
         best, accuracy = self.checkpoints.best_model_path, self.checkpoints.best_model_score
+        folder = Path(self.checkpoints.dirpath)  # type: ignore[arg-type]  # rank zero's
         if not best:  # the training was shorter than the first validation
-            best = str(Path(self.checkpoints.dirpath) / "last.ckpt")  # type: ignore[arg-type]  # rank zero's folder
+            best = str(folder / "last.ckpt")
             self.trainer.save_checkpoint(best)
         # one that averages weights would bring back those that it averaged, which it keeps in a checkpoint too
-        self.trainer.callbacks = [each for each in self.trainer.callbacks if not isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+        _take_off(self.trainer, WeightAveraging, *FINDERS)
+        for averaging in _take_off(self.trainer, StochasticWeightAveraging):
+            # its average is no weights of any step, so that nothing has validated or saved it yet
+            if not averaging.n_averaged:
+                rank_zero_warn("StochasticWeightAveraging has averaged nothing: the training ended before its epoch")
+                continue
+            averaging.transfer_weights(averaging._average_model, model)  # which it leaves out of an early end
+            validated = self.trainer.validate(model, datamodule=datamodule, verbose=False)
+            accuracy = validated[0]["val/accuracy"] if validated else None
+            best = str(folder / "averaged.ckpt")
+            self.trainer.save_checkpoint(best)
         results = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
         if not self.trainer.is_global_zero:
             return
@@ -334,6 +378,23 @@ class Commands(LightningCLI):
         if self.trainer.is_global_zero:
             for name, value in sorted(results[0].items()):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
+
+
+def _take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
+    """Take the callbacks of these kinds off a trainer, and return them."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    trainer.callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]  # type: ignore
+    return [callback for callback in callbacks if isinstance(callback, kinds)]
+
+
+def _with_findings(config: dict[str, Any], checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A run's configuration with the learning rate and the batch size that its callbacks have found, if any has."""
+    found = {"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]["init_args"]}
+    for group, name in (("model", "learning_rate"), ("data", "batch_size")):
+        if name in found[group]:
+            of_group = config[group] if group == "model" else config[group].setdefault("init_args", {})
+            of_group[name] = found[group][name]
+    return config
 
 
 def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:

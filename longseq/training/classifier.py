@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from pytorch_lightning.tuner.lr_finder import _LRCallback
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
 from torch import Tensor, nn
@@ -79,10 +80,13 @@ class Classifier(pl.LightningModule):
             )
         if optimizer not in list_optimizers() or optimizer == "adahessian":  # which needs second derivatives
             raise ValueError(f"optimizer must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some")
-        if learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {learning_rate}; 1e-3 is usual for AdamW")
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay must not be negative, got {weight_decay}; 0 turns it off")
+        # an optimizer takes both, and their product, as numbers of 32 bits, which end at 3e38
+        if not 0 < learning_rate <= 1e30:
+            raise ValueError(
+                f"learning_rate must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
+            )
+        if not 0 <= weight_decay <= 1e6:
+            raise ValueError(f"weight_decay must be in 0..1e6, got {weight_decay}; 0 turns it off")
         for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
@@ -122,12 +126,23 @@ class Classifier(pl.LightningModule):
         self.test_metrics = metrics.clone(prefix="test/")
         self.save_hyperparameters(describe(self)["init_args"], logger=False)
 
+    @property
+    def backbone(self) -> Encoder:
+        """The encoder, by the name at which Lightning's BackboneFinetuning looks for what it freezes at first."""
+        return self.encoder
+
     def forward(self, inputs: Any) -> Float[Tensor, "b num_classes"]:
         """Logits of a batch of inputs."""
         return self.head(self.encoder(inputs))
 
     def setup(self, stage: str) -> None:
-        """Before a new training, start from where it should; every rank does the same."""
+        """Before a new training, start from where it should; every rank does the same.
+
+        Raises:
+            TypeError: If the data module cannot be described, which a checkpoint must.
+        """
+        if stage == "fit":
+            self._describe_data()
         if stage == "fit" and self.class_weights == "balanced":
             labels = self.trainer.datamodule.train_set.labels  # type: ignore[attr-defined]
             counts = labels.bincount(minlength=self.num_classes).to(self.loss_weights)
@@ -173,6 +188,18 @@ class Classifier(pl.LightningModule):
             inputs = next(training_inputs(datamodule, self.device))
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
+    def on_fit_start(self) -> None:
+        """Plan the learning rate's course anew: callbacks come before, and may have found another learning rate, or
+        another batch size and with it another number of steps. A checkpoint's state comes behind."""
+        for config in self.trainer.lr_scheduler_configs:  # none where StochasticWeightAveraging goes on
+            optimizer = config.scheduler.optimizer
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = self.learning_rate
+                for weight in group["params"]:  # a resumed BackboneFinetuning has frozen those of the encoder again
+                    weight.requires_grad = True
+            num_steps = self.trainer.estimated_stepping_batches
+            config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         targets = labels
@@ -180,7 +207,9 @@ class Classifier(pl.LightningModule):
             inputs, targets = self.mix(inputs, F.one_hot(labels, self.num_classes).to(self.dtype))
         logits = self(inputs)
         loss = F.cross_entropy(logits, targets, self.loss_weights, label_smoothing=self.label_smoothing)
-        is_bad = not loss.isfinite()
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        # LearningRateFinder tries rates beyond those that a training bears, and takes the weights back
+        is_bad = not loss.isfinite() and not any(isinstance(each, _LRCallback) for each in callbacks)
         if self.any_rank(is_bad):
             self._bad_steps += 1
             if self._bad_steps > self.skip_bad_steps:
@@ -257,9 +286,12 @@ class Classifier(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Name the data too, so that a checkpoint alone suffices to test and to predict."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None:
-            checkpoint["data"] = describe(datamodule)
+        data = self._describe_data()
+        if data is not None:
+            checkpoint["data"] = data
+
+    def _describe_data(self) -> Any:
+        return describe(getattr(self.trainer, "datamodule", None))
 
     @classmethod
     def load_from_checkpoint(
