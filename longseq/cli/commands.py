@@ -4,11 +4,13 @@ import copy
 import json
 import re
 from argparse import SUPPRESS, ArgumentParser
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 from lightning_fabric.utilities.apply_func import move_data_to_device
@@ -22,9 +24,8 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from longseq.cli.errors import OneLineParser, UserError, locate, refused_part
+from longseq.cli.errors import OneLineParser, UserError, items_of, locate, refused_part
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
 from longseq.cli.runs import (
@@ -66,7 +67,9 @@ LINKS = {
 }
 # What the optimizer's state in a checkpoint decides when a training goes on.
 RESTORED = ("learning_rate", "weight_decay")
-register_type(torch.device)  # or a run's config.yaml has no word of it, and the run cannot go on
+# Defaults of Lightning's callbacks that config.yaml would not take, and without which the run cannot go on.
+register_type(torch.device)
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 # Callbacks that look for a setting before a training; one that goes on has found it.
 FINDERS = (LearningRateFinder, BatchSizeFinder)
 # Commands that need data alone; what a configuration says of the rest is left aside.
@@ -177,8 +180,8 @@ class Commands(LightningCLI):
         if self.resumed is not None:
             rest = without_appended(args[1:])
             self.checkpoint = read_checkpoint(str(path))
-            config = _with_findings(config_of(self.resumed), self.checkpoint)
-            args = ["fit", "--config", json.dumps(config), *rest, "--ckpt_path", str(path)]
+            self.planned = config_of(self.resumed)
+            args = ["fit", "--config", json.dumps(self.planned), *rest, "--ckpt_path", str(path)]
         elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         elif path is not None:
@@ -229,6 +232,8 @@ class Commands(LightningCLI):
         if self.checkpoint is None:
             return
         refuse_other_shapes(self.checkpoint, self.model)
+        if self.resumed is not None:
+            self._take_findings(self.checkpoint)
         if self.subcommand == "fit":
             ours, restored = self.model.optimizer, self.checkpoint["hyper_parameters"]["optimizer"]
             if ours != restored:
@@ -240,6 +245,16 @@ class Commands(LightningCLI):
                 ours, restored = getattr(self.model, name), self.checkpoint["hyper_parameters"][name]
                 if ours != restored:
                     rank_zero_warn(f"model.{name}: {ours} has no effect, the checkpoint's optimizer has {restored}")
+
+    def _take_findings(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the learning rate and the batch size that callbacks have found in the run, unless a flag changes
+        what was asked for at its start. The run's configuration keeps that, however often the run goes on."""
+        found = dict(items_of({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}))
+        planned, asked = dict(items_of(self.planned)), dict(items_of(self.settings.as_dict()))
+        for part, key in ((self.model, "model.learning_rate"), (self.datamodule, "data.batch_size")):
+            if key in found and asked.get(key) == planned.get(key):
+                setattr(part, key.rpartition(".")[2], found[key])
+        self.model.hparams["learning_rate"] = self.model.learning_rate
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
@@ -385,16 +400,6 @@ def _take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     trainer.callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]  # type: ignore
     return [callback for callback in callbacks if isinstance(callback, kinds)]
-
-
-def _with_findings(config: dict[str, Any], checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration with the learning rate and the batch size that its callbacks have found, if any has."""
-    found = {"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]["init_args"]}
-    for group, name in (("model", "learning_rate"), ("data", "batch_size")):
-        if name in found[group]:
-            of_group = config[group] if group == "model" else config[group].setdefault("init_args", {})
-            of_group[name] = found[group][name]
-    return config
 
 
 def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 from pytorch_lightning.tuner.lr_finder import _LRCallback
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
@@ -199,6 +200,13 @@ class Classifier(pl.LightningModule):
                     weight.requires_grad = True
             num_steps = self.trainer.estimated_stepping_batches
             config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+
+    def on_train_start(self) -> None:
+        """Let StochasticWeightAveraging go on in the midst of an epoch: it takes up its own course of the learning
+        rate when an epoch starts, and the rest of this one would leave a step of it out."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
+                callback.on_train_epoch_start(self.trainer, self)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
