@@ -25,7 +25,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.cli.errors import OneLineParser, UserError, items_of, locate, refused_part
+from longseq.cli.errors import OneLineParser, UserError, items_of, locate, refused_in_training, refused_part
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
 from longseq.cli.runs import (
@@ -323,6 +323,10 @@ class Commands(LightningCLI):
         except BaseException as error:
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
+            if isinstance(error, Exception) and not hasattr(error, "exit_code"):
+                refused = refused_in_training(error, self.settings.as_dict())
+                if refused is not None:
+                    raise refused from error
             if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
                 raise wrong_flag(error, self.settings.trainer) from error
             raise

@@ -120,7 +120,23 @@ def refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError |
     kinds = [values["class_type"] for values in frames if "class_type" in values]  # by whoever makes an object of it
     if not kinds or kinds[-1].__module__.partition(".")[0] in ("longseq", "datamodules"):
         return None
-    name = kinds[-1].__name__
+    return _refusal(kinds[-1].__name__, error, config)
+
+
+def refused_in_training(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
+    """The error to raise where a callback that a configuration names fails, for its arguments do not fit the training.
+    None if none was at work, or code of ours that it called has failed, which is a defect."""
+    name = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(callback := frame.f_locals.get("self"), pl.Callback):
+            name = type(callback).__name__
+        elif frame.f_globals["__name__"].partition(".")[0] in ("longseq", "datamodules"):
+            name = None
+    named = [part["class_path"].rpartition(".")[2] for _, part in parts_of(config)]
+    return _refusal(name, error, config) if name in named else None
+
+
+def _refusal(name: str, error: BaseException, config: Mapping[str, Any]) -> UserError:
     parts = {key: part for key, part in parts_of(config) if part["class_path"].rpartition(".")[2] == name}
     key, part = next(iter(parts.items()), (name, {}))
     what = first_line(error)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -130,8 +131,10 @@ def refuse_missing_devices(settings: Namespace) -> None:
     """Check that the devices are there: Lightning checks GPUs, but starts any number of processes on a CPU.
 
     Raises:
-        UserError: If there are fewer.
+        UserError: If there are fewer, or processes would be started that leave nothing of the training to this one.
     """
+    if re.search("spawn|fork|notebook", str(settings.strategy)):
+        raise UserError(f"trainer.strategy: {settings.strategy} is for notebooks, and waits here for ever; give ddp")
     accelerator, devices, cores = settings.accelerator, str(settings.devices), os.cpu_count() or 1
     known = sorted(AcceleratorRegistry.available_accelerators())
     there = [name for name in known if AcceleratorRegistry[name]["accelerator"].is_available()]

@@ -78,6 +78,10 @@ MISTAKES = {
         ["--trainer.devices", "4096", "--trainer.strategy", "ddp"],
         "trainer.devices: 4096 processes on ",
     ),
+    "processes that a notebook needs": (
+        ["--trainer.strategy", "ddp_spawn"],
+        "trainer.strategy: ddp_spawn is for notebooks, and waits here for ever; give ddp",
+    ),
     "an accelerator that is not there": (
         ["--trainer.accelerator", "tpu"],
         "trainer.accelerator: no tpu on this machine; give auto, or one of ['cpu']",
@@ -199,7 +203,15 @@ def test_a_data_module_that_does_not_keep_an_argument_is_named_at_the_start(
         (["--trainer.val_check_interval", "100"], "trainer.val_check_interval: "),
         (
             ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/acuracy"],
-            "trainer: Early stopping conditioned on metric `val/acuracy` ",
+            "trainer.callbacks: EarlyStopping: Early stopping conditioned on metric `val/acuracy` ",
+        ),
+        (
+            ["--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.attr_name", "rate"],
+            "trainer.callbacks: LearningRateFinder: The attribute name for the learning rate was set to rate",
+        ),
+        (
+            ["--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps", "0"],
+            "trainer.callbacks: LearningRateFinder: division by zero; --debug shows where",
         ),
     ],
 )
