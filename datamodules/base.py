@@ -25,6 +25,13 @@ from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Sam
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
+# A batch beyond the training set costs no more than the whole set, and makes one step of an epoch. A number far beyond
+# is a slip: the largest batches that anybody has published had some 2**20 samples, over all processes.
+_LARGEST_BATCH = 2**20
+# A smaller share is a slip too: it leaves one sample of each class, which says nothing.
+_SMALLEST_SHARE = 1e-4
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -53,7 +60,7 @@ class DataModule(pl.LightningDataModule, ABC):
     Args:
         batch_size: Samples in a batch, of each process.
         num_workers: Processes that load; 0 loads in the trainer's own process, the best choice for data in memory.
-        val_fraction: Share of the training split that is held out for validation, in (0, 1), where none is given.
+        val_fraction: Share of the training split that is held out for validation where none is given.
         seed: Of the splits, of the order of training and of what is random in it: it and the epoch decide them alone.
         balanced: Whether an epoch of training draws each class as often, with replacement, however many samples it has.
 
@@ -89,9 +96,11 @@ class DataModule(pl.LightningDataModule, ABC):
         balanced: bool = False,
     ) -> None:
         super().__init__()
-        require(batch_size >= 1, "batch_size", "at least 1", batch_size, "64 is a good start")
-        require(num_workers >= 0, "num_workers", "0 or more", num_workers, "0 loads in the trainer's own process")
-        require(0 < val_fraction < 1, "val_fraction", "between 0 and 1", val_fraction, "0.1 is a tenth")
+        most, least = _LARGEST_BATCH, _SMALLEST_SHARE
+        require(1 <= batch_size <= most, "batch_size", f"in 1..{most}", batch_size, "64 is a good start")
+        require(0 <= num_workers <= 1024, "num_workers", "in 0..1024", num_workers, "0 loads in the trainer's process")
+        is_share = least <= val_fraction <= 1 - least
+        require(is_share, "val_fraction", f"in {least}..{1 - least}", val_fraction, "0.1 is a tenth")
         require(0 <= seed < 2**63, "seed", "in 0..2**63 - 1", seed, "0 is as good as any")
         self.batch_size = batch_size
         self.num_workers = num_workers

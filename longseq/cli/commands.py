@@ -5,19 +5,28 @@ import json
 import re
 from argparse import SUPPRESS, ArgumentParser
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
+import yaml
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 from lightning_fabric.utilities.apply_func import move_data_to_device
-from pytorch_lightning.callbacks import LearningRateMonitor, WeightAveraging
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from longseq.cli.errors import OneLineParser, UserError, locate
+from longseq.cli.errors import OneLineParser, UserError, items_of, locate, refused_in_training, refused_part
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
 from longseq.cli.names import escaped, shown
@@ -37,12 +46,20 @@ from longseq.cli.runs import (
     without_appended,
     write_metrics,
 )
-from longseq.cli.trainer import Trainer, is_lightnings, is_of_restoring, refuse_missing_cores, wrong_flag
+from longseq.cli.trainer import (
+    Trainer,
+    is_lightnings,
+    is_of_restoring,
+    refuse_missing_devices,
+    refuse_wrong_numbers,
+    wrong_flag,
+)
 from longseq.training import Classifier
 from longseq.training.checkpoint import (
     CheckpointError,
     allow_classes,
     data_of,
+    describe,
     naming,
     planned,
     planned_arguments,
@@ -67,6 +84,11 @@ LINKS = {
 }
 # What the optimizer's state in a checkpoint decides when a training goes on.
 RESTORED = ("learning_rate", "weight_decay")
+# Defaults of Lightning's callbacks that config.yaml would not take, and without which the run cannot go on.
+register_type(torch.device)
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
+# Callbacks that look for a setting before a training; one that goes on has found it.
+FINDERS = (LearningRateFinder, BatchSizeFinder)
 # Commands that need data alone; what a configuration says of the rest is left aside.
 OF_DATA = ("stats", "check")
 
@@ -185,8 +207,9 @@ class Commands(LightningCLI):
                 self.held.enter_context(sole_use_of(self.resumed))  # before its checkpoints are looked at
             path = newest_checkpoint(self.resumed)
             rest = without_appended(args[1:])
-            args = ["fit", "--config", json.dumps(config_of(self.resumed)), *rest, "--ckpt_path", str(path)]
             self.checkpoint = read_checkpoint(str(path), to_go_on=True)
+            self.started_with = config_of(self.resumed)
+            args = ["fit", "--config", json.dumps(self.started_with), *rest, "--ckpt_path", str(path)]
         elif path is None and args[:1] in (["validate"], ["test"], ["predict"]) and not {"-h", "--help"} & set(args):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         elif path is not None:
@@ -196,6 +219,8 @@ class Commands(LightningCLI):
         self._refuse_unexpected_classes()
         if self.config.subcommand in OF_DATA:
             return
+        refuse_wrong_numbers(self.settings)
+        refuse_missing_devices(self.settings.trainer)
         seed = self.settings.seed_everything
         if not isinstance(seed, bool) and not 0 <= seed < 2**32:
             raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")
@@ -247,16 +272,25 @@ class Commands(LightningCLI):
                 self.datamodule, self.model, self.trainer = parts
                 return
             super().instantiate_classes()
-        except ValueError as error:  # "<argument> must ...", which jsonargparse may have wrapped
-            said = re.search(r"(\w+) (must .+)", str(error))
-            if said is None:
+        except Exception as error:
+            if is_out_of_memory(error):
+                what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
+                raise UserError(what, OutOfMemory.exit_code) from error
+            # "<argument> must ...", which jsonargparse may have wrapped
+            said = re.search(r"(\w+) (must .+)", str(error)) if isinstance(error, ValueError) else None
+            if said is not None:
+                raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
+            refused = refused_part(error, self.settings.as_dict())
+            if refused is None or hasattr(error, "exit_code"):
                 raise
-            raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
+            raise refused from error
         if self.checkpoint is None:
             return
         if self.subcommand == "fit":
             refuse_other_classes(self.checkpoint, self.settings.ckpt_path, self.model.class_names)
         refuse_other_shapes(self.checkpoint, self.model)
+        if self.resumed is not None:
+            self._take_findings(self.checkpoint)
         if self.subcommand == "fit":
             settings = self.checkpoint["hyper_parameters"]
             ours, restored = self.model.optimizer, settings.get("optimizer", self.model.optimizer)
@@ -270,9 +304,18 @@ class Commands(LightningCLI):
                 if ours != restored:
                     rank_zero_warn(f"model.{name}: {ours} has no effect, the checkpoint's optimizer has {restored}")
 
+    def _take_findings(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the learning rate and the batch size that callbacks have found in the run, unless a flag changes
+        what was asked for at its start. The run's configuration keeps that, however often the run goes on."""
+        found = dict(items_of({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}))
+        planned, asked = dict(items_of(self.started_with)), dict(items_of(self.settings.as_dict()))
+        for part, key in ((self.model, "model.learning_rate"), (self.datamodule, "data.batch_size")):
+            if key in found and asked.get(key) == planned.get(key):
+                setattr(part, key.rpartition(".")[2], found[key])
+        self.model.hparams["learning_rate"] = self.model.learning_rate
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
-        refuse_missing_cores(config.trainer)
         if self.subcommand != "fit":
             self.save_config_callback = None  # it belongs to a run, and this is none
             kwargs["logger"] = False
@@ -280,6 +323,10 @@ class Commands(LightningCLI):
                 kwargs["enable_progress_bar"] = False  # standard output is for the predictions alone
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
             return self._trainer(**kwargs)
+        try:
+            describe(self.datamodule)
+        except TypeError as error:
+            raise UserError(f"data: {error}; a checkpoint names the data by its arguments") from error
         root = Path(config.trainer.default_root_dir or ".")
         # the other ranks are told the folder by Lightning, which broadcasts rank zero's
         rank_zero = rank_zero_only.rank == 0
@@ -316,12 +363,15 @@ class Commands(LightningCLI):
                 BestAccuracy(is_resumed=self.resumed is not None),
             ]
         self.trainer_defaults["callbacks"] = callbacks
-        return self._trainer(**kwargs)
+        trainer = self._trainer(**kwargs)
+        if self.checkpoint is not None:
+            _take_off(trainer, *FINDERS)
+        return trainer
 
     def _trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
             return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError, TypeError) as error:
+        except Exception as error:  # it runs Lightning's code alone, on what the flags say
             raise wrong_flag(error, self.settings.trainer) from error
 
     # Running
@@ -337,15 +387,30 @@ class Commands(LightningCLI):
         except BaseException as error:
             if is_out_of_memory(error) and self.trainer.world_size == 1:
                 raise self._out_of_memory(error) from None
+            if isinstance(error, Exception) and not hasattr(error, "exit_code") and not is_of_restoring(error):
+                refused = refused_in_training(error, self.settings.as_dict())
+                if refused is not None:
+                    raise refused from error
             if isinstance(error, ValueError | RuntimeError) and is_lightnings(error) and not is_of_restoring(error):
                 raise wrong_flag(error, self.settings.trainer) from error
             raise
         best, accuracy = self.checkpoints.best_model_path, self.checkpoints.best_model_score
+        folder = Path(self.checkpoints.dirpath)  # type: ignore[arg-type]  # rank zero's
         if not best:  # the training was shorter than the first validation
-            best = str(Path(self.checkpoints.dirpath) / "last.ckpt")  # type: ignore[arg-type]  # rank zero's folder
+            best = str(folder / "last.ckpt")
             self.trainer.save_checkpoint(best)
         # one that averages weights would bring back those that it averaged, which it keeps in a checkpoint too
-        self.trainer.callbacks = [each for each in self.trainer.callbacks if not isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+        _take_off(self.trainer, WeightAveraging, *FINDERS)
+        for averaging in _take_off(self.trainer, StochasticWeightAveraging):
+            # its average is no weights of any step, so that nothing has validated or saved it yet
+            if not averaging.n_averaged:
+                rank_zero_warn("StochasticWeightAveraging has averaged nothing: the training ended before its epoch")
+                continue
+            averaging.transfer_weights(averaging._average_model, model)  # which it leaves out of an early end
+            validated = self.trainer.validate(model, datamodule=datamodule, verbose=False)
+            accuracy = validated[0]["val/accuracy"] if validated else None
+            best = str(folder / "averaged.ckpt")
+            self.trainer.save_checkpoint(best)
         results = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
         if not self.trainer.is_global_zero:
             return
@@ -403,6 +468,13 @@ def _parse(parser: LightningArgumentParser, args: list[str]) -> Namespace:
         return parser.parse_args(args)
     except UnicodeDecodeError as error:
         raise UserError("config: not a text file; give one of YAML") from error
+
+
+def _take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
+    """Take the callbacks of these kinds off a trainer, and return them."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    trainer.callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]  # type: ignore
+    return [callback for callback in callbacks if isinstance(callback, kinds)]
 
 
 def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:

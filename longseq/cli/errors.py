@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import re
+import traceback
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -84,6 +85,89 @@ def locate(config: Mapping[str, Any], name: str) -> str:
     keys = list(keys_of(config))
     groups = [f"{key.partition(f'.{name}.')[0]}.{name}" for key in keys if f".{name}." in key]
     return next((key for key in keys if key.rpartition(".")[2] == name), groups[0] if groups else name)
+
+
+def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
+    """The full key of the argument of which a library's message speaks, by its name or else by its value; failing
+    that the group's.
+
+    Args:
+        message: Names in back quotes count first.
+        config: The arguments of a group, or of a class.
+        group: The key of that.
+    """
+    arguments = dict(items_of(config, group))
+    names = {key.rpartition(".")[2]: key for key in reversed(arguments)}
+    words = re.findall(r"`(?:Trainer\()?(\w+)", message) + re.findall(r"\w+", message)
+    by_name = [names[word] for word in words if word in names]
+    by_value = [key for key, value in arguments.items() if isinstance(value, str) and repr(value) in message]
+    return [*by_name, *by_value, group][0]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".!")
+
+
+def refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
+    """The error to raise where a class of another package that a configuration names refuses its arguments, or cannot
+    be had: what the class itself said, behind its key. None where a class of ours failed, which is a defect.
+
+    Args:
+        error: jsonargparse's, that of the class somewhere behind it.
+        config: The whole configuration.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    kinds = [values["class_type"] for values in frames if "class_type" in values]  # by whoever makes an object of it
+    if not kinds or kinds[-1].__module__.partition(".")[0] in ("longseq", "datamodules"):
+        return None
+    return _refusal(kinds[-1].__name__, error, config)
+
+
+def refused_in_training(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
+    """The error to raise where a callback that a configuration names fails, for its arguments do not fit the training.
+    None if none was at work, or code of ours that it called has failed, which is a defect."""
+    name = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(callback := frame.f_locals.get("self"), pl.Callback):
+            name = type(callback).__name__
+        elif frame.f_globals["__name__"].partition(".")[0] in ("longseq", "datamodules"):
+            name = None
+    named = [part["class_path"].rpartition(".")[2] for _, part in parts_of(config)]
+    return _refusal(name, error, config) if name is not None and name in named else None
+
+
+def _refusal(name: str, error: BaseException, config: Mapping[str, Any]) -> UserError:
+    parts = {key: part for key, part in parts_of(config) if part["class_path"].rpartition(".")[2] == name}
+    key, part = next(iter(parts.items()), (name, {}))
+    what = first_line(error)
+    return UserError(f"{blamed(what, part.get('init_args') or {}, key)}: {name}: {what}; --debug shows where")
+
+
+def parts_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each part of a configuration that names a class, and its key as a user types it; of a list, the list's key."""
+    if isinstance(config, Mapping):
+        if "class_path" in config:
+            yield prefix, config
+        for name, value in config.items():
+            yield from parts_of(value, prefix if name == "init_args" else f"{prefix}.{name}".lstrip("."))
+    elif isinstance(config, list):
+        for value in config:
+            yield from parts_of(value, prefix)
+
+
+def items_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each plain value of a configuration, and its key as a user types it; of one in a list, the list's key."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            yield from items_of(value, prefix if name == "init_args" else f"{prefix}.{name}".lstrip("."))
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from items_of(value, prefix)
+    else:
+        yield prefix, config
 
 
 def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -52,6 +52,8 @@ _LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|closed by peer|[Gg]loo
 
 def what_was_asked(error: BaseException) -> str:
     """Of the memory, by an error that says there is too little."""
+    if isinstance(error, MemoryError) and str(error):  # of ours, before it is asked for
+        return f"memory: {error}"
     asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
     return "memory: " + (f"{_readable(asked[1])} more were asked for than there are" if asked else "not enough of it")
 

@@ -1,17 +1,19 @@
 """Lightning's trainer: with commands that look at data - preview, stats and check - and what is said of wrong flags."""
 
+import math
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from jsonargparse import Namespace
+from pytorch_lightning.accelerators import AcceleratorRegistry
 
-from longseq.cli.errors import UserError, locate
+from longseq.cli.errors import UserError, blamed, first_line, items_of
 from longseq.cli.names import escaped, shown
 from longseq.training import Classifier
 from longseq.training.pictures import draw_inputs
@@ -68,20 +70,90 @@ class Trainer(pl.Trainer):
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
 
 
-def refuse_missing_cores(settings: Namespace) -> None:
-    """Lightning checks GPUs, but starts any number of processes on a CPU."""
-    devices, cores = settings.devices, os.cpu_count() or 1
-    on_cpu = settings.accelerator == "cpu"
-    if on_cpu and str(devices).isdecimal() and int(devices) > cores:
+class Bound(NamedTuple):
+    """What a number may be."""
+
+    holds: Callable[[Any], bool]
+    rule: str
+    remedy: str
+
+
+def _count(least: int, remedy: str) -> Bound:
+    return Bound(lambda value: value >= least, f"{least} or more", remedy)
+
+
+def _count_or_all(least: int, remedy: str) -> Bound:
+    return Bound(lambda value: value >= least or value == -1, f"{least} or more, or -1 for all", remedy)
+
+
+def _batches(remedy: str, some: bool = False) -> Bound:
+    rule = "a share in 0.0..1.0" + (", more than 0," if some else "") + " or a number of batches"
+    return Bound(lambda value: (value > 0 or not some) and (0 <= value <= 1 or value % 1 == 0), rule, remedy)
+
+
+# Lightning takes other numbers too: with them it waits for ever, divides by zero, or does nothing.
+BOUNDS: dict[str, Bound] = {
+    "skip_bad_steps": _count(0, "0 leaves none out"),
+    "trainer.num_nodes": _count(1, "1 is this machine alone"),
+    "trainer.max_epochs": _count_or_all(1, "30 is a start, and a checkpoint needs test, not fit"),
+    "trainer.min_epochs": _count(0, "leave it out"),
+    "trainer.max_steps": _count_or_all(1, "or leave it out and give trainer.max_epochs"),
+    "trainer.min_steps": _count(0, "leave it out"),
+    "trainer.limit_train_batches": _batches("1.0 is all of them", some=True),
+    "trainer.limit_val_batches": _batches("1.0 is all of them"),
+    "trainer.limit_test_batches": _batches("1.0 is all of them"),
+    "trainer.limit_predict_batches": _batches("1.0 is all of them"),
+    "trainer.overfit_batches": _batches("0 is an ordinary training"),
+    "trainer.val_check_interval": _batches("--trainer.limit_val_batches 0 leaves validation out", some=True),
+    "trainer.check_val_every_n_epoch": _count(1, "1 validates after each"),
+    "trainer.num_sanity_val_steps": _count_or_all(0, "0 leaves them out"),
+    "trainer.log_every_n_steps": _count(0, "10 is a start"),
+    "trainer.accumulate_grad_batches": _count(1, "1 accumulates nothing"),
+    "trainer.gradient_clip_val": _count(0, "1 is usual, and without it nothing is clipped"),
+    "trainer.reload_dataloaders_every_n_epochs": _count(0, "0 keeps them"),
+    "trainer.fast_dev_run": _count(0, "1 runs one batch of each split"),
+}
+
+
+def refuse_wrong_numbers(settings: Namespace) -> None:
+    """Check every number of a configuration before anything is built from it.
+
+    Raises:
+        UserError: If one is out of its bounds, not finite, or in need of more than 64 bits.
+    """
+    for key, value in items_of(settings.as_dict()):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            raise UserError(f"{key}: got {value}; give a finite number")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise UserError(f"{key}: {value} is beyond what 64 bits hold; give a smaller number")
+        if key in BOUNDS and not BOUNDS[key].holds(value):
+            raise UserError(f"{key}: must be {BOUNDS[key].rule}, got {value}; {BOUNDS[key].remedy}")
+
+
+def refuse_missing_devices(settings: Namespace) -> None:
+    """Check that the devices are there: Lightning checks GPUs, but starts any number of processes on a CPU.
+
+    Raises:
+        UserError: If there are fewer, or processes would be started that leave nothing of the training to this one.
+    """
+    if re.search("spawn|fork|notebook", str(settings.strategy)):
+        raise UserError(f"trainer.strategy: {settings.strategy} is for notebooks, and waits here for ever; give ddp")
+    accelerator, devices, cores = settings.accelerator, str(settings.devices), os.cpu_count() or 1
+    known = sorted(AcceleratorRegistry.available_accelerators())
+    there = [name for name in known if AcceleratorRegistry[name]["accelerator"].is_available()]
+    asked = {"gpu": {"cuda", "mps"}, "auto": set(there)}.get(accelerator, {accelerator}) & {*known, "gpu", "auto"}
+    if asked and not asked & set(there):
+        raise UserError(f"trainer.accelerator: no {accelerator} on this machine; give auto, or one of {there}")
+    if asked == {"cpu"} and devices.isdecimal() and int(devices) > cores:
         raise UserError(f"trainer.devices: {devices} processes on {cores} CPU cores; ask for {cores} or fewer")
 
 
 def wrong_flag(error: Exception, settings: Namespace) -> UserError:
     """Lightning's words for a flag of the trainer that is wrong."""
-    what = str(error).strip().split("\n")[0]
-    named = re.search(r"`(?:Trainer\()?(\w+)", what)
-    key = locate({"trainer": settings.as_dict()}, named[1]) if named else ""
-    return UserError(f"{key if '.' in key else 'trainer'}: {what.rstrip('.!')}; see --help")
+    what = first_line(error)
+    return UserError(f"{blamed(what, settings.as_dict(), 'trainer')}: {what}; see --help")
 
 
 def is_lightnings(error: BaseException) -> bool:

@@ -1,5 +1,6 @@
 """What every encoder is: a batch becomes a normalised picture, and a timm ViT turns its tokens into features."""
 
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -204,6 +205,21 @@ def _count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> 
     return trunk.num_prefix_tokens + -(-rows // patch) * in_row
 
 
+def refuse_beyond_memory(dim: int, depth: int, mlp_ratio: float) -> None:
+    """Check that this machine can hold the matrices of a ViT: it would fill its memory until the system ends it.
+
+    Raises:
+        MemoryError: If it cannot.
+    """
+    size = 4 * depth * (4 + 2 * mlp_ratio) * dim * dim
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > there:
+        raise MemoryError(
+            f"the weights of {depth} blocks of dim {dim} take {size / 2**30:.3g} GiB, and this machine has "
+            f"{there / 2**30:.3g} in all"
+        )
+
+
 def make_trunk(
     picture_shape: tuple[int, int, int],
     patch: tuple[int, int],
@@ -223,10 +239,13 @@ def make_trunk(
 
     Raises:
         ValueError: If a number is out of its range, or the heads do not divide the width.
+        MemoryError: If this machine has no room for the weights.
     """
     for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
-        if value <= 0:
+        if not value > 0:  # nor is what is no number
             raise ValueError(f"{name} must be positive, got {value}; the README's configs have values that work")
+    if dim * mlp_ratio < 1:
+        raise ValueError(f"mlp_ratio must leave the perceptron a width, but {mlp_ratio} of {dim} is none; 4 is usual")
     for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
@@ -234,6 +253,7 @@ def make_trunk(
         raise ValueError(f"heads must divide dim, but {heads} does not divide {dim}; change one of them")
     if pool not in ("avg", "token"):
         raise ValueError(f"pool must be avg or token, got {pool!r}; choose one of them")
+    refuse_beyond_memory(dim, depth, mlp_ratio)
     channels, height, width = picture_shape
     trunk = VisionTransformer(
         img_size=(height, width),

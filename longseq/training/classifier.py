@@ -9,6 +9,8 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.tuner.lr_finder import _LRCallback
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
 from torch import Tensor, nn
@@ -81,10 +83,13 @@ class Classifier(pl.LightningModule):
             )
         if optimizer not in list_optimizers() or optimizer == "adahessian":  # which needs second derivatives
             raise ValueError(f"optimizer must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some")
-        if learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {learning_rate}; 1e-3 is usual for AdamW")
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay must not be negative, got {weight_decay}; 0 turns it off")
+        # an optimizer takes both, and their product, as numbers of 32 bits, which end at 3e38
+        if not 0 < learning_rate <= 1e30:
+            raise ValueError(
+                f"learning_rate must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
+            )
+        if not 0 <= weight_decay <= 1e6:
+            raise ValueError(f"weight_decay must be in 0..1e6, got {weight_decay}; 0 turns it off")
         for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
@@ -127,12 +132,23 @@ class Classifier(pl.LightningModule):
         self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
         self.save_hyperparameters(describe(self)["init_args"], logger=False)
 
+    @property
+    def backbone(self) -> Encoder:
+        """The encoder, by the name at which Lightning's BackboneFinetuning looks for what it freezes at first."""
+        return self.encoder
+
     def forward(self, inputs: Any) -> Float[Tensor, "b num_classes"]:
         """Logits of a batch of inputs."""
         return self.head(self.encoder(inputs))
 
     def setup(self, stage: str) -> None:
-        """Before a new training, start from where it should; every rank does the same."""
+        """Before a new training, start from where it should; every rank does the same.
+
+        Raises:
+            TypeError: If the data module cannot be described, which a checkpoint must.
+        """
+        if stage == "fit":
+            self._describe_data()
         if stage == "fit" and self.class_weights == "balanced":
             labels = self.trainer.datamodule.train_set.labels  # type: ignore[attr-defined]
             counts = labels.bincount(minlength=self.num_classes).to(self.loss_weights)
@@ -180,6 +196,26 @@ class Classifier(pl.LightningModule):
             inputs = next(training_inputs(datamodule, self.device))
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
+    def on_fit_start(self) -> None:
+        """Plan the learning rate's course anew: callbacks come before, and may have found another learning rate, or
+        another batch size and with it another number of steps. A checkpoint's state comes behind."""
+        self.train_metrics.reset()  # a training that was interrupted, in Python, has left its samples behind
+        for config in self.trainer.lr_scheduler_configs:  # none where StochasticWeightAveraging goes on
+            optimizer = config.scheduler.optimizer
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = self.learning_rate
+                for weight in group["params"]:  # a resumed BackboneFinetuning has frozen those of the encoder again
+                    weight.requires_grad = True
+            num_steps = self.trainer.estimated_stepping_batches
+            config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+
+    def on_train_start(self) -> None:
+        """Let StochasticWeightAveraging go on in the midst of an epoch: it takes up its own course of the learning
+        rate when an epoch starts, and the rest of this one would leave a step of it out."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
+                callback.on_train_epoch_start(self.trainer, self)
+
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         targets = labels
@@ -187,7 +223,9 @@ class Classifier(pl.LightningModule):
             inputs, targets = self.mix(inputs, F.one_hot(labels, self.num_classes).to(self.dtype))
         logits = self(inputs)
         loss = F.cross_entropy(logits, targets, self.loss_weights, label_smoothing=self.label_smoothing)
-        is_bad = not loss.isfinite()
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        # LearningRateFinder tries rates beyond those that a training bears, and takes the weights back
+        is_bad = not loss.isfinite() and not any(isinstance(each, _LRCallback) for each in callbacks)
         if self.any_rank(is_bad):
             self._bad_steps += 1
             if self._bad_steps > self.skip_bad_steps:
@@ -233,9 +271,6 @@ class Classifier(pl.LightningModule):
             "--skip_bad_steps 3. A checkpoint, if there is one, is finite: --resume goes on from it"
         )
 
-    def on_fit_start(self) -> None:
-        self.train_metrics.reset()  # a training that was interrupted, in Python, has left its samples behind
-
     def on_validation_epoch_start(self) -> None:
         self.val_loss.reset()  # and so has an evaluation that was interrupted
         self.val_metrics.reset()
@@ -277,10 +312,14 @@ class Classifier(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Name the data too, so that a checkpoint alone suffices to test and to predict."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None:
-            checkpoint["data"] = describe(datamodule)
-            checkpoint["identity"] = getattr(datamodule, "identity", None)  # which a training must find again to go on
+        data = self._describe_data()
+        if data is not None:
+            checkpoint["data"] = data
+            # which a training must find again to go on
+            checkpoint["identity"] = getattr(self.trainer.datamodule, "identity", None)  # type: ignore[attr-defined]
+
+    def _describe_data(self) -> Any:
+        return describe(getattr(self.trainer, "datamodule", None))
 
     @classmethod
     def load_from_checkpoint(

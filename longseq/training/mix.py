@@ -17,12 +17,12 @@ class Mix(ABC):
         alpha: Of the Beta distribution of the shares, one draw a batch: the smaller, the more one of the two prevails.
 
     Raises:
-        ValueError: If alpha is not positive.
+        ValueError: If alpha is out of its range.
     """
 
     def __init__(self, alpha: float = 0.4) -> None:
-        if alpha <= 0:
-            raise ValueError(f"alpha must be positive, got {alpha}; 0.2 to 1 is usual")
+        if not 1e-3 <= alpha <= 1e3:  # beyond, nothing is mixed, or always half of each, and then it has no 32 bits
+            raise ValueError(f"alpha must be in 0.001..1000, got {alpha}; 0.2 to 1 is usual")
         self.alpha = alpha
 
     @abstractmethod

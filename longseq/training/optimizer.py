@@ -1,6 +1,7 @@
 """The optimizer and the learning rate's course."""
 
 import math
+from typing import Any
 
 from timm.optim import create_optimizer_v2
 from torch import nn
@@ -33,7 +34,17 @@ def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_dec
         raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw needs nothing") from error
 
 
-def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float) -> LambdaLR:
+class Course(LambdaLR):
+    """LambdaLR of one function for all groups that the optimizer has now; a group that a callback adds later
+    (BackboneFinetuning) keeps the rate that the callback gives it, where LambdaLR ends in an error."""
+
+    def get_lr(self) -> list[Any]:
+        factor = self.lr_lambdas[0](self.last_epoch)
+        rates: list[Any] = [peak * factor for peak in self.base_lrs]
+        return rates + [group["lr"] for group in self.optimizer.param_groups[len(rates) :]]
+
+
+def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float) -> Course:
     """Rise linearly for a fraction of the steps, then fall along half a cosine to 0; one step of it an update.
 
     Raises:
@@ -49,4 +60,4 @@ def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction:
         progress = (step - num_warmup) / max(1, num_steps - num_warmup)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
-    return LambdaLR(optimizer, factor)
+    return Course(optimizer, factor)

@@ -1,5 +1,6 @@
 """A user's mistakes, as the user sees them: one line that names what, where and the remedy, and an exit code."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,17 +63,74 @@ MISTAKES = {
     ),
     "a negative number for the model": (
         ["--model.learning_rate", "-1"],
-        "model.learning_rate: must be positive, got -1.0; 1e-3 is usual for AdamW",
+        "model.learning_rate: must be positive and at most 1e30, got -1.0; 1e-3 is usual for AdamW",
     ),
     "a negative number for the data": (
         ["--data.batch_size", "-1"],
-        "data.batch_size: must be at least 1, got -1; 64 is a good start",
+        "data.batch_size: must be in 1..1048576, got -1; 64 is a good start",
     ),
     "a negative number for the trainer": (["--trainer.max_epochs", "-5"], "trainer.max_epochs: "),
     "more processes than cores": (
         ["--trainer.accelerator", "cpu", "--trainer.devices", "4096"],
         "trainer.devices: 4096 processes on ",
     ),
+    "more processes than cores of whatever there is": (
+        ["--trainer.devices", "4096", "--trainer.strategy", "ddp"],
+        "trainer.devices: 4096 processes on ",
+    ),
+    "processes that a notebook needs": (
+        ["--trainer.strategy", "ddp_spawn"],
+        "trainer.strategy: ddp_spawn is for notebooks, and waits here for ever; give ddp",
+    ),
+    "an accelerator that is not there": (
+        ["--trainer.accelerator", "tpu"],
+        "trainer.accelerator: no tpu on this machine; give auto, or one of ['cpu']",
+    ),
+    "an accelerator that there is not": (["--trainer.accelerator", "npu"], "trainer.accelerator: You selected an "),
+    "a validation all the time": (
+        ["--trainer.val_check_interval", "0.0"],
+        "trainer.val_check_interval: must be a share in 0.0..1.0, more than 0, or a number of batches, got 0.0; "
+        "--trainer.limit_val_batches 0 leaves validation out",
+    ),
+    "gradients clipped to less than nothing": (
+        ["--trainer.gradient_clip_val", "-1"],
+        "trainer.gradient_clip_val: must be 0 or more, got -1; 1 is usual, and without it nothing is clipped",
+    ),
+    "steps fewer than none": (["--skip_bad_steps", "-1"], "skip_bad_steps: must be 0 or more, got -1; "),
+    "sanity below -1": (
+        ["--trainer.num_sanity_val_steps", "-5"],
+        "trainer.num_sanity_val_steps: must be 0 or more, or -1 for all, got -5; 0 leaves them out",
+    ),
+    "gradients of no batch": (
+        ["--trainer.accumulate_grad_batches", "0"],
+        "trainer.accumulate_grad_batches: must be 1 or more, got 0; 1 accumulates nothing",
+    ),
+    "a training of nothing": (["--trainer.limit_train_batches", "0"], "trainer.limit_train_batches: must be a share "),
+    "a batch beyond all data": (
+        ["--data.batch_size", "100000000000"],
+        "data.batch_size: must be in 1..1048576, got 100000000000; 64 is a good start",
+    ),
+    "a validation of nothing": (["--data.val_fraction", "1e-9"], "data.val_fraction: must be in 0.0001..0.9999, "),
+    "a learning rate beyond 32 bits": (
+        ["--model.learning_rate", "1e300"],
+        "model.learning_rate: must be positive and at most 1e30, got 1e+300; 1e-3 is usual for AdamW",
+    ),
+    "a number beyond 64 bits": (
+        ["--model.encoder.dim", "100000000000000000000"],
+        "model.encoder.dim: 100000000000000000000 is beyond what 64 bits hold; give a smaller number",
+    ),
+    "a number that is none": (["--checkpoint_minutes", ".nan"], "checkpoint_minutes: got "),
+    "words that a callback does not understand": (
+        ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration", "nonsense"],
+        "trainer.callbacks.duration: Timer: `Timer(duration='nonsense')` is not a valid duration. Expected a string in "
+        "the format DD:HH:MM:SS; --debug shows where",
+    ),
+    "the same words for the trainer": (["--trainer.max_time", "nonsense"], "trainer.max_time: "),
+    "a logger whose package is missing": (
+        ["--trainer.logger", "CometLogger"],
+        "trainer.logger: CometLogger: Requirement 'comet-ml>=3.44.4' not met. ",
+    ),
+    "a perceptron without a width": (["--model.encoder.mlp_ratio", "1e-9"], "model.encoder.mlp_ratio: must leave "),
     "a precision that there is not": (["--trainer.precision", "bf17"], "trainer.precision: got bf17; give "),
     "what the data decides": (
         ["--model.encoder.shape", "[1,2,3]"],
@@ -114,6 +172,27 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
     assert not list(tmp_path.glob("runs/*/*")), "nothing is written before the flags are known to be right"
 
 
+@pytest.mark.parametrize("flag", ["dim", "depth", "mlp_ratio"])
+def test_a_model_beyond_the_machines_memory_is_one_line_and_exit_code_6(flag: str, command: Callable) -> None:
+    done = command("fit", "--config", DIGITS, f"--model.encoder.{flag}", "1000000000000")
+    assert (done.code, list(Path().glob("runs/*/*"))) == (6, [])
+    assert re.match(r"error: memory: the weights of \d+ blocks of dim \d+ take [\d.e+]+ GiB, and this ", done.error)
+    assert done.error.endswith("lower model.encoder.dim, model.encoder.depth or k")
+
+
+def test_a_data_module_that_does_not_keep_an_argument_is_named_at_the_start(
+    command: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "from datamodules import Digits\nclass Mine(Digits):\n    def __init__(self, level: int = 3, **common):\n"
+    (tmp_path / "foreign.py").write_text(text + "        super().__init__(**common)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = command("fit", "--config", DIGITS, "--data", "foreign.Mine", "--allow_class", "foreign")
+    assert (done.code, list(Path().glob("runs/*/*"))) == (2, [])
+    assert done.error == (
+        "error: data: Mine must keep its argument level as an attribute; a checkpoint names the data by its arguments"
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -124,7 +203,15 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
         (["--trainer.val_check_interval", "100"], "trainer.val_check_interval: "),
         (
             ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/acuracy"],
-            "trainer: Early stopping conditioned on metric `val/acuracy` ",
+            "trainer.callbacks: EarlyStopping: Early stopping conditioned on metric `val/acuracy` ",
+        ),
+        (
+            ["--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.attr_name", "rate"],
+            "trainer.callbacks: LearningRateFinder: The attribute name for the learning rate was set to rate",
+        ),
+        (
+            ["--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps", "0"],
+            "trainer.callbacks: LearningRateFinder: division by zero; --debug shows where",
         ),
     ],
 )

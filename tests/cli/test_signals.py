@@ -53,7 +53,7 @@ def sends(number: int, then: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MOMENTS = {
-    "fit, while the parts are built": (FIT, commands, "refuse_missing_cores"),
+    "fit, while the parts are built": (FIT, commands, "refuse_missing_devices"),
     "fit, while the data is set up": (FIT, datamodules.Digits, "load"),
     "fit, while the model starts from the data": (FIT, Classifier, "_start_from_inputs"),
     "fit, in the check of the validation, behind Lightning's handler": (FIT, Classifier, "validation_step"),

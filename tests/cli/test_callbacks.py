@@ -1,0 +1,222 @@
+"""Lightning's callbacks, as --trainer.callbacks+= adds them to a training: each does what it says."""
+
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq.training import Classifier
+from longseq.training.recovery import Sentinel
+from longseq.training.storage import read_whole
+
+ROOT = Path(__file__).parents[2]
+BATCHES = 4  # of an epoch
+FIT = ["fit", "--config", ROOT / "configs/image/digits.yaml", "--experiment", "x", "--model.encoder.dim", "8"]
+FIT += ["--model.encoder.depth", "1", "--model.encoder.drop_path", "0", "--trainer.enable_progress_bar", "false"]
+FIT += ["--trainer.limit_train_batches", str(BATCHES), "--trainer.limit_val_batches", "1", "--trainer.max_epochs", "4"]
+
+
+class Step:
+    """What a training step met: the learning rates, the batch's size, and the weights before it."""
+
+    def __init__(self, model: Classifier, labels: Tensor) -> None:
+        self.rates = [group["lr"] for group in model.trainer.optimizers[0].param_groups]
+        self.size = len(labels)
+        self.weights = {name: weight.detach().clone().double() for name, weight in model.named_parameters()}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """The steps of a training, as they come; those left out in which a callback looks for something."""
+    met: list[Step] = []
+    step = Classifier.training_step
+
+    def watched(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
+        if any(isinstance(callback, Sentinel) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            met.append(Step(self, batch[1]))
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classifier, "training_step", watched)
+    return met
+
+
+def added(name: str, **arguments: object) -> list[object]:
+    flags: list[object] = [f"--trainer.callbacks+={name}"]
+    for argument, value in arguments.items():
+        flags += [f"--trainer.callbacks.{argument}", value]
+    return flags
+
+
+def ended(run: str, name: str = "last") -> dict[str, Any]:
+    return read_whole(Path(f"runs/{run}/{name}.ckpt"))
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def course(peak: float, num_steps: int) -> list[float]:
+    """The README's: a linear rise over a tenth of the steps, then half a cosine."""
+    rise = max(1, round(num_steps / 10))
+    fall = num_steps - rise
+    factors = [(step + 1) / rise for step in range(rise)]
+    return [peak * factor for factor in factors + [(1 + math.cos(math.pi * i / fall)) / 2 for i in range(fall)]]
+
+
+def test_a_training_runs_at_the_learning_rate_that_learning_rate_finder_suggests(command: Callable, steps: list[Step]):
+    finder = added("LearningRateFinder", num_training_steps=15, min_lr=1e-5, max_lr=1e-1)
+    done = command(*FIT, *finder)
+    assert done.code == 0, done.err
+    found = ended("x/0")["hyper_parameters"]["learning_rate"]
+    assert 1e-5 < found < 1e-1 and found != 2e-3
+    assert [step.rates[0] for step in steps] == pytest.approx(course(found, 4 * BATCHES))
+    assert not list(Path().glob(".lr_find*")), "the finder's checkpoint is left behind"
+    # and the search has changed nothing else: not the weights, not the order, not the optimizer
+    assert command(*FIT, "--model.learning_rate", found).code == 0
+    assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
+
+
+def test_learning_rate_finder_goes_beyond_the_rates_that_a_training_bears(command: Callable, steps: list[Step]):
+    finder = added("LearningRateFinder", num_training_steps=15, max_lr=1e30, early_stop_threshold="null")
+    assert command(*FIT, *finder, "--model.optimizer", "sgd").code in (0, 5)
+    assert steps, "a loss that is not finite ended the search and the training with it"
+
+
+def test_batch_size_finder_trains_with_the_largest_batch_that_fits(
+    command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Classifier.training_step
+
+    def at_most_20(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
+        if len(batch[1]) > 20:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classifier, "training_step", at_most_20)
+    assert command(*FIT, *added("BatchSizeFinder", steps_per_trial=1)).code == 0
+    assert [step.size for step in steps] == [16] * 4 * BATCHES
+    assert [step.rates[0] for step in steps] == pytest.approx(course(2e-3, 4 * BATCHES))
+    assert ended("x/0")["data"]["init_args"]["batch_size"] == 16
+    assert command(*FIT, "--data.batch_size", "16").code == 0
+    assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
+
+
+def test_the_learning_rates_course_is_as_long_as_the_training_at_the_batch_size_found(
+    command: Callable, steps: list[Step]
+) -> None:
+    """1,294 images are 21 batches of 64, and one of all."""
+    whole = ["--trainer.limit_train_batches", "1.0", "--trainer.max_epochs", "6"]
+    assert command(*FIT, *whole, *added("BatchSizeFinder", steps_per_trial=1, init_val=1024)).code == 0
+    assert [step.rates[0] for step in steps] == pytest.approx(course(2e-3, 6 * math.ceil(1294 / steps[0].size)))
+
+
+def test_backbone_finetuning_trains_the_head_first_and_the_encoder_later(command: Callable, steps: list[Step]) -> None:
+    finetuning = added("BackboneFinetuning", unfreeze_backbone_at_epoch=2, backbone_initial_lr=1e-4)
+    assert command(*FIT, *finetuning).code == 0
+    first, at_epoch_2, last = steps[0].weights, steps[2 * BATCHES].weights, ended("x/0")["state_dict"]
+    for name in first:
+        is_head = name.startswith("head.")
+        assert torch.equal(first[name], at_epoch_2[name]) != is_head, name
+        assert not torch.equal(at_epoch_2[name].float(), last[name]) or "project" in name, name
+    rates = [step.rates for step in steps]
+    assert [of_step[0] for of_step in rates] == pytest.approx(course(2e-3, 4 * BATCHES))
+    assert [of_step[-1] for of_step in rates[2 * BATCHES : 3 * BATCHES]] == pytest.approx([1e-4] * BATCHES)
+    assert [of_step[-1] for of_step in rates[3 * BATCHES :]] == pytest.approx([2e-4] * BATCHES)  # doubles each epoch
+
+
+def test_early_stopping_stops_after_as_many_validations_as_its_patience(command: Callable, steps: list[Step]) -> None:
+    stopping = added("EarlyStopping", monitor="val/loss", min_delta=100, patience=1)
+    done = command(*FIT, *stopping)
+    assert done.code == 0, done.err
+    assert len(steps) == 2 * BATCHES
+    assert Path("runs/x/0/metrics.json").is_file() and "test accuracy" in done.out
+
+
+def test_timer_stops_a_training_when_its_time_is_over(
+    command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytorch_lightning.callbacks.timer.Timer.time_elapsed", lambda *_: 20.0 * len(steps))
+    done = command(*FIT, *added("Timer", duration="00:00:01:30"))
+    assert done.code == 0, done.err
+    assert len(steps) == 5  # after 100 seconds
+    assert "test accuracy" in done.out
+
+
+def test_weights_averaged_over_steps_are_those_validated_saved_and_tested(command: Callable, steps: list[Step]) -> None:
+    done = command(*FIT, *added("EMAWeightAveraging", decay=0.5), "--trainer.max_epochs", "2")
+    assert done.code == 0, done.err
+    last = ended("x/0")
+    states = [step.weights for step in steps[1:]] + [last["current_model_state"]]  # after each step
+    for name, expected in states[0].items():
+        for state in states[1:]:
+            expected = 0.5 * expected + 0.5 * state[name].double()
+        torch.testing.assert_close(last["state_dict"][name].double(), expected, rtol=1e-5, atol=1e-6)
+    as_tested(command, done.out, "best")
+
+
+def test_stochastic_weight_averaging_tests_and_saves_the_average(command: Callable, steps: list[Step]) -> None:
+    done = command(*FIT, *added("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=1))
+    assert done.code == 0, done.err
+    averaged = ended("x/0", "averaged")["state_dict"]
+    starts = [steps[epoch * BATCHES].weights for epoch in (1, 2, 3)]  # from the second epoch on
+    for name in starts[0]:
+        mean = torch.stack([at[name] for at in starts]).mean(0)
+        torch.testing.assert_close(averaged[name].double(), mean, rtol=1e-5, atol=1e-6)
+    assert [step.rates[0] for step in steps[2 * BATCHES :]] == pytest.approx([0.01] * 2 * BATCHES)
+    as_tested(command, done.out, "averaged")
+    figure = json.loads(Path("runs/x/0/metrics.json").read_text())["val/accuracy"]
+    validated = command("validate", "--ckpt_path", "runs/x/0/averaged.ckpt", "--trainer.limit_val_batches", "1").out
+    assert f"val accuracy:   {figure:.4f}" in validated
+
+
+def as_tested(command: Callable, fitted: str, name: str) -> None:
+    """A checkpoint gives the figure with which fit has ended."""
+    figure = re.search(r"test accuracy: +([\d.]+)", fitted)
+    tested = command("test", "--ckpt_path", f"runs/x/0/{name}.ckpt").out
+    assert figure and f"test accuracy:  {figure[1]}" in tested, (fitted, tested)
+    assert f"{name}.ckpt" in fitted
+
+
+CALLBACKS = {
+    "LearningRateFinder": {"num_training_steps": 15, "min_lr": 1e-5, "max_lr": 1e-1},
+    "BatchSizeFinder": {"steps_per_trial": 1, "max_trials": 3},
+    "BackboneFinetuning": {"unfreeze_backbone_at_epoch": 1},
+    "StochasticWeightAveraging": {"swa_lrs": 0.01, "swa_epoch_start": 2},
+    "EMAWeightAveraging": {"decay": 0.5},
+    "EarlyStopping": {"monitor": "val/loss", "min_delta": 100, "patience": 2},
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_stopped_training_with_a_callback_goes_on_as_if_it_had_never_stopped(
+    name: str, command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = added(name, **CALLBACKS[name])
+    assert command(*FIT, *callback).code == 0
+    whole, rates = ended("x/0"), [step.rates for step in steps]
+    steps.clear()
+    step, stops = Classifier.training_step, [2 * BATCHES + 2]
+
+    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
+        loss = step(self, batch, batch_idx)
+        if len(steps) in stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr(Classifier, "training_step", stopped)
+    assert command(*FIT, *callback).code == 143
+    stops.clear()
+    done = command(*FIT, *callback, "--resume")
+    assert done.code == 0, done.err
+    assert [step.rates for step in steps] == rates
+    again = ended("x/1")
+    assert same(whole["state_dict"], again["state_dict"])
+    assert whole["hyper_parameters"] == again["hyper_parameters"]
