@@ -10,7 +10,8 @@ from torch import Tensor
 
 from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
-from datamodules.images import ImageDataModule, open_image
+from datamodules.image_files import examine_image, too_large
+from datamodules.images import ImageDataModule
 from datamodules.scan import Facts, leads_up, walk
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -82,8 +83,12 @@ class ImageFolder(FileDataModule, ImageDataModule):
         return items
 
     def examine(self, path: Path) -> Facts:
-        _, height, width = open_image(path).shape
+        height, width = examine_image(path)
         return {"height": height, "width": width}
+
+    def wrong_part(self, item: Item) -> str:
+        facts = self.facts[item.path]
+        return too_large(facts["height"], facts["width"], self.made_of)
 
     def read_item(self, item: Item) -> UInt8[Tensor, "c h w"]:
         return self.read(self.folder / item.path)
