@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,7 +107,8 @@ class AudioFolder(AudioFiles):
     """Recordings in a folder for each class, or in such folders inside train, val and test, or named by a table.
 
     A table (.csv, or .tsv with tabs) has a header with the columns path and label, and optionally start and end (in
-    seconds: one recording may hold many clips), fold, and split (train, val or test). Any rate, channels and length.
+    seconds: one recording may hold many clips), fold, and split (train, val or test). Any rate, channels and length. A
+    clip has one label: lists and amounts are refused.
 
     Args:
         root: Folder of the class folders, or of the files that the table names.
@@ -124,7 +126,9 @@ class AudioFolder(AudioFiles):
     def find(self) -> list[Item]:
         if self.table is not None:
             path = Path(self.table).expanduser()
-            items = read_table(path if path.is_file() else self.folder / path)
+            path = path if path.is_file() else self.folder / path
+            items = read_table(path)
+            refuse_other_tasks(path, [item for item in items if item.label not in (self._classes_given or ())])
             named = {(self.folder / item.path).resolve() for item in items}
             others = [path for path in walk(self.folder, self.predict_suffixes) if path.resolve() not in named]
             if others:
@@ -162,6 +166,36 @@ def read_table(path: Path) -> list[Item]:
             both = f"{first or 'no split'} and {item.split or 'no split'}"
             raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
     return items
+
+
+# A bar, a semicolon or a comma right before a word make a list; "Rock, Paper" and "1,000 Hz" are names of classes.
+_LIST = re.compile(r"[;|]|,(?=[^\s\d])|^\[.*\]$")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def refuse_other_tasks(path: Path, items: Sequence[Item]) -> None:
+    """Check that the labels of a table name one class each, neither several nor an amount.
+
+    A label holds several if it looks like a list, or if each part of it between commas stands in another label too.
+
+    Raises:
+        DataError: If they do not; the message names the line.
+    """
+    parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
+    found_in = Counter(part for label in parts for part in parts[label])
+    are_numbers = all(_NUMBER.fullmatch(label) for label in parts)
+    for item in items:
+        known = all(found_in[part] > 1 for part in parts[item.label])
+        if len(parts[item.label]) > 1 and (known or _LIST.search(item.label)):
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label!r} is a list, and a clip has one class; choose one, or "
+                "put it into data.class_names if it is a name"
+            )
+        if are_numbers and not float(item.label).is_integer():
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label} is an amount, and there is no regression; give each "
+                "clip the name of a class, or put it into data.class_names if it is one"
+            )
 
 
 def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:

@@ -416,6 +416,57 @@ def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
     assert said in done.error
 
 
+LIST = "is a list, and a clip has one class; choose one, or put it into data.class_names if it is a name"
+AMOUNT = "is an amount, and there is no regression; give each clip the name of a class, or put it into data.class_names"
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["noise", "speech,music"], f"line 3: label 'speech,music' {LIST}"),
+        (["noise", "speech;music"], f"line 3: label 'speech;music' {LIST}"),
+        (["noise", "speech | music"], f"line 3: label 'speech | music' {LIST}"),
+        (["noise", "['speech', 'music']"], f"line 3: label \"['speech', 'music']\" {LIST}"),
+        (["speech", "music", "speech, music"], f"line 4: label 'speech, music' {LIST}"),
+        (["a, b", "b, c", "c, a"], f"line 2: label 'a, b' {LIST}"),
+        (["1", "3", "1,3"], f"line 4: label '1,3' {LIST}"),
+        (["1.0", "0.7", "0.3"], f"line 3: label 0.7 {AMOUNT}"),
+        (["-1e-3", "2"], f"line 2: label -1e-3 {AMOUNT}"),
+    ],
+)
+def test_several_labels_in_a_cell_and_amounts_are_refused_until_they_can_be_learned(labels, said, sounds, command):
+    with open(sounds / "t.csv", "w", newline="") as file:
+        rows = [
+            (f"{name}/{number:02}.wav", label) for name in ("bells", "horns") for number, label in enumerate(labels)
+        ]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    for start in (SOUNDS, ["check", "--data", "AudioFolder"]):
+        done = command(*start, "--data.root", sounds, "--data.table", "t.csv")
+        assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
+    names = [*dict.fromkeys(labels)]
+    AudioFolder(str(sounds), table="t.csv", class_names=names).items  # noqa: B018  (they are names: it raises nothing)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["Rock, Paper", "Scissors"],
+        ["maillot", "maillot, tank suit", "projectile, missile", "missile"],  # of ImageNet
+        ["Inside, small room", "Inside, public space", "Outside, urban or manmade"],  # of AudioSet
+        ["1,000 Hz", "2,4-D", "speech,"],
+        ["1.0", "2.0"],  # as pandas writes whole numbers beside missing ones
+        ["0.5 s", "1.5 s"],
+    ],
+)
+def test_names_with_commas_and_whole_numbers_are_classes(labels, sounds):
+    with open(sounds / "t.csv", "w", newline="") as file:
+        rows = [
+            (f"{name}/{number:02}.wav", label) for name in ("bells", "horns") for number, label in enumerate(labels)
+        ]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    assert AudioFolder(str(sounds), table="t.csv").class_names == sorted(labels)
+
+
 def test_files_that_a_table_leaves_out_are_counted(sounds, command):
     rows = [f"{name}/{number:02}.wav,{name}" for name in ("bells", "horns") for number in range(10)]
     (sounds / "t.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
