@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule, refuse_unusable
-from datamodules.errors import DataError, say
+from datamodules.errors import DataError, counted, say
 from datamodules.files import FileDataModule, Item
 from datamodules.image_folder import SPLITS, find_in_class_folders
 from datamodules.scan import Facts, walk
@@ -132,7 +132,8 @@ class AudioFolder(AudioFiles):
             named = {(self.folder / item.path).resolve() for item in items}
             others = [path for path in walk(self.folder, self.predict_suffixes) if path.resolve() not in named]
             if others:
-                say(f"{self.root}: {len(others)} sounds have no row in {self.table}, such as {others[0].name}")
+                count = counted(len(others), "sound")
+                say(f"{self.root}: {count} without a row in {self.table}, such as {others[0].name}")
             return items
         items = list(find_in_class_folders(self.folder, self.predict_suffixes))
         if not items:

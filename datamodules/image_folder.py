@@ -1,5 +1,6 @@
 """One's own images: a folder of class folders."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,7 +103,7 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     """The rows of a folder of class folders, or of such folders inside train, val and test.
 
     Raises:
-        DataError: If a class has no file, or the splits are without train.
+        DataError: If a class has no file or a name that is not UTF-8, or the splits are without train.
     """
     folders = [path for path in sorted(root.iterdir()) if _may_be_class(path)]
     named = [folder for folder in folders if folder.name.lower() in SPLITS]
@@ -115,6 +116,9 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     for part in parts if is_split else [root]:
         split = SPLITS[part.name.lower()] if is_split else ""
         for folder in sorted(filter(_may_be_class, part.iterdir())):
+            name = os.fsencode(folder.name).decode(errors="backslashreplace")
+            if name != folder.name:  # it would be drawn and written down, which takes text
+                raise DataError(f"{part}/{name}: the name of a class is not UTF-8; rename the folder")
             files = list(walk(folder, suffixes))
             if not files:
                 raise DataError(f"{folder}: class {folder.name} has no readable file; add some, or take the folder out")

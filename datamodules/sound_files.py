@@ -86,7 +86,8 @@ class opened:  # noqa: N801 (a context, as `open` is)
         if Path(self.path).suffix.lower() in DECODED_ELSEWHERE:
             return _Decoded(self.path)
         try:
-            self.file = soundfile.SoundFile(self.path)
+            path: Any = os.fsencode(self.path)  # as text it would have to be UTF-8
+            self.file = soundfile.SoundFile(path)
         except Exception as error:
             raise self._unreadable(error) from error
         if not 1000 <= self.file.samplerate <= 1_000_000:

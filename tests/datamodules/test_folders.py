@@ -236,21 +236,33 @@ def test_an_image_that_is_cut_off_is_named_before_training_or_left_out(suffix, i
     done = command(*IMAGES, "--data.root", images)
     assert done.code == 3
     assert done.error.startswith(f"error: {broken}: not a readable image (")
-    assert "1 more are broken: python train.py check lists all, --data.on_error skip leaves them out" in done.error
+    assert "1 more broken file: python train.py check lists all, --data.on_error skip leaves them out" in done.error
     assert not (tmp_path / "runs/imagefolder/0").exists()
 
     listed = command("check", "--data", "ImageFolder", "--data.root", images)
     assert listed.code == 3
     both = [f"dogs/broken.{suffix}", "dogs/other.png"]
     assert [line.partition(":")[0] for line in listed.out.splitlines()] == both
-    assert listed.error == "error: data.root: 2 files are broken; mend them, or --data.on_error skip"
+    assert listed.error == "error: data.root: 2 broken files; mend what is broken, or --data.on_error skip"
 
     done = command(*IMAGES, "--data.root", images, "--data.on_error", "skip")
     assert done.code == 0, done.err
-    assert "2 broken files left out; skipped.txt lists them" in done.err
+    assert "2 broken files left out; python train.py check lists all" in done.err
     skipped = (tmp_path / "runs/imagefolder/0/skipped.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in skipped] == both
     assert len(splits(tmp_path / "runs/imagefolder/0")) == 24
+
+
+def test_one_broken_file_is_one_file_and_stats_speaks_of_nothing_that_it_does_not_write(images, command, tmp_path):
+    (images / "dogs/00.png").write_bytes(b"")
+    flags = ["--data", "ImageFolder", "--data.root", images]
+    assert command("check", *flags).error == (
+        "error: data.root: 1 broken file; mend what is broken, or --data.on_error skip"
+    )
+    assert "more broken" not in command("stats", *flags).error
+    done = command("stats", *flags, "--data.on_error", "skip")
+    assert (done.code, done.err) == (0, f"{images}: 1 broken file left out; python train.py check lists all\n")
+    assert not list(tmp_path.rglob("skipped.txt"))
 
 
 def test_a_decompression_bomb_is_refused(images, command):
@@ -350,7 +362,7 @@ def test_a_row_that_starts_after_its_recording_is_found_before_training_or_left_
         f"bells/00.wav 5-end: line 2 of the table: {what}",
         f"horns/00.wav 5-end: line 14 of the table: {what}",
     ]
-    assert f"bells/00.wav 5-end: line 2 of the table: {what}; 1 more are broken" in command(*SOUNDS, *flags).error
+    assert f"bells/00.wav 5-end: line 2 of the table: {what}; 1 more broken file:" in command(*SOUNDS, *flags).error
     done = command(*SOUNDS, *flags, "--data.on_error", "skip")
     assert done.code == 0, done.err
     assert len(splits(Path("runs/audiofolder/0"))) == 22
@@ -472,7 +484,7 @@ def test_files_that_a_table_leaves_out_are_counted(sounds, command):
     (sounds / "t.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
     done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv")
     assert done.code == 0, done.err
-    assert "4 sounds have no row in t.csv, such as 10.wav" in done.err
+    assert "4 sounds without a row in t.csv, such as 10.wav" in done.err
 
 
 def test_a_fold_that_is_not_there_is_refused(sounds, command):
