@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from datamodules.image_folder import SPLITS, find_in_class_folders
 from datamodules.scan import Facts, walk
 from datamodules.sound_files import change_rate, examine_sound, read_sound
 
+_COLUMNS = ("path", "label", "start", "end", "fold", "split")  # of a table; others are left aside
 LONGEST_SECONDS = 10.0  # of clips whose length nobody gave
 
 
@@ -89,8 +91,8 @@ class AudioFiles(FileDataModule, AudioDataModule):
 
     def wrong_part(self, item: Item) -> str:
         rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
-        stop = frames if item.end is None else min(round(item.end * rate_hz), frames)
-        if round(item.start * rate_hz) < stop:
+        stop = frames if item.end is None else round(min(item.end * rate_hz, frames))
+        if round(min(item.start * rate_hz, frames)) < stop:
             return ""
         line = f"line {item.line} of the table: " if item.line else ""
         return f"{line}holds no sound from {item.start:g} s, being {frames / rate_hz:g} s long; mend start and end"
@@ -154,6 +156,9 @@ def read_table(path: Path) -> list[Item]:
             missing = {"path", "label"} - set(rows.fieldnames or [])
             if missing:
                 raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
+            twice = [name for name, count in Counter(rows.fieldnames).items() if count > 1 and name in _COLUMNS]
+            if twice:
+                raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
             items = [_item(path, rows.line_num, row) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
@@ -161,7 +166,12 @@ def read_table(path: Path) -> list[Item]:
     if not items:
         raise DataError(f"{path}: holds no row; give each clip one")
     splits: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for item in items:
+        label = labels.setdefault(item.name, item.label)
+        if label != item.label:
+            what = f"line {item.line}: {item.name} is {item.label} here and {label} before"
+            raise DataError(f"{path}: {what}; choose one, for a clip has one class")
         first = splits.setdefault(item.path, item.split)
         if first != item.split:
             both = f"{first or 'no split'} and {item.split or 'no split'}"
@@ -218,7 +228,8 @@ def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
         raise wrong(f"start or end is no number ({error}); give seconds") from error
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
         raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
-    return Item(values["path"], values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
+    file = os.path.normpath(values["path"])  # a file of two spellings would be in two splits
+    return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
 
 
 def _or(given: Any, usual: Any) -> Any:

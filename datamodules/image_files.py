@@ -18,6 +18,7 @@ from datamodules.errors import DataError
 
 # Named, for Pillow would also hand PostScript to an interpreter.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_BRIGHTEST = 4.0  # times white: highlights may be so, more is another unit, and all of it would be white
 _MAX_PIXELS = 89_478_485  # Pillow warns above as many, and the scan's threads cannot each turn that into an error
 _PIXELS_OF_A_CORE = 2**24  # of images that are decoded at once: those of a telephone never wait for each other
 _BAND = 2**20  # pixels that are converted at once, so that only the decoder holds the whole of a large image
@@ -112,8 +113,8 @@ def examine_image(path: str | os.PathLike[str]) -> tuple[int, int]:
         DataError: As opened does.
     """
     with opened(path) as image:
-        # of floats each may be wrong, of the others one pixel tells whether Pillow can convert the mode
-        for _ in bands(image if image.mode == "F" else image.crop((0, 0, 1, 1)), "RGB"):
+        # of deep modes each value may be wrong, of the others one pixel tells whether Pillow can convert the mode
+        for _ in bands(image if image.mode in _WHITE else image.crop((0, 0, 1, 1)), "RGB"):
             pass
         return image.height, image.width
 
@@ -160,8 +161,12 @@ def _forget(image: Image.Image) -> None:
 def _pixels(image: Image.Image, mode: str) -> UInt8[Tensor, "c h w"]:
     if image.mode in _WHITE:  # Pillow's own conversion clips these to 0..255
         values = np.asarray(image, dtype=np.float64) * (255 / _WHITE[image.mode])
+        brightest = float(values.max()) / 255
         if not np.isfinite(values).all():
             raise ValueError("values that are not finite")
+        if brightest > _BRIGHTEST:
+            white = _WHITE[image.mode]
+            raise ValueError(f"values up to {brightest * white:g}, where {white} is white: divide them")
         image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
     elif image.has_transparency_data:
         image = image.convert("RGBA")

@@ -169,8 +169,8 @@ def test_sounds_of_any_rate_channels_encoding_and_length_train(sounds, command, 
 def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     ramp = np.arange(8000) / 8000
     soundfile.write(tmp_path / "long.wav", ramp, 8000)
-    rows = [("long.wav", f"{label}", start, start + 0.1, fold) for fold in (1, 2, 3) for label in "ab"
-            for start in (0.1 * fold, 0.1 * fold + 0.5)]  # fmt: skip
+    rows = [("long.wav", label, start + later, start + later + 0.1, fold) for fold in (1, 2, 3)
+            for label, later in (("a", 0), ("b", 0.05)) for start in (0.1 * fold, 0.1 * fold + 0.5)]  # fmt: skip
     text = "path\tlabel\tstart\tend\tfold\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
     (tmp_path / "clips.tsv").write_text(text)
     data = AudioFolder(str(tmp_path), table="clips.tsv", test_fold=2, val_fold=3)
@@ -178,17 +178,25 @@ def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     assert [len(samples) for samples in data.splits().values()] == [4, 4, 4]
     assert data.seconds == 0.1
     first = sorted(float(clip[0]) for clip in data.test_set.inputs)
-    assert first == pytest.approx([0.2, 0.2, 0.7, 0.7], abs=1e-3)
+    assert first == pytest.approx([0.2, 0.25, 0.7, 0.75], abs=1e-3)
     assert data.test_set.lengths is None  # all are as long
 
     for split in ("train", "valid", "test"):
         soundfile.write(tmp_path / f"{split}.wav", ramp, 8000)
     (tmp_path / "split.csv").write_text("path,label,start,end,split\n" + "".join(
-        f"{split}.wav,{label},{start},{start + 0.05},{split}\n" for label in "ab"
+        f"{split}.wav,{label},{start + later},{start + later + 0.05},{split}\n" for label, later in (("a", 0), ("b", 0.5))
         for start, split in ((0, "train"), (0.1, "train"), (0.2, "valid"), (0.3, "test"))))  # fmt: skip
     data = AudioFolder(str(tmp_path), table=str(tmp_path / "split.csv"))
     data.setup()
     assert [len(samples) for samples in data.splits().values()] == [4, 2, 2]
+
+
+def test_an_end_beyond_any_recording_is_its_end(sounds):
+    rows = [f"{name}/{n:02}.wav,{name},1e308" for name in ("bells", "horns") for n in range(12)]
+    (sounds / "t.csv").write_text("path,label,end\n" + "\n".join(rows) + "\n")
+    data = AudioFolder(str(sounds), table="t.csv")
+    data.setup()
+    assert {len(clip) for clip in data.train_set.inputs} == {800}
 
 
 def test_the_splits_of_a_run_are_a_table_to_train_on_again(sounds, command, tmp_path):
@@ -418,6 +426,19 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
         ("path,label,start,end\nbells/00.wav,bells,2,1\n", "t.csv: line 2: from 2 to 1 s; end must come after start"),
         ("path,label,split\nbells/00.wav,bells,tset\n", "t.csv: line 2: split tset; give train, val or test"),
         ("path,label\n", "t.csv: holds no row"),
+        ("path,label,label\nbells/00.wav,bells,x\n", "t.csv: two columns are called label; keep one"),
+        (
+            "path,label\nbells/00.wav,bells\nbells/00.wav,horns\n",
+            "t.csv: line 3: bells/00.wav is horns here and bells before; choose one, for a clip has one class",
+        ),
+        (
+            "path,label,split\nbells/00.wav,bells,train\n./bells//00.wav,bells,test\n",
+            "t.csv: bells/00.wav is in train and test; give all rows of a file one split",
+        ),
+        (
+            "path,label,start\nbells/00.wav,bells,1e308\nhorns/00.wav,horns,0\n",
+            "line 2 of the table: holds no sound from 1e+308 s, being 0.1 s long; mend start and end",
+        ),
         ("", "t.csv: no column label and path"),
     ],
 )

@@ -71,10 +71,17 @@ def test_what_is_cut_off_a_long_image_is_not_kept(tmp_path):
     assert image.untyped_storage().nbytes() == 3 * 64 * 64
 
 
-def test_floats_that_are_not_numbers_are_no_black_pixels(images):
-    values = np.zeros((8, 8), np.float32)
-    values[7, 7] = np.nan
+@pytest.mark.parametrize(
+    ("value", "kind", "what"),
+    [
+        (np.nan, np.float32, "values that are not finite"),
+        (255, np.float32, "values up to 255, where 1 is white: divide them"),
+        (2**30, np.int32, "values up to 1.07374e+09, where 65535 is white: divide them"),
+    ],
+)
+def test_deep_values_that_would_be_black_or_white_without_a_word_are_broken(value, kind, what, images):
+    values = np.zeros((8, 8), kind)
+    values[7, 7] = value
     Image.fromarray(values).save(images / "dogs/x.tiff")
-    assert ImageFolder(str(images)).bad_files() == {
-        "dogs/x.tiff": "not a readable image (values that are not finite); convert it to PNG or JPEG"
-    }
+    said = f"not a readable image ({what}); convert it to PNG or JPEG"
+    assert ImageFolder(str(images)).bad_files() == {"dogs/x.tiff": said}
