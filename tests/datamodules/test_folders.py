@@ -185,7 +185,8 @@ def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
         soundfile.write(tmp_path / f"{split}.wav", ramp, 8000)
     (tmp_path / "split.csv").write_text("path,label,start,end,split\n" + "".join(
         f"{split}.wav,{label},{start + later},{start + later + 0.05},{split}\n"
-        for label, later in (("a", 0), ("b", 0.5)) for start, split in ((0, "train"), (0.1, "train"), (0.2, "valid"), (0.3, "test"))))  # fmt: skip
+        for label, later in (("a", 0), ("b", 0.5))
+        for start, split in ((0, "train"), (0.1, "train"), (0.2, "valid"), (0.3, "test"))))  # fmt: skip
     data = AudioFolder(str(tmp_path), table=str(tmp_path / "split.csv"))
     data.setup()
     assert [len(samples) for samples in data.splits().values()] == [4, 2, 2]
