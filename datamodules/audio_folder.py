@@ -2,6 +2,8 @@
 
 import csv
 import math
+import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +14,13 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule, refuse_unusable
-from datamodules.errors import DataError, say
+from datamodules.errors import DataError, counted, say
 from datamodules.files import FileDataModule, Item
 from datamodules.image_folder import SPLITS, find_in_class_folders
 from datamodules.scan import Facts, walk
 from datamodules.sound_files import change_rate, examine_sound, read_sound
 
+_COLUMNS = ("path", "label", "start", "end", "fold", "split")  # of a table; others are left aside
 LONGEST_SECONDS = 10.0  # of clips whose length nobody gave
 
 
@@ -88,8 +91,8 @@ class AudioFiles(FileDataModule, AudioDataModule):
 
     def wrong_part(self, item: Item) -> str:
         rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
-        stop = frames if item.end is None else min(round(item.end * rate_hz), frames)
-        if round(item.start * rate_hz) < stop:
+        stop = frames if item.end is None else round(min(item.end * rate_hz, frames))
+        if round(min(item.start * rate_hz, frames)) < stop:
             return ""
         line = f"line {item.line} of the table: " if item.line else ""
         return f"{line}holds no sound from {item.start:g} s, being {frames / rate_hz:g} s long; mend start and end"
@@ -106,7 +109,8 @@ class AudioFolder(AudioFiles):
     """Recordings in a folder for each class, or in such folders inside train, val and test, or named by a table.
 
     A table (.csv, or .tsv with tabs) has a header with the columns path and label, and optionally start and end (in
-    seconds: one recording may hold many clips), fold, and split (train, val or test). Any rate, channels and length.
+    seconds: one recording may hold many clips), fold, and split (train, val or test). Any rate, channels and length. A
+    clip has one label: lists and amounts are refused.
 
     Args:
         root: Folder of the class folders, or of the files that the table names.
@@ -126,11 +130,14 @@ class AudioFolder(AudioFiles):
     def find(self) -> list[Item]:
         if self.table is not None:
             path = Path(self.table).expanduser()
-            items = read_table(path if path.is_file() else self.folder / path)
+            path = path if path.is_file() else self.folder / path
+            items = read_table(path)
+            refuse_other_tasks(path, [item for item in items if item.label not in (self._classes_given or ())])
             named = {(self.folder / item.path).resolve() for item in items}
             others = [path for path in walk(self.folder, self.predict_suffixes) if path.resolve() not in named]
             if others:
-                say(f"{self.root}: {len(others)} sounds have no row in {self.table}, such as {others[0].name}")
+                count = counted(len(others), "sound")
+                say(f"{self.root}: {count} without a row in {self.table}, such as {others[0].name}")
             return items
         items = list(find_in_class_folders(self.folder, self.predict_suffixes))
         if not items:
@@ -151,6 +158,9 @@ def read_table(path: Path) -> list[Item]:
             missing = {"path", "label"} - set(rows.fieldnames or [])
             if missing:
                 raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
+            twice = [name for name, count in Counter(rows.fieldnames).items() if count > 1 and name in _COLUMNS]
+            if twice:
+                raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
             items = [_item(path, rows.line_num, row) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
@@ -158,12 +168,47 @@ def read_table(path: Path) -> list[Item]:
     if not items:
         raise DataError(f"{path}: holds no row; give each clip one")
     splits: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for item in items:
+        label = labels.setdefault(item.name, item.label)
+        if label != item.label:
+            what = f"line {item.line}: {item.name} is {item.label} here and {label} before"
+            raise DataError(f"{path}: {what}; choose one, for a clip has one class")
         first = splits.setdefault(item.path, item.split)
         if first != item.split:
             both = f"{first or 'no split'} and {item.split or 'no split'}"
             raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
     return items
+
+
+# A bar, a semicolon or a comma right before a word make a list; "Rock, Paper" and "1,000 Hz" are names of classes.
+_LIST = re.compile(r"[;|]|,(?=[^\s\d])|^\[.*\]$")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def refuse_other_tasks(path: Path, items: Sequence[Item]) -> None:
+    """Check that the labels of a table name one class each, neither several nor an amount.
+
+    A label holds several if it looks like a list, or if each part of it between commas stands in another label too.
+
+    Raises:
+        DataError: If they do not; the message names the line.
+    """
+    parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
+    found_in = Counter(part for label in parts for part in parts[label])
+    are_numbers = all(_NUMBER.fullmatch(label) for label in parts)
+    for item in items:
+        known = all(found_in[part] > 1 for part in parts[item.label])
+        if len(parts[item.label]) > 1 and (known or _LIST.search(item.label)):
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label!r} is a list, and a clip has one class; choose one, or "
+                "put it into data.class_names if it is a name"
+            )
+        if are_numbers and not float(item.label).is_integer():
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label} is an amount, and there is no regression; give each "
+                "clip the name of a class, or put it into data.class_names if it is one"
+            )
 
 
 def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
@@ -185,7 +230,8 @@ def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
         raise wrong(f"start or end is no number ({error}); give seconds") from error
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
         raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
-    return Item(values["path"], values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
+    file = os.path.normpath(values["path"])  # a file of two spellings would be in two splits
+    return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
 
 
 def _or(given: Any, usual: Any) -> Any:

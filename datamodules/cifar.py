@@ -29,8 +29,8 @@ _HUNDRED = """
 class CIFAR10(ImageDataModule):
     """50,000 + 10,000 photographs of ten classes, uint8 (3, 32, 32), with the official test split.
 
-    Long Range Arena's task "Image" is this in grey, each of the 1,024 pixels a token. Source: Krizhevsky, Learning
-    multiple layers of features from tiny images (2009).
+    Long Range Arena's task "Image" is this in grey, each of the 1,024 pixels a token, without augmentation. Source:
+    Krizhevsky, Learning multiple layers of features from tiny images (2009).
 
     Args:
         root: Folder that holds cifar-10-batches-py, or its archive, which is unpacked there.

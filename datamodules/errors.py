@@ -21,6 +21,11 @@ def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> No
         raise ValueError(f"{name} must be {rule}, got {value!r}; {remedy}")
 
 
+def counted(number: int, noun: str) -> str:
+    """The number with its noun: 1 file, 2 files."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @rank_zero_only
 def say(text: str) -> None:
     """One line for the user, on standard error, of one process; what names hold that cannot be printed is escaped."""

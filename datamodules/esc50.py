@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datamodules.audio_folder import AudioFiles
 from datamodules.errors import DataError
@@ -16,14 +16,15 @@ FOLDER = "ESC-50-master"
 class ESC50(AudioFiles):
     """Environmental sounds of 5 seconds at 44.1 kHz; the official five folds, of which one is the test.
 
-    Clips of one recording are in one fold: validation is better a fold too (val_fold) than a share of the others.
-    Source: Piczak, ESC: Dataset for Environmental Sound Classification (2015), 2,000 clips, CC BY-NC 3.0.
+    Clips of one recording are in one fold: validation is better a fold too (val_fold) than a share of the others. The
+    paper's figure is the mean over five trainings, each fold being the test once. Source: Piczak, ESC: Dataset for
+    Environmental Sound Classification (2015), 2,000 clips, CC BY-NC 3.0.
 
     Args:
         root: Folder that holds ESC-50-master, or that folder.
         download: Fetch the data if it is missing.
         test_fold: 1 to 5.
-        val_fold: Another one.
+        val_fold: Another one; "before" is the one before test_fold (5 before 1), None a share of the other four.
         sample_rate_hz: Rate of the inputs.
         seconds: Length of the longest input.
         common: Arguments of AudioFiles.
@@ -39,11 +40,13 @@ class ESC50(AudioFiles):
         root: str,
         download: bool = False,
         test_fold: int = 5,
-        val_fold: int | None = 4,
+        val_fold: int | Literal["before"] | None = "before",
         sample_rate_hz: int = 16_000,
         seconds: float = 5.0,
         **common: Any,
     ) -> None:
+        if val_fold == "before":
+            val_fold = (test_fold - 2) % 5 + 1
         super().__init__(
             root=root, test_fold=test_fold, val_fold=val_fold, sample_rate_hz=sample_rate_hz, seconds=seconds, **common
         )

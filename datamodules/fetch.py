@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -90,14 +91,15 @@ def unpack(archive: Path, folder: Path) -> None:
     try:
         for name, source in _members(archive):
             path = PurePosixPath(name.replace("\\", "/"))
-            if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-                raise DataError(f"{archive}: member {name} would leave its folder; do not trust this archive")
+            if not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+                raise DataError(f"{archive}: member {name} is not inside its folder; do not trust this archive")
             target = folder.joinpath(*path.parts)
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, open(target, "wb") as file:
                 shutil.copyfileobj(source, file)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        what = str(error).splitlines()[0].rstrip(":")
+    # RuntimeError is zipfile's for one that is encrypted, or packed in a way that it does not know
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        what = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{archive}: broken or cut off ({what}); delete it and run again") from error
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import DataModule
-from datamodules.errors import DataError, require, say
+from datamodules.errors import DataError, counted, require, say
 from datamodules.hold_out import Split, hold_out, hold_out_files
 from datamodules.samples import Files, Samples
 from datamodules.scan import Facts, in_threads, scan
@@ -172,13 +172,13 @@ class FileDataModule(DataModule):
         bad = self.bad_files()
         if bad and self.on_error == "raise":
             path, what = next(iter(bad.items()))
-            others = f"; {len(bad) - 1} more are broken" if len(bad) > 1 else ""
+            others = f"; {counted(len(bad) - 1, 'more broken file')}" if len(bad) > 1 else ""
             raise DataError(
                 f"{self.folder / path}: {what}{others}: python train.py check lists all, --data.on_error skip leaves "
                 "them out"
             )
         if bad:
-            say(f"{self.root}: {len(bad)} broken files left out; skipped.txt lists them")
+            say(f"{self.root}: {counted(len(bad), 'broken file')} left out; python train.py check lists all")
         good = [item for item in self.items if item.path not in bad and item.name not in bad]
         unknown = {item.label for item in good} - set(self.class_names)
         if unknown:

@@ -1,5 +1,6 @@
 """One's own images: a folder of class folders."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
-from datamodules.images import ImageDataModule, open_image
+from datamodules.image_files import examine_image, too_large
+from datamodules.images import ImageDataModule
 from datamodules.scan import Facts, leads_up, walk
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -83,8 +85,12 @@ class ImageFolder(FileDataModule, ImageDataModule):
         return items
 
     def examine(self, path: Path) -> Facts:
-        _, height, width = open_image(path).shape
+        height, width = examine_image(path)
         return {"height": height, "width": width}
+
+    def wrong_part(self, item: Item) -> str:
+        facts = self.facts[item.path]
+        return too_large(facts["height"], facts["width"], self.made_of)
 
     def read_item(self, item: Item) -> UInt8[Tensor, "c h w"]:
         return self.read(self.folder / item.path)
@@ -98,7 +104,7 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     """The rows of a folder of class folders, or of such folders inside train, val and test.
 
     Raises:
-        DataError: If a class has no file, or the splits are without train.
+        DataError: If a class has no file or a name that is not UTF-8, or the splits are without train.
     """
     folders = [path for path in sorted(root.iterdir()) if _may_be_class(path)]
     named = [folder for folder in folders if folder.name.lower() in SPLITS]
@@ -111,6 +117,9 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     for part in parts if is_split else [root]:
         split = SPLITS[part.name.lower()] if is_split else ""
         for folder in sorted(filter(_may_be_class, part.iterdir())):
+            name = os.fsencode(folder.name).decode(errors="backslashreplace")
+            if name != folder.name:  # it would be drawn and written down, which takes text
+                raise DataError(f"{part}/{name}: the name of a class is not UTF-8; rename the folder")
             files = list(walk(folder, suffixes))
             if not files:
                 raise DataError(f"{folder}: class {folder.name} has no readable file; add some, or take the folder out")

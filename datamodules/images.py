@@ -1,27 +1,18 @@
-"""What data modules of images share: their layout in memory, and reading any image file."""
+"""What data modules of images share: their layout in memory, and how any image file becomes an input."""
 
 import os
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from datamodules.base import DataModule
-from datamodules.errors import DataError
+from datamodules.image_files import bands, opened
 from datamodules.samples import LabelledTensors, Samples
-
-# Named, for Pillow would also hand PostScript to an interpreter.
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-_MAX_PIXELS = 89_478_485  # Pillow warns above as many, and the scan's threads cannot each turn that into an error
-_WHITE = {"I": 65535, "I;16": 65535, "I;16B": 65535, "I;16L": 65535, "I;16N": 65535, "F": 1}  # of deep grey modes
 
 
 def resize(images: UInt8[Tensor, "*b c h w"], height: int, width: int) -> UInt8[Tensor, "*b c {height} {width}"]:
@@ -48,20 +39,29 @@ class ImageDataModule(DataModule):
         self.augment = augment
 
     def read(self, path: str | os.PathLike[str]) -> UInt8[Tensor, "c h w"]:
-        """One input from an image file of any size and mode, as open_image reads it.
+        """One input from an image file of any size and mode, as opened and bands have it.
 
         It is stretched to `shape`, or, with keep_aspect, made just large enough to cover it and cut to its middle.
 
         Raises:
             DataError: If the file is absent, broken, of another format, or too large.
         """
-        height, width = self.shape[1:]
-        pixels = open_image(path, grayscale=self.shape[0] == 1)
-        if self.keep_aspect:
-            scale = max(height / pixels.shape[1], width / pixels.shape[2])
-            larger = max(round(pixels.shape[1] * scale), height), max(round(pixels.shape[2] * scale), width)
-            return functional.center_crop(resize(pixels, *larger), [height, width])
-        return resize(pixels, height, width)
+        with opened(path, self.made_of) as image:
+            height, width = self.made_of(image.height, image.width)
+            # along the rows of each band, and then along all columns: bit for bit what resizing in one call gives
+            rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
+            for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB"):
+                rows[:, top : top + band.shape[1]] = resize(band, band.shape[1], width)
+            made = resize(rows, height, width)
+        return functional.center_crop(made, list(self.shape[1:])).clone()  # a view would keep all of it in memory
+
+    def made_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that an image of this size gets before it is cut to `shape`."""
+        to_height, to_width = self.shape[1:]
+        if not self.keep_aspect:
+            return to_height, to_width
+        scale = max(to_height / height, to_width / width)
+        return max(round(height * scale), to_height), max(round(width * scale), to_width)
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         if isinstance(inputs, list):
@@ -80,42 +80,3 @@ class ImageDataModule(DataModule):
             "mean of each channel": [round(value, 4) for value in mean.tolist()],
             "deviation of each channel": [round(value, 4) for value in std.tolist()],
         }
-
-
-def open_image(path: str | os.PathLike[str], grayscale: bool = False) -> UInt8[Tensor, "c h w"]:
-    """The pixels of an image file of any size and mode.
-
-    It is turned as its EXIF orientation says; transparency is laid over white, and of an animation the first frame
-    counts. Values of 16 bits are scaled from 0..65535, floats from 0..1.
-
-    Raises:
-        DataError: If the file is absent, broken, of another format, or so large (over 89 megapixels) that it may be a
-            decompression bomb.
-    """
-    if not Path(path).is_file():
-        raise DataError(f"{path}: no such file; check the path")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path, formats=_FORMATS) as image:
-                if image.width * image.height > _MAX_PIXELS:
-                    raise Image.DecompressionBombError
-                return _pixels(ImageOps.exif_transpose(image), "L" if grayscale else "RGB")
-    except Image.DecompressionBombError as error:
-        raise DataError(f"{path}: more pixels than the limit that guards memory; make it smaller first") from error
-    except Exception as error:  # decoders meet hostile bytes with any exception, from SyntaxError to struct.error
-        what = "unknown format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
-        raise DataError(
-            f"{path}: not a readable image ({what or type(error).__name__}); convert it to PNG or JPEG"
-        ) from error
-
-
-def _pixels(image: Image.Image, mode: str) -> UInt8[Tensor, "c h w"]:
-    if image.mode in _WHITE:  # Pillow's own conversion clips these to 0..255
-        values = np.asarray(image, dtype=np.float64) * (255 / _WHITE[image.mode])
-        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
-    elif image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    array = np.array(image.convert(mode))
-    return torch.from_numpy(array).reshape(image.height, image.width, -1).permute(2, 0, 1)

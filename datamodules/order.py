@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, counted
 from datamodules.samples import mix
 
 _POOL = 50  # batches that are sorted by length together: enough for little padding, few enough to mix
@@ -93,7 +93,9 @@ class RankSampler(DistributedSampler):
     def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None) -> None:
         world = _ranks()[1]
         if num_samples < world > 1:  # some ranks would pass over the evaluation, and the others wait for them
-            raise DataError(f"trainer.devices: {world} processes for {num_samples} samples of a split; ask for fewer")
+            raise DataError(
+                f"trainer.devices: {world} processes for {counted(num_samples, 'sample')} of a split; ask for fewer"
+            )
         self.order = list(range(num_samples)) if lengths is None else lengths.argsort(stable=True).tolist()
 
     def set_epoch(self, epoch: int) -> None:

@@ -31,8 +31,8 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
     """
     with opened(path) as file:
         rate_hz = file.samplerate
-        file.seek(min(round(start * rate_hz), file.frames))
-        stop = file.frames if end is None else min(round(end * rate_hz), file.frames)
+        file.seek(round(min(start * rate_hz, file.frames)))
+        stop = file.frames if end is None else round(min(end * rate_hz, file.frames))
         frames = _averaged(file.read(max(stop - file.tell(), 0), dtype="float32", always_2d=True))
     if not len(frames):
         raise DataError(
@@ -86,7 +86,8 @@ class opened:  # noqa: N801 (a context, as `open` is)
         if Path(self.path).suffix.lower() in DECODED_ELSEWHERE:
             return _Decoded(self.path)
         try:
-            self.file = soundfile.SoundFile(self.path)
+            path: Any = os.fsencode(self.path)  # as text it would have to be UTF-8
+            self.file = soundfile.SoundFile(path)
         except Exception as error:
             raise self._unreadable(error) from error
         if not 1000 <= self.file.samplerate <= 1_000_000:

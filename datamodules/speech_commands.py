@@ -23,7 +23,9 @@ _EXTRA = 0.1  # of the clips of the ten words, as many of silence and of unknown
 class SpeechCommands(AudioFiles):
     """Spoken words of a second at 16 kHz; validation_list.txt and testing_list.txt name the official splits.
 
-    Source: Warden, Speech Commands (2018), CC BY 4.0, 105,829 clips.
+    Source: Warden, Speech Commands (2018), CC BY 4.0, 105,829 clips. The 12 classes are his, but "unknown" and
+    "silence" are drawn anew, by `seed`, in the test too: they are not the clips of his own test archive, so that
+    accuracies compare only roughly with those on it, and between seeds.
 
     Args:
         root: Folder that holds SpeechCommands/speech_commands_v0.02, or that folder.

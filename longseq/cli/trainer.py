@@ -64,7 +64,8 @@ class Trainer(pl.Trainer):
         for path, what in bad.items():
             print(f"{escaped(path)}: {shown(what)}")
         if bad:
-            raise UserError(f"data.root: {len(bad)} files are broken; mend them, or --data.on_error skip", exit_code=3)
+            files = "1 broken file" if len(bad) == 1 else f"{len(bad)} broken files"
+            raise UserError(f"data.root: {files}; mend what is broken, or --data.on_error skip", exit_code=3)
         datamodule.setup("fit")
         sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")

@@ -23,6 +23,7 @@ def sweep(
     grid: list[str],
     seeds: int = 3,
     baseline: str | None = None,
+    mean_over: str | None = None,
     flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
     out: str = "sweep",
 ) -> None:
@@ -37,12 +38,14 @@ def sweep(
         grid: Flags and their values, as model.encoder.attention.k=8,16,32; every combination is trained.
         seeds: How many trainings of each setting, with the seeds 0, 1, ... of weights, order and validation split.
         baseline: One more setting, key=value, that the others are held against, as model.encoder.attention=Softmax.
+        mean_over: A key of the grid whose values are repetitions, as seeds are, and no settings: the folds of a data
+            set, for example. Mean and range are then over them too.
         flags: Further arguments of every training, as they are.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
-        ValueError: If a file is not there, a grid is not of the form key=value,value, there are no seeds, the folder
-            holds runs of another configuration or other flags, or a training fails.
+        ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is no key of it, there
+            are no seeds, the folder holds runs of another configuration or other flags, or a training fails.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be positive, got {seeds}; 3 show the spread")
@@ -50,30 +53,40 @@ def sweep(
         if not Path(path).is_file():
             raise ValueError(f"config must be files, got {path!r}, which is none; configs/image/digits.yaml is")
     settings = combinations(grid)
+    repeated = [entry for entry in grid if entry.partition("=")[0] == mean_over]
+    if mean_over is not None and not repeated:
+        raise ValueError(f"mean_over must be a key of the grid, got {mean_over!r}; data.test_fold may be one")
     beside = combinations([baseline])[0] if baseline else None
+    besides = combinations([baseline, *repeated]) if baseline else []
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_runs(folder, {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)})
     found: dict[Setting, list[float]] = {}
-    for setting in settings if beside is None else [beside, *settings]:
+    for setting in [*besides, *settings]:
         found[setting] = [_accuracy(folder, config, setting, seed, flags) for seed in range(seeds)]
         print(f"{_said(setting)}: " + ", ".join(f"{accuracy:.4f}" for accuracy in found[setting]), flush=True)
-    keys = list(dict.fromkeys(key for setting in [settings[0], beside or ()] for key, _ in setting))
+    means = averaged(found, mean_over)
+    keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
     rows = [
         [*(dict(setting).get(key, "") for key in keys), f"{statistics.mean(accuracies):.4f}",
          f"{max(accuracies) - min(accuracies):.4f}", " ".join(f"{accuracy:.4f}" for accuracy in accuracies)]
-        for setting, accuracies in found.items()
+        for setting, accuracies in means.items()
     ]  # fmt: skip
-    header = [*keys, "test accuracy, mean", "highest less lowest", "each seed"]
+    header = [*keys, "test accuracy, mean", "highest less lowest", "each seed" if mean_over is None else "each"]
     write_csv(folder / "table.csv", header, rows)
     command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
     if baseline:
         command += f" --baseline {baseline}"
+    if mean_over:
+        command += f" --mean_over {mean_over}"
     if flags:
         command += f" --flags {json.dumps(flags)}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
-    draw(found, beside).savefig(folder / "sweep.png")
+    alone = means.pop((), None)
+    if alone is not None:  # there is nothing but repetitions: the figure shows each
+        means |= {setting: found[setting] for setting in settings}
+    draw(means, beside).savefig(folder / "sweep.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
 
 
@@ -92,6 +105,15 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
             )
         axes.append([(key, value) for value in re.split(r",(?![^\[]*\])", values)])
     return [tuple(setting) for setting in itertools.product(*axes)]
+
+
+def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:
+    """The figures of each setting without one of its keys: those of all values of that key together."""
+    together: dict[Setting, list[float]] = {}
+    for setting, accuracies in found.items():
+        others = tuple((key, value) for key, value in setting if key != mean_over)
+        together.setdefault(others, []).extend(accuracies)
+    return together
 
 
 def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:

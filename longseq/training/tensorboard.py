@@ -82,6 +82,8 @@ class InputSamples(pl.Callback):
         clips = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         lengths = inputs["lengths"] if isinstance(inputs, Mapping) else [clips.shape[-1]] * len(clips)
         for number, (clip, length, label) in enumerate(zip(clips, lengths, labels, strict=True)):
+            if length < 2:
+                continue  # TensorBoard takes one sample for a number and refuses it, and nobody would hear it
             tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.class_names[int(label)])
             loud = clip[:length] / clip.abs().max().clamp(min=1e-6)
             logger.experiment.add_audio(tag, loud, _step(trainer), pl_module.encoder.sample_rate_hz)

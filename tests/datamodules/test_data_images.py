@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision import datasets
+from torchvision.transforms.v2 import functional
 
 from datamodules import MNIST, DataError, Digits
 from datamodules.images import ImageDataModule
@@ -193,6 +194,26 @@ def test_shrinking_averages_instead_of_skipping_pixels(tmp_path):
     assert (GREY.read(tmp_path / "x.png").float() - 127.5).abs().max() < 8
 
 
+@pytest.mark.parametrize("keep_aspect", [True, False])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "I;16"])
+def test_a_large_image_is_read_in_bands_and_is_bit_for_bit_what_one_resizing_gives(mode, keep_aspect, tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, (1500, 1100, 3), np.uint8)
+    if mode == "RGBA":
+        image = Image.fromarray(values).convert("RGBA")  # opaque
+    elif mode == "RGB":
+        image = Image.fromarray(values)
+    else:
+        values = values[:, :, :1]
+        image = Image.fromarray(values[..., 0] if mode == "L" else values[..., 0] * np.uint16(257))
+    image.save(tmp_path / "x.png")
+    data = GREY if len(mode.strip("16;I")) < 2 else RGB
+    height, width = (round(1500 * 20 / 1100), 20) if keep_aspect else (12, 20)
+    top = round((height - 12) / 2)
+    whole = functional.resize(torch.from_numpy(values).permute(2, 0, 1), [height, width], antialias=True)
+    kind = type("Cut", (Colours,), {"keep_aspect": keep_aspect})
+    assert torch.equal(kind(*data.shape).read(tmp_path / "x.png"), whole[:, top : top + 12])
+
+
 def png(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds one pixel."""
 
@@ -201,6 +222,25 @@ def png(width: int, height: int) -> bytes:
 
     header = chunk(b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT" + zlib.compress(bytes(2)))
+
+
+def tiff_of_one_tile(side: int) -> bytes:
+    """A TIFF of 16x16 pixels in a tile of any size."""
+    data = zlib.compress(bytes(100))
+    tags = {
+        256: 16,
+        257: 16,
+        258: 8,
+        259: 8,
+        262: 1,
+        277: 1,
+        322: side,
+        323: side,
+        324: 8 + 2 + 120 + 4,
+        325: len(data),
+    }
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
 
 
 @pytest.mark.parametrize(
@@ -212,8 +252,11 @@ def png(width: int, height: int) -> bytes:
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a readable image"),
         (png(10_000, 10_000), "more pixels than the limit"),
         (png(60_000, 60_000), "more pixels than the limit"),
+        (png(1, 8_000_000), "1 x 8000000 pixels would become 160000000, more than the limit"),
+        (tiff_of_one_tile(16), "not a readable image (decoder error"),
+        (tiff_of_one_tile(20_000), "more pixels than the limit"),
     ],
-    ids=["empty", "text", "cut off", "postscript", "100 megapixels", "3600 megapixels"],
+    ids=["empty", "text", "cut off", "postscript", "100 megapixels", "3600 megapixels", "thin", "tile", "large tile"],
 )
 def test_a_broken_image_is_named_on_one_line(content, what, tmp_path):
     path = tmp_path / "broken.png"

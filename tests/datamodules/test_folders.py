@@ -169,8 +169,8 @@ def test_sounds_of_any_rate_channels_encoding_and_length_train(sounds, command, 
 def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     ramp = np.arange(8000) / 8000
     soundfile.write(tmp_path / "long.wav", ramp, 8000)
-    rows = [("long.wav", f"{label}", start, start + 0.1, fold) for fold in (1, 2, 3) for label in "ab"
-            for start in (0.1 * fold, 0.1 * fold + 0.5)]  # fmt: skip
+    rows = [("long.wav", label, start + later, start + later + 0.1, fold) for fold in (1, 2, 3)
+            for label, later in (("a", 0), ("b", 0.05)) for start in (0.1 * fold, 0.1 * fold + 0.5)]  # fmt: skip
     text = "path\tlabel\tstart\tend\tfold\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
     (tmp_path / "clips.tsv").write_text(text)
     data = AudioFolder(str(tmp_path), table="clips.tsv", test_fold=2, val_fold=3)
@@ -178,17 +178,26 @@ def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     assert [len(samples) for samples in data.splits().values()] == [4, 4, 4]
     assert data.seconds == 0.1
     first = sorted(float(clip[0]) for clip in data.test_set.inputs)
-    assert first == pytest.approx([0.2, 0.2, 0.7, 0.7], abs=1e-3)
+    assert first == pytest.approx([0.2, 0.25, 0.7, 0.75], abs=1e-3)
     assert data.test_set.lengths is None  # all are as long
 
     for split in ("train", "valid", "test"):
         soundfile.write(tmp_path / f"{split}.wav", ramp, 8000)
     (tmp_path / "split.csv").write_text("path,label,start,end,split\n" + "".join(
-        f"{split}.wav,{label},{start},{start + 0.05},{split}\n" for label in "ab"
+        f"{split}.wav,{label},{start + later},{start + later + 0.05},{split}\n"
+        for label, later in (("a", 0), ("b", 0.5))
         for start, split in ((0, "train"), (0.1, "train"), (0.2, "valid"), (0.3, "test"))))  # fmt: skip
     data = AudioFolder(str(tmp_path), table=str(tmp_path / "split.csv"))
     data.setup()
     assert [len(samples) for samples in data.splits().values()] == [4, 2, 2]
+
+
+def test_an_end_beyond_any_recording_is_its_end(sounds):
+    rows = [f"{name}/{n:02}.wav,{name},1e308" for name in ("bells", "horns") for n in range(12)]
+    (sounds / "t.csv").write_text("path,label,end\n" + "\n".join(rows) + "\n")
+    data = AudioFolder(str(sounds), table="t.csv")
+    data.setup()
+    assert {len(clip) for clip in data.train_set.inputs} == {800}
 
 
 def test_the_splits_of_a_run_are_a_table_to_train_on_again(sounds, command, tmp_path):
@@ -236,21 +245,33 @@ def test_an_image_that_is_cut_off_is_named_before_training_or_left_out(suffix, i
     done = command(*IMAGES, "--data.root", images)
     assert done.code == 3
     assert done.error.startswith(f"error: {broken}: not a readable image (")
-    assert "1 more are broken: python train.py check lists all, --data.on_error skip leaves them out" in done.error
+    assert "1 more broken file: python train.py check lists all, --data.on_error skip leaves them out" in done.error
     assert not (tmp_path / "runs/imagefolder/0").exists()
 
     listed = command("check", "--data", "ImageFolder", "--data.root", images)
     assert listed.code == 3
     both = [f"dogs/broken.{suffix}", "dogs/other.png"]
     assert [line.partition(":")[0] for line in listed.out.splitlines()] == both
-    assert listed.error == "error: data.root: 2 files are broken; mend them, or --data.on_error skip"
+    assert listed.error == "error: data.root: 2 broken files; mend what is broken, or --data.on_error skip"
 
     done = command(*IMAGES, "--data.root", images, "--data.on_error", "skip")
     assert done.code == 0, done.err
-    assert "2 broken files left out; skipped.txt lists them" in done.err
+    assert "2 broken files left out; python train.py check lists all" in done.err
     skipped = (tmp_path / "runs/imagefolder/0/skipped.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in skipped] == both
     assert len(splits(tmp_path / "runs/imagefolder/0")) == 24
+
+
+def test_one_broken_file_is_one_file_and_stats_speaks_of_nothing_that_it_does_not_write(images, command, tmp_path):
+    (images / "dogs/00.png").write_bytes(b"")
+    flags = ["--data", "ImageFolder", "--data.root", images]
+    assert command("check", *flags).error == (
+        "error: data.root: 1 broken file; mend what is broken, or --data.on_error skip"
+    )
+    assert "more broken" not in command("stats", *flags).error
+    done = command("stats", *flags, "--data.on_error", "skip")
+    assert (done.code, done.err) == (0, f"{images}: 1 broken file left out; python train.py check lists all\n")
+    assert not list(tmp_path.rglob("skipped.txt"))
 
 
 def test_a_decompression_bomb_is_refused(images, command):
@@ -350,7 +371,7 @@ def test_a_row_that_starts_after_its_recording_is_found_before_training_or_left_
         f"bells/00.wav 5-end: line 2 of the table: {what}",
         f"horns/00.wav 5-end: line 14 of the table: {what}",
     ]
-    assert f"bells/00.wav 5-end: line 2 of the table: {what}; 1 more are broken" in command(*SOUNDS, *flags).error
+    assert f"bells/00.wav 5-end: line 2 of the table: {what}; 1 more broken file:" in command(*SOUNDS, *flags).error
     done = command(*SOUNDS, *flags, "--data.on_error", "skip")
     assert done.code == 0, done.err
     assert len(splits(Path("runs/audiofolder/0"))) == 22
@@ -406,6 +427,19 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
         ("path,label,start,end\nbells/00.wav,bells,2,1\n", "t.csv: line 2: from 2 to 1 s; end must come after start"),
         ("path,label,split\nbells/00.wav,bells,tset\n", "t.csv: line 2: split tset; give train, val or test"),
         ("path,label\n", "t.csv: holds no row"),
+        ("path,label,label\nbells/00.wav,bells,x\n", "t.csv: two columns are called label; keep one"),
+        (
+            "path,label\nbells/00.wav,bells\nbells/00.wav,horns\n",
+            "t.csv: line 3: bells/00.wav is horns here and bells before; choose one, for a clip has one class",
+        ),
+        (
+            "path,label,split\nbells/00.wav,bells,train\n./bells//00.wav,bells,test\n",
+            "t.csv: bells/00.wav is in train and test; give all rows of a file one split",
+        ),
+        (
+            "path,label,start\nbells/00.wav,bells,1e308\nhorns/00.wav,horns,0\n",
+            "line 2 of the table: holds no sound from 1e+308 s, being 0.1 s long; mend start and end",
+        ),
         ("", "t.csv: no column label and path"),
     ],
 )
@@ -416,12 +450,63 @@ def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
     assert said in done.error
 
 
+LIST = "is a list, and a clip has one class; choose one, or put it into data.class_names if it is a name"
+AMOUNT = "is an amount, and there is no regression; give each clip the name of a class, or put it into data.class_names"
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["noise", "speech,music"], f"line 3: label 'speech,music' {LIST}"),
+        (["noise", "speech;music"], f"line 3: label 'speech;music' {LIST}"),
+        (["noise", "speech | music"], f"line 3: label 'speech | music' {LIST}"),
+        (["noise", "['speech', 'music']"], f"line 3: label \"['speech', 'music']\" {LIST}"),
+        (["speech", "music", "speech, music"], f"line 4: label 'speech, music' {LIST}"),
+        (["a, b", "b, c", "c, a"], f"line 2: label 'a, b' {LIST}"),
+        (["1", "3", "1,3"], f"line 4: label '1,3' {LIST}"),
+        (["1.0", "0.7", "0.3"], f"line 3: label 0.7 {AMOUNT}"),
+        (["-1e-3", "2"], f"line 2: label -1e-3 {AMOUNT}"),
+    ],
+)
+def test_several_labels_in_a_cell_and_amounts_are_refused_until_they_can_be_learned(labels, said, sounds, command):
+    with open(sounds / "t.csv", "w", newline="") as file:
+        rows = [
+            (f"{name}/{number:02}.wav", label) for name in ("bells", "horns") for number, label in enumerate(labels)
+        ]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    for start in (SOUNDS, ["check", "--data", "AudioFolder"]):
+        done = command(*start, "--data.root", sounds, "--data.table", "t.csv")
+        assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
+    names = [*dict.fromkeys(labels)]
+    AudioFolder(str(sounds), table="t.csv", class_names=names).items  # noqa: B018  (they are names: it raises nothing)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["Rock, Paper", "Scissors"],
+        ["maillot", "maillot, tank suit", "projectile, missile", "missile"],  # of ImageNet
+        ["Inside, small room", "Inside, public space", "Outside, urban or manmade"],  # of AudioSet
+        ["1,000 Hz", "2,4-D", "speech,"],
+        ["1.0", "2.0"],  # as pandas writes whole numbers beside missing ones
+        ["0.5 s", "1.5 s"],
+    ],
+)
+def test_names_with_commas_and_whole_numbers_are_classes(labels, sounds):
+    with open(sounds / "t.csv", "w", newline="") as file:
+        rows = [
+            (f"{name}/{number:02}.wav", label) for name in ("bells", "horns") for number, label in enumerate(labels)
+        ]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    assert AudioFolder(str(sounds), table="t.csv").class_names == sorted(labels)
+
+
 def test_files_that_a_table_leaves_out_are_counted(sounds, command):
     rows = [f"{name}/{number:02}.wav,{name}" for name in ("bells", "horns") for number in range(10)]
     (sounds / "t.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
     done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv")
     assert done.code == 0, done.err
-    assert "4 sounds have no row in t.csv, such as 10.wav" in done.err
+    assert "4 sounds without a row in t.csv, such as 10.wav" in done.err
 
 
 def test_a_fold_that_is_not_there_is_refused(sounds, command):

@@ -309,7 +309,9 @@ def test_without_a_network_the_message_says_which_file_to_put_where(tmp_path, mo
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["../evil.txt", "/tmp/evil.txt", "a/../../evil.txt", "..\\evil.txt", "C:/evil.txt"])
+@pytest.mark.parametrize(
+    "name", ["../evil.txt", "/tmp/evil.txt", "a/../../evil.txt", "..\\evil.txt", "C:/evil.txt", "."]
+)
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_an_archive_whose_members_would_leave_their_folder_is_refused(kind, name, tmp_path):
     archive = tmp_path / f"bad.{kind}"
@@ -323,9 +325,27 @@ def test_an_archive_whose_members_would_leave_their_folder_is_refused(kind, name
             member.size = 4
             packed.addfile(member, io.BytesIO(b"evil"))
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match=r"would leave its folder; do not trust this archive"):
+    with pytest.raises(DataError, match=r"is not inside its folder; do not trust this archive"):
         unpack(archive, tmp_path / "inside/deep")
     assert not {path for path in set(tmp_path.rglob("*")) - before if "evil" in path.name}
+
+
+@pytest.mark.parametrize("damage", ["encrypted", "corrupt", "unknown method"])
+def test_a_zip_that_cannot_be_unpacked_is_named(damage, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a.txt", "a" * 1000)
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    central = content.index(b"PK\1\2")
+    if damage == "encrypted":
+        content[6] |= 1
+        content[central + 8] |= 1
+    elif damage == "unknown method":
+        content[8] = content[central + 10] = 97
+    else:
+        content[35:40] = b"\xff" * 5  # of the compressed bytes, behind a header of 30 and a name of 5
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.zip: broken or cut off \(.+\); delete it and run again"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
 
 
 def test_links_in_an_archive_are_left_out(tmp_path):

@@ -1,13 +1,16 @@
 """Folders whose names or links could mislead."""
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from matplotlib.text import Text
 from PIL import Image
 
-from datamodules import DataError, ImageFolder
+from datamodules import AudioFolder, DataError, ImageFolder
 from longseq.training.pictures import draw_confusions, draw_images
 
 
@@ -70,3 +73,45 @@ def test_file_names_that_are_not_utf_8_are_written_down(images, tmp_path):
     data.setup()
     data.save_splits(tmp_path / "splits.csv")
     assert b"\ncats/\xff.png,cats," in (tmp_path / "splits.csv").read_bytes().replace(b"\r", b"")
+
+
+TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
+        "--trainer.max_steps", "2", "--trainer.enable_progress_bar", "false"]  # fmt: skip
+
+
+def noises(folder: Path, num_samples: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(12):
+        soundfile.write(folder / f"{number}.wav", np.random.default_rng(number).uniform(-0.5, 0.5, num_samples), 8000)
+
+
+def test_sounds_whose_names_are_not_utf_8_are_read(tmp_path):
+    noises(tmp_path / "a", 800)
+    noises(tmp_path / "b", 800)
+    (tmp_path / "a/0.wav").rename(tmp_path / os.fsdecode(b"a/\xff.wav"))
+    data = AudioFolder(str(tmp_path))
+    assert data.bad_files() == {}
+    data.setup()
+    assert len(data.train_set) + len(data.val_set) + len(data.test_set) == 24
+
+
+def test_a_class_whose_name_is_not_utf_8_is_refused_before_a_run_begins(images, command, tmp_path):
+    (images / "dogs").rename(images / os.fsdecode(b"do\xffgs"))
+    for start in (["fit", "--model.encoder", "ImageEncoder", "--model.encoder.attention", "Verma"], ["check"]):
+        done = command(*start, "--data", "ImageFolder", "--data.root", images)
+        said = f"error: {images}/do\\xffgs: the name of a class is not UTF-8; rename the folder"
+        assert (done.code, done.error) == (3, said)
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_clips_of_one_sample_and_classes_called_like_broken_mathematics_train(command, tmp_path):
+    noises(tmp_path / "data/$\\frac{", 1)
+    noises(tmp_path / "data/$x", 1)
+    sound = ["--data", "AudioFolder", "--data.root", "data", "--model.encoder", "SpectrogramEncoder"]
+    linformer = ["--model.encoder.attention", "Linformer", "--model.encoder.attention.k", "1"]
+    done = command("fit", *sound, *linformer, *TINY)
+    assert done.code == 0, done.err
+    done = command("preview", *sound, *linformer, *TINY[:6])
+    assert done.code == 0, done.err
+    done = command("predict", "--ckpt_path", next(tmp_path.rglob("best.ckpt")), "--input", "data")
+    assert (done.code, len(done.out.splitlines())) == (0, 24), done.err

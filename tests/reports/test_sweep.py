@@ -1,14 +1,20 @@
 """A grid of trainings: its combinations, its table, and that nothing is done twice."""
 
 import csv
+import itertools
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
-from longseq.reports.sweep import combinations, draw
+from longseq.reports.sweep import _TRAIN, averaged, combinations, draw
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
+ESC50 = str(Path(__file__).parents[2] / "configs/audio/esc50.yaml")
 
 
 def test_every_combination_is_there_and_brackets_keep_their_commas():
@@ -24,6 +30,7 @@ def test_every_combination_is_there_and_brackets_keep_their_commas():
         (["--grid", "k"], "grid: must be of the form key=value,value, got 'k'"),
         (["--grid", "a=1", "--seeds", "0"], "seeds: must be positive, got 0"),
         (["--grid", "a=1", "--config", "no.yaml"], "config: must be files, got 'no.yaml'"),
+        (["--grid", "a=1", "--mean_over", "b"], "mean_over: must be a key of the grid, got 'b'"),
     ],
 )
 def test_a_flag_that_cannot_be_is_one_line(flags, said, command):
@@ -57,6 +64,55 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, tmp_
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
     done = command(*arguments[:-1], json.dumps([*flags, "--model.learning_rate", "0.1"]))
     assert (done.code, "out: must be a folder of runs with this config and these flags" in done.error) == (2, True)
+
+
+def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, tmp_path, monkeypatch):
+    """By the command of configs/audio/esc50.yaml, on two classes of three sounds in each fold."""
+    generator = np.random.default_rng(0)
+    for part in ("audio", "meta"):
+        (tmp_path / "ESC-50-master" / part).mkdir(parents=True)
+    rows = [("filename", "fold", "category")]
+    for fold, name, number in itertools.product(range(1, 6), ("rain", "wind"), range(3)):
+        rows.append((f"{fold}-{name}-{number}.wav", fold, name))
+        soundfile.write(tmp_path / "ESC-50-master/audio" / rows[-1][0], generator.uniform(-0.5, 0.5, 800), 8000)
+    with open(tmp_path / "ESC-50-master/meta/esc50.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+    def in_this_process(call, **_):
+        assert call[:3] == _TRAIN
+        done = command(*call[3:])
+        return subprocess.CompletedProcess(call, done.code, done.out, done.err)
+
+    monkeypatch.setattr("subprocess.run", in_this_process)
+    header = "\n".join(line[1:] for line in Path(ESC50).read_text().splitlines() if line.startswith("#"))
+    arguments = shlex.split(header[header.index("sweep --config") :].replace("\\\n", " "))
+    arguments[arguments.index("configs/audio/esc50.yaml")] = ESC50
+    small = ["--data.root", ".", "--model.encoder.dim", "8", "--model.encoder.heads", "1", "--trainer.max_steps", "1"]
+    arguments[arguments.index("--flags") + 1] = json.dumps(small)
+    done = command(*arguments)
+    assert done.code == 0, done.err
+
+    tested = []
+    for fold, before in zip("12345", "51234", strict=True):
+        (run,) = (tmp_path / "sweep/runs").glob(f"test_fold={fold}*/0")
+        with open(run / "splits.csv", newline="") as file:
+            splits = {(row["split"], Path(row["path"]).name[0]) for row in csv.DictReader(file)}
+        assert {which for split, which in splits if split == "test"} == {fold}
+        assert {which for split, which in splits if split == "val"} == {before}
+        assert {which for split, which in splits if split == "train"} == set("12345") - {fold, before}
+        tested.append(json.loads((run / "metrics.json").read_text())["test/accuracy"])
+    with open(tmp_path / "sweep/table.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["test accuracy, mean"]) == pytest.approx(sum(tested) / 5, abs=1e-4)
+    assert float(row["highest less lowest"]) == pytest.approx(max(tested) - min(tested), abs=1e-4)
+    assert len(row["each"].split()) == 5
+    assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
+
+
+def test_a_mean_over_a_key_leaves_the_other_keys_as_settings():
+    found = {(("k", k), ("fold", fold)): [float(k) * int(fold)] for k in ("1", "2") for fold in ("1", "3")}
+    assert averaged(found, "fold") == {(("k", "1"),): [1.0, 3.0], (("k", "2"),): [2.0, 6.0]}
+    assert averaged(found, None) == found
 
 
 def test_the_figure_has_a_line_for_each_combination_of_the_other_keys():

@@ -1,0 +1,175 @@
+"""Reading image files of any size and mode, telling broken ones, and what an image may cost in memory."""
+
+import ctypes
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from datamodules.errors import DataError
+
+# Named, for Pillow would also hand PostScript to an interpreter.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_BRIGHTEST = 4.0  # times white: highlights may be so, more is another unit, and all of it would be white
+_MAX_PIXELS = 89_478_485  # Pillow warns above as many, and the scan's threads cannot each turn that into an error
+_PIXELS_OF_A_CORE = 2**24  # of images that are decoded at once: those of a telephone never wait for each other
+_BAND = 2**20  # pixels that are converted at once, so that only the decoder holds the whole of a large image
+_WHITE = {"I": 65535, "I;16": 65535, "I;16B": 65535, "I;16L": 65535, "I;16N": 65535, "F": 1}  # of deep grey modes
+
+
+class _Budget:
+    """So many pixels at once in all threads together: one that would take more waits until others are done."""
+
+    def __init__(self, pixels: int) -> None:
+        self._free = pixels
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def spending(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: pixels <= self._free)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
+_budget = _Budget(max(_MAX_PIXELS, _PIXELS_OF_A_CORE * (os.cpu_count() or 1)))
+
+
+@contextmanager
+def opened(
+    path: str | os.PathLike[str], made_of: Callable[[int, int], tuple[int, int]] = lambda height, width: (height, width)
+) -> Iterator[Image.Image]:
+    """A decoded image of any mode, turned as its EXIF orientation says; of an animation it is the first frame.
+
+    Args:
+        path: Of the file.
+        made_of: Says to which height and width the image will be resized.
+
+    Raises:
+        DataError: If the file is absent, broken, of another format, or if it, or what is made of it, has so many pixels
+            (over 89 million) that it may be a decompression bomb; also if an error of Pillow's is met in the context.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file; check the path")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=_FORMATS) as image:
+                if _of_tiles(image) > _MAX_PIXELS:
+                    raise Image.DecompressionBombError
+                if what := too_large(image.height, image.width, made_of):
+                    raise DataError(f"{path}: {what}")
+                with _budget.spending(_pixels_at_once(image.height, image.width, made_of)):
+                    try:
+                        ImageOps.exif_transpose(image, in_place=True)
+                        yield image
+                    finally:
+                        _forget(image)
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path}: more pixels than the limit that guards memory; make it smaller first") from error
+    except Exception as error:  # decoders meet hostile bytes with any exception, from SyntaxError to struct.error
+        what = "unknown format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
+        raise DataError(
+            f"{path}: not a readable image ({what or type(error).__name__}); convert it to PNG or JPEG"
+        ) from error
+
+
+def bands(image: Image.Image, mode: str) -> Iterator[tuple[int, UInt8[Tensor, "c h w"]]]:
+    """The pixels of an image from its top to its bottom, in bands of whole rows, each with its first row's number.
+
+    Transparency is laid over white. Values of 16 bits are scaled from 0..65535, floats from 0..1.
+
+    Args:
+        image: Of any mode.
+        mode: "L" for grey, or "RGB".
+    """
+    height = max(_BAND // image.width, 1)
+    if height >= image.height:
+        yield 0, _pixels(image, mode)
+        return
+    for top in range(0, image.height, height):
+        yield top, _pixels(image.crop((0, top, image.width, min(top + height, image.height))), mode)
+
+
+def examine_image(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Decode a whole image file, and say its height and width.
+
+    Raises:
+        DataError: As opened does.
+    """
+    with opened(path) as image:
+        # of deep modes each value may be wrong, of the others one pixel tells whether Pillow can convert the mode
+        for _ in bands(image if image.mode in _WHITE else image.crop((0, 0, 1, 1)), "RGB"):
+            pass
+        return image.height, image.width
+
+
+def too_large(height: int, width: int, made_of: Callable[[int, int], tuple[int, int]]) -> str:
+    """What is wrong with an image of this size, and its remedy: that it would take too much memory; empty if not.
+
+    Args:
+        height, width: Of the image, whichever way its EXIF orientation turns it.
+        made_of: Says to which height and width it is resized.
+    """
+    if height * width > _MAX_PIXELS:
+        return "more pixels than the limit that guards memory; make it smaller first"
+    pixels = _pixels_at_once(height, width, made_of)
+    if pixels > _MAX_PIXELS:
+        return (
+            f"{width} x {height} pixels would become {pixels}, more than the limit that guards memory; cut it "
+            "nearer to the shape of the inputs"
+        )
+    return ""
+
+
+def _pixels_at_once(height: int, width: int, made_of: Callable[[int, int], tuple[int, int]]) -> int:
+    """Most that there are while an image is resized along its rows and then its columns."""
+    turned = [(high, wide, made_of(high, wide)) for high, wide in ((height, width), (width, height))]
+    return max(max(high, made[0]) * max(wide, made[1]) for high, wide, made in turned)
+
+
+def _of_tiles(image: Image.Image) -> int:
+    """Pixels of a tile of a TIFF, which is decoded whole, however small the image is; of other files 0."""
+    tags = getattr(image, "tag_v2", {})
+    return tags.get(ExifTags.Base.TileWidth, 0) * tags.get(ExifTags.Base.TileLength, 0)
+
+
+def _forget(image: Image.Image) -> None:
+    """Give the memory of a large image back to the system: each thread would keep as much for its next one."""
+    pixels = image.height * image.width
+    image.close()
+    if pixels > _PIXELS_OF_A_CORE:
+        with suppress(OSError, AttributeError):  # another C library than GNU's keeps less
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _pixels(image: Image.Image, mode: str) -> UInt8[Tensor, "c h w"]:
+    if image.mode in _WHITE:  # Pillow's own conversion clips these to 0..255
+        values = np.asarray(image, dtype=np.float64) * (255 / _WHITE[image.mode])
+        brightest = float(values.max()) / 255
+        if not np.isfinite(values).all():
+            raise ValueError("values that are not finite")
+        if brightest > _BRIGHTEST:
+            white = _WHITE[image.mode]
+            raise ValueError(f"values up to {brightest * white:g}, where {white} is white: divide them")
+        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    array = np.array(image if image.mode == mode else image.convert(mode))
+    return torch.from_numpy(array).reshape(image.height, image.width, -1).permute(2, 0, 1)
