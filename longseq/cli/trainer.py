@@ -45,7 +45,7 @@ class Trainer(pl.Trainer):
             draw_inputs(model.train(), inputs, labels).savefig(out)
         except (OSError, ValueError) as error:
             raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
-        print(shown(f"{len(labels)} inputs: {out}"))
+        print(shown(f"inputs drawn: {len(labels)}, in {out}"))
 
     @staticmethod
     def stats(model: None, datamodule: Any) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def sweep(
     if mean_over:
         command += f" --mean_over {mean_over}"
     if flags:
-        command += f" --flags {json.dumps(flags)}"
+        command += f" --flags {shlex.quote(json.dumps(flags))}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)

@@ -173,7 +173,7 @@ class Classifier(pl.LightningModule):
             if len(fresh) == 0:
                 said[-1] += ", projections interpolated"
         if fresh:
-            said.append(f"{len(fresh)} projections start anew: their class or k differs")
+            said.append(f"projections that start anew, for their class or k differs: {len(fresh)}")
         if trained.class_names == self.class_names:
             self.head.load_state_dict(trained.head.state_dict())
         else:

@@ -44,7 +44,7 @@ def test_a_command_of_data_without_data_is_one_line(arguments, command):
 
 
 def test_preview_draws_what_training_sees(command, tmp_path):
-    assert command("preview", "--config", DIGITS, "--num_samples", "3").out == "3 inputs: preview.png\n"
+    assert command("preview", "--config", DIGITS, "--num_samples", "3").out == "inputs drawn: 3, in preview.png\n"
     plain = np.array(Image.open(tmp_path / "preview.png").convert("L"))
     assert plain.std() > 20  # white and black
     command("preview", "--config", DIGITS, "--num_samples", "3", "--data.augment+=RandomErasing", "--out", "erased.png")
