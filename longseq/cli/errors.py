@@ -133,7 +133,7 @@ def refused_in_training(error: BaseException, config: Mapping[str, Any]) -> User
         elif frame.f_globals["__name__"].partition(".")[0] in ("longseq", "datamodules"):
             name = None
     named = [part["class_path"].rpartition(".")[2] for _, part in parts_of(config)]
-    return _refusal(name, error, config) if name in named else None
+    return _refusal(name, error, config) if name is not None and name in named else None
 
 
 def _refusal(name: str, error: BaseException, config: Mapping[str, Any]) -> UserError:
