@@ -112,9 +112,10 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, int]:
         """Where a training is: the epoch, and how many of its batches are done."""
-        loop = self.trainer.fit_loop  # type: ignore[union-attr]
-        total, of_epoch = loop.epoch_loop.batch_progress.total.processed, self.trainer.num_training_batches  # type: ignore[union-attr]
-        return {"epoch": total // of_epoch, "batches": total % of_epoch} if total else {"epoch": 0, "batches": 0}
+        trainer: Any = self.trainer
+        epoch, batches = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        is_over = batches >= trainer.num_training_batches
+        return {"epoch": epoch + 1, "batches": 0} if is_over else {"epoch": epoch, "batches": batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on where the state was taken: the loader of a training starts there."""

@@ -20,8 +20,8 @@ def sha256_of(path: Path) -> str:
 
 def cache_folder(part: str = "") -> Path:
     """LONGSEQ_CACHE, or longseq in the user's cache folder, or a part of it; it may be deleted at any time."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "longseq"
-    folder = Path(os.environ.get("LONGSEQ_CACHE", default)) / part
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "longseq"
+    folder = Path(os.environ.get("LONGSEQ_CACHE") or default) / part
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -127,7 +127,7 @@ class FileDataModule(DataModule):
     @property
     def folder(self) -> Path:
         folder = Path(self.root).expanduser()
-        if not folder.is_dir():
+        if not self.root or not folder.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
         return folder
 

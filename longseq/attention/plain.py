@@ -6,20 +6,21 @@ import torch
 from torch import Tensor, nn
 
 
-def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer is of this very class, and nothing has been put round it that only a call of it would run.
+def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a layer is of one of these very classes, and nothing stands round it that only a call of it would run.
 
     Adapters (LoRA), quantisation and FSDP change the class of a layer or of its weight; pruning, old weight norms and
     users hang hooks on it; a parametrization changes its class.
     """
-    if type(layer) is not kind or is_hooked(layer):
+    if type(layer) not in kinds or is_hooked(layer):
         return False
     return all(type(weight) in (nn.Parameter, Tensor) for weight in (*layer.parameters(False), *layer.buffers(False)))
 
 
 def is_hooked(layer: Any) -> bool:
-    """Whether a call of the layer runs hooks."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    """Whether a call of the layer runs hooks, or a forward pass that someone has put in the place of its class's."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return bool(hooks) or "forward" in vars(layer)
 
 
 def is_transformed() -> bool:

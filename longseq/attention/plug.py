@@ -39,7 +39,7 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
                 f" holds {type(attention).__name__}; choose a plain ViT or DeiT"
             )
     for block, layer in zip(vit.blocks, mechanism.layers(attentions, token_grid(vit)), strict=True):
-        block.attn = layer
+        block.attn = layer.train(block.attn.training)  # type: ignore[union-attr]
     vit.mechanism = mechanism  # type: ignore[assignment]  # for longseq.resize, which builds the layers anew
     return vit
 

@@ -33,6 +33,7 @@ from longseq.cli.names import escaped, shown
 from longseq.cli.runs import (
     BestCheckpoint,
     RunRecord,
+    SavedConfig,
     config_of,
     experiment_of,
     forget,
@@ -44,6 +45,7 @@ from longseq.cli.runs import (
     resumed_run,
     sole_use_of,
     without_appended,
+    write_config,
     write_metrics,
 )
 from longseq.cli.trainer import (
@@ -111,14 +113,18 @@ class Commands(LightningCLI):
                     subclass_mode_data=True,
                     parser_class=OneLineParser,
                     seed_everything_default=0,
+                    save_config_callback=SavedConfig,
                     save_config_kwargs={"overwrite": True},
                     trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
                     auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
                     load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
                 )
         except BaseException as error:
-            if self.run is not None and self.resumed is None and not self.record.has_begun:
-                rank_zero_only(forget)(self.run)
+            if self.run is not None and not self.record.has_begun:
+                if self.resumed is None:
+                    rank_zero_only(forget)(self.run)
+                else:  # or what was refused now would be refused for ever
+                    rank_zero_only(write_config)(self.run, self.started_with)
             if self.checkpoint is not None and is_of_restoring(error):
                 what = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error
@@ -219,6 +225,10 @@ class Commands(LightningCLI):
         self._refuse_unexpected_classes()
         if self.config.subcommand in OF_DATA:
             return
+        if self.checkpoint is None and self.settings.get("ckpt_path") is not None:
+            raise UserError("ckpt_path: stands in a configuration, where nothing checks it; give it as a flag")
+        if self.settings.get("resume") and known.resume == "false":
+            raise UserError("resume: stands in a configuration, where it has no effect; give it as a flag")
         refuse_wrong_numbers(self.settings)
         refuse_missing_devices(self.settings.trainer)
         seed = self.settings.seed_everything
@@ -446,7 +456,7 @@ class Commands(LightningCLI):
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
         """Print path, class and probability of each input, names escaped (names.py)."""
-        paths = files_of(Path(self.config.predict.input), datamodule.predict_suffixes)
+        paths = files_of(self.config.predict.input, datamodule.predict_suffixes)
         datamodule.predict_paths = readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)

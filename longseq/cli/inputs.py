@@ -8,8 +8,11 @@ from longseq.cli.errors import UserError
 from longseq.cli.names import shown
 
 
-def files_of(path: Path, suffixes: frozenset[str]) -> list[str]:
+def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     """The file itself, or all files of a folder with one of the suffixes, hidden ones left out."""
+    if not name:
+        raise UserError("input: empty, as of a variable that is not set; give a file or a folder")
+    path = Path(name)
     if path.is_file():
         return [str(path)]
     if not path.is_dir():

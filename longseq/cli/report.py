@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import get_args, get_origin, get_type_hints
 
 from longseq.cli.errors import OneLineParser, UserError
@@ -12,7 +12,7 @@ from longseq.reports import COMMANDS
 def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
     """Lists as shells have them, ``--n 512 1024``, as jsonargparse has them, ``--n=[512, 1024]``."""
     hints = get_type_hints(report)
-    bracketed: list[str] = []
+    bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # of no flag: the parser refuses them
     for flag, values in _flags(args):
         kind = hints.get(flag.removeprefix("--"))
         if get_origin(kind) is list and values and not values[0].startswith("["):

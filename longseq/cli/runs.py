@@ -9,7 +9,7 @@ import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from longseq.cli.errors import UserError, keys_of
 from longseq.cli.names import escaped, shown
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints
 
+CONFIG = "config.yaml"  # Lightning's name
 METRICS = "metrics.json"  # written when a run has come to its end
 _ROOT = "--trainer.default_root_dir"
 
@@ -144,7 +146,9 @@ def sole_use_of(run: Path) -> Iterator[None]:
     """
     path = run / ".lock"
     try:
-        file = open(path, "a+")  # noqa: SIM115 (closed below; errors of `yield` are others')
+        # a run folder may be of somebody else, and a link in it would lead to a file of the user's
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = os.fdopen(opened, "a+")
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}); choose another {_ROOT}") from error
     with file:
@@ -211,12 +215,29 @@ def config_of(run: Path) -> dict[str, Any]:
     Raises:
         UserError: If it is not there.
     """
-    path = run / "config.yaml"
+    path = run / CONFIG
     try:
         config = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read, so the run cannot go on; start anew without --resume") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no configuration, so the run cannot go on; start anew without --resume")
     return config
+
+
+def write_config(run: Path, config: Mapping[str, Any]) -> None:
+    """Write the configuration that a run was started with."""
+    (run / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+
+
+class SavedConfig(SaveConfigCallback):
+    """Lightning's, which writes down how a run was started; but not how it was gone on with, which would be done again
+    by whoever starts another run from the file."""
+
+    def __init__(self, parser: Any, config: Namespace, **options: Any) -> None:
+        config = config.clone()
+        config["ckpt_path"], config["resume"] = None, False
+        super().__init__(parser, config, **options)
 
 
 def without_appended(args: list[str]) -> list[str]:
@@ -225,7 +246,7 @@ def without_appended(args: list[str]) -> list[str]:
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("-c", "--config", action="append", default=[])
     files = [Path(path) for path in finder.parse_known_args(args)[0].config]
-    set_anew = {key for file in files if file.is_file() for key in keys_of(yaml.safe_load(file.read_text()) or {})}
+    set_anew = {key for file in files if file.is_file() for key in _keys_in(file)}
     kept, tokens = [], iter(args)
     for token in tokens:
         appending = re.fullmatch(r"--([\w.]+)\+(=.*)?", token, re.DOTALL)
@@ -236,6 +257,13 @@ def without_appended(args: list[str]) -> list[str]:
     return kept
 
 
+def _keys_in(file: Path) -> Iterator[str]:
+    """The keys of a configuration; none of a file that the parser will refuse by name."""
+    with suppress(ValueError, yaml.YAMLError):
+        config = yaml.safe_load(file.read_text())
+        yield from keys_of(config if isinstance(config, dict) else {})
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Lightning's, which goes on with the best score so far where the run's folder has been moved or copied too."""
 
@@ -243,16 +271,18 @@ class BestCheckpoint(ModelCheckpoint):
         folder = Path(self.dirpath or "")
 
         def here(path: str) -> str:
+            """The file of that name in this run: a checkpoint of another program may name any file, which would be
+            deleted when a better one comes."""
             return str(folder / Path(path).name) if path else path
 
-        best = here(state_dict["best_model_path"])
-        if best and Path(best).is_file():  # or it is a new run that begins with another one's checkpoint
-            state_dict = state_dict | {
-                "dirpath": self.dirpath,
-                "best_model_path": best,
-                "kth_best_model_path": here(state_dict["kth_best_model_path"]),
-                "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
-            }
+        state_dict = state_dict | {
+            "dirpath": self.dirpath,
+            "best_model_path": here(state_dict["best_model_path"]),
+            "kth_best_model_path": here(state_dict["kth_best_model_path"]),
+            "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
+        }
+        if not Path(state_dict["best_model_path"]).is_file():  # a new run that begins with another one's checkpoint
+            state_dict["dirpath"] = None  # so that Lightning takes nothing of its scores
         super().load_state_dict(state_dict)
 
 
@@ -269,7 +299,9 @@ class RunRecord(pl.Callback):
         self.run = run
         self.has_begun = False
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not self.has_begun and trainer.is_global_zero:
+            (self.run / METRICS).unlink(missing_ok=True)  # of an end that the run has left behind
         self.has_begun = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from timm.layers.mlp import Mlp
+from timm.layers.norm import LayerNorm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from longseq.attention.layer import AttentionLayer
 from longseq.attention.plain import is_hooked, is_plain, is_transformed
 
 _TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB in float32, which a cache holds
@@ -19,9 +21,11 @@ def run_block(
 ) -> Float[Tensor, "b q d"]:
     """What a block makes of the first q tokens, or of all where num_queries is None.
 
-    A block of another class, or one into whose parts someone has hooked, is run as it is, for all tokens.
+    A block of another class, with an attention that is none of ours, or into whose parts someone has hooked, is run as
+    it is, for all tokens.
     """
-    if type(block) is not Block or any(map(is_hooked, (block, block.norm2, *block.mlp.modules()))):
+    is_ours = type(block) is Block and isinstance(block.attn, AttentionLayer)
+    if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
     tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
@@ -34,13 +38,17 @@ def run_block(
 
 def _is_perceptron(norm: nn.Module, mlp: nn.Module) -> bool:
     """Whether it is what Perceptron computes, two linear maps with a GELU between and no dropout, where it can."""
-    if not (isinstance(norm, nn.LayerNorm) and type(mlp) is Mlp and isinstance(mlp.norm, nn.Identity)):
+    if type(mlp) is not Mlp or is_transformed():
         return False
-    if is_transformed() or not (is_plain(mlp.fc1, nn.Linear) and is_plain(mlp.fc2, nn.Linear)):
+    plain = is_plain(norm, nn.LayerNorm, LayerNorm) and is_plain(mlp.norm, nn.Identity)
+    if not plain or not all(is_plain(linear, nn.Linear) and linear.bias is not None for linear in (mlp.fc1, mlp.fc2)):
         return False
-    is_gelu = isinstance(mlp.act, nn.GELU) and mlp.act.approximate == "none"
-    has_biases = mlp.fc1.bias is not None and mlp.fc2.bias is not None and norm.bias is not None
-    return is_gelu and has_biases and not (mlp.training and max(mlp.drop1.p, mlp.drop2.p) > 0)
+    drops = any(not is_plain(drop, nn.Identity) and not _drops_nothing(drop) for drop in (mlp.drop1, mlp.drop2))
+    return is_plain(mlp.act, nn.GELU) and mlp.act.approximate == "none" and norm.bias is not None and not drops
+
+
+def _drops_nothing(drop: Any) -> bool:
+    return is_plain(drop, nn.Dropout) and not (drop.training and drop.p > 0)
 
 
 def _perceive(norm: nn.LayerNorm, mlp: Mlp, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -89,6 +97,8 @@ class Perceptron(torch.autograd.Function):
 def _gradients_by_autograd(
     given: list[Tensor], eps: float, grad: Tensor, needed: tuple[bool, ...]
 ) -> list[Tensor | None]:
+    # views, or the gradients would go on into the graphs of these tensors, where a block is used twice in one
+    given = [tensor.view_as(tensor) for tensor in given]
     x, gamma, beta, W1, b1, W2, b2 = given
     needs = [*needed[:3], *needed[4:8]]  # eps stands between
     normed = F.layer_norm(x, gamma.shape, gamma, beta, eps).to(W1.dtype)

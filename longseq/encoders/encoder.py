@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from longseq.attention import Mechanism, plug
+from longseq.attention.plain import is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.patches import embed_patches
 
@@ -172,6 +173,12 @@ def encode(
         picture: Normalised; with rows given, as high as the highest.
         rows: How many rows of each are there; None if all are.
     """
+    if is_hooked(trunk) or is_hooked(trunk.blocks):  # which the shorter path below would not call
+        if rows is not None:
+            raise ValueError(
+                "trunk must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
+            )
+        return trunk(picture)
     present = None
     if rows is not None:
         height, whole_height = picture.shape[2], trunk.patch_embed.img_size[0]
@@ -185,8 +192,8 @@ def encode(
     tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
     mask = None if present is None else present[:, None, None]
     wanted = trunk.num_prefix_tokens if trunk.global_pool == "token" and trunk.attn_pool is None else None
-    for block in trunk.blocks:
-        num_queries = wanted if block is trunk.blocks[-1] else None
+    for depth, block in enumerate(trunk.blocks, start=1):
+        num_queries = wanted if depth == len(trunk.blocks) else None
         if trunk.grad_checkpointing and torch.is_grad_enabled():
             tokens = checkpoint(run_block, block, tokens, mask, num_queries, use_reentrant=False)
         else:

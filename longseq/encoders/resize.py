@@ -65,7 +65,7 @@ def _resized_vit(vit: VisionTransformer, shape: Sequence[int] | None, changes: d
     new = copy.deepcopy(vit)
     new.set_input_size((height, width))
     carry(vit, plug(new, mechanism).to(next(vit.parameters())))
-    return new
+    return new.train(vit.training)
 
 
 def _rebuilt(model: Any, **changes: Any) -> Any:

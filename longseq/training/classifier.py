@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.callbacks import BaseFinetuning, StochasticWeightAveraging
 from pytorch_lightning.tuner.lr_finder import _LRCallback
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
@@ -22,7 +22,7 @@ from longseq.encoders import Encoder, SpectrogramEncoder
 from longseq.training.checkpoint import CheckpointError, build_from, describe, naming, read_checkpoint
 from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix
-from longseq.training.optimizer import make_optimizer, warmup_cosine
+from longseq.training.optimizer import Course, make_optimizer, warmup_cosine
 from longseq.training.statistics import measure_inputs, training_inputs
 
 
@@ -109,6 +109,7 @@ class Classifier(pl.LightningModule):
         self.any_rank: Callable[[bool], bool] = bool  # whether something holds on any rank
         self.of_all_ranks: Callable[[list[str]], list[str]] = list  # what each rank lists, together
         self._bad_steps = 0
+        self._planned_for: tuple[float, int | float] | None = None  # the learning rate's course: its peak and its steps
         self.encoder = encoder
         self.num_classes = num_classes
         self.class_names = class_names or [str(label) for label in range(num_classes)]
@@ -197,17 +198,24 @@ class Classifier(pl.LightningModule):
             start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
     def on_fit_start(self) -> None:
-        """Plan the learning rate's course anew: callbacks come before, and may have found another learning rate, or
-        another batch size and with it another number of steps. A checkpoint's state comes behind."""
+        """Plan the learning rate's course anew where a callback, which comes before, has found another learning rate,
+        or another batch size and with it another number of steps. A checkpoint's state comes behind."""
         self.train_metrics.reset()  # a training that was interrupted, in Python, has left its samples behind
-        for config in self.trainer.lr_scheduler_configs:  # none where StochasticWeightAveraging goes on
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        is_resumed_finetuning = self.trainer.ckpt_path and any(isinstance(each, BaseFinetuning) for each in callbacks)
+        for config in self.trainer.lr_scheduler_configs:
+            if type(config.scheduler) is not Course:  # a subclass's own, or StochasticWeightAveraging's
+                continue
             optimizer = config.scheduler.optimizer
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] = self.learning_rate
-                for weight in group["params"]:  # a resumed BackboneFinetuning has frozen those of the encoder again
-                    weight.requires_grad = True
             num_steps = self.trainer.estimated_stepping_batches
-            config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+            if self._planned_for != (self.learning_rate, num_steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] = self.learning_rate
+                config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+            if is_resumed_finetuning:  # it has frozen the encoder again
+                for group in optimizer.param_groups:
+                    for weight in group["params"]:
+                        weight.requires_grad = True
 
     def on_train_start(self) -> None:
         """Let StochasticWeightAveraging go on in the midst of an epoch: it takes up its own course of the learning
@@ -307,7 +315,9 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = make_optimizer(self, self.optimizer, self.learning_rate, self.weight_decay)
-        schedule = warmup_cosine(optimizer, self.trainer.estimated_stepping_batches, self.warmup_fraction)
+        num_steps = self.trainer.estimated_stepping_batches
+        schedule = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+        self._planned_for = self.learning_rate, num_steps
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

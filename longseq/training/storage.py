@@ -65,7 +65,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
     temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # or a link of that name would lead to another file
+        with open(temporary, "xb") as file:
             hashing = _HashingFile(file)
             torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it only writes and flushes
             file.flush()

@@ -23,10 +23,16 @@ def classifier(**change: Any) -> Classifier:
     return Classifier(ImageEncoder((1, 8, 8), Linformer(8, "layerwise"), **SMALL), **{"num_classes": 10, **change})
 
 
-def fitted(model: Classifier, folder: Path, data: pl.LightningDataModule, steps: int = 4) -> pl.Trainer:
+def fitted(
+    model: Classifier,
+    folder: Path,
+    data: pl.LightningDataModule,
+    steps: int = 4,
+    callbacks: list[pl.Callback] | None = None,
+) -> pl.Trainer:
     trainer = pl.Trainer(
         default_root_dir=folder, max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=2,
+        enable_model_summary=False, limit_val_batches=2, callbacks=callbacks,
     )  # fmt: skip
     trainer.fit(model, datamodule=data)
     return trainer
@@ -199,3 +205,31 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_number_out_of_range_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         classifier(**change)
+
+
+class WithItsOwnCourse(Classifier):
+    def configure_optimizers(self) -> dict[str, Any]:
+        groups = [{"params": [self.head.weight], "lr": 1e-2}, {"params": [self.head.bias], "lr": 1e-5}]
+        optimizer = torch.optim.SGD(groups)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 100)}
+
+
+def test_a_subclass_keeps_its_own_optimizer_and_course(tmp_path: Path) -> None:
+    model = WithItsOwnCourse(classifier().encoder, 10)
+    trainer = fitted(model, tmp_path, Digits())
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [1e-2, 1e-5]
+    assert type(trainer.lr_scheduler_configs[0].scheduler) is torch.optim.lr_scheduler.StepLR
+
+
+class Freeze(pl.Callback):
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        pl_module.encoder.requires_grad_(False)
+
+
+def test_what_a_callback_freezes_stays_as_it_is(tmp_path: Path) -> None:
+    model = classifier()
+    before = {name: weight.clone() for name, weight in model.encoder.named_parameters()}
+    fitted(model, tmp_path, Digits(), callbacks=[Freeze()])
+    for name, weight in model.encoder.named_parameters():
+        assert torch.equal(weight, before[name]), name
+    assert model.head.weight.any()
