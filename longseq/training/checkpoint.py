@@ -130,9 +130,11 @@ def planned_arguments(
         callables: What is expected where an argument may be anything that can be called: a transform is made of others.
         key: Where the class stands.
     """
-    hints = argument_hints(kind)
+    hints, defaults = argument_hints(kind), inspect.signature(kind).parameters
     return {
-        name: _planned(value, hints.get(name), callables, f"{key}.{name}".lstrip("."))
+        name: partial(_as_it_is, value)
+        if name in defaults and callable(value) and value is defaults[name].default  # the library's own choice
+        else _planned(value, hints.get(name), callables, f"{key}.{name}".lstrip("."))
         for name, value in arguments.items()
     }
 
