@@ -18,8 +18,17 @@ from datamodules.samples import Clips
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
          "--model.encoder.attention", "Verma", "--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false",
          "--trainer.accelerator", "cpu", "--trainer.devices", "1"]  # fmt: skip
-IMAGES = ["fit", "--data", "ImageFolder", "--model.encoder", "ImageEncoder", *SMALL]
-SOUNDS = ["fit", "--data", "AudioFolder", "--model.encoder", "SpectrogramEncoder", *SMALL]
+IMAGES = ["fit", "--experiment", "imagefolder", "--data", "ImageFolder", "--model.encoder", "ImageEncoder", *SMALL]
+SOUNDS = [
+    "fit",
+    "--experiment",
+    "audiofolder",
+    "--data",
+    "AudioFolder",
+    "--model.encoder",
+    "SpectrogramEncoder",
+    *SMALL,
+]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from longseq.reports.cell import peak_of
 MIB = 2**20
 SMALL = ["--model.encoder", "ImageEncoder", "--model.encoder.dim", "8", "--model.encoder.depth", "1",
          "--model.encoder.heads", "1", "--model.encoder.attention", "Verma", "--trainer.max_steps", "1",
-         "--trainer.enable_progress_bar", "false"]  # fmt: skip
+         "--trainer.enable_progress_bar", "false", "--experiment", "imagefolder"]  # fmt: skip
 THIN = "4000000 x 1 pixels would become 256000000, more than the limit that guards memory"
 
 
