@@ -42,10 +42,10 @@ from longseq.cli.runs import (
     refuse_full_disk,
     refuse_other_classes,
     refuse_other_data,
+    restore_config,
     resumed_run,
     sole_use_of,
     without_appended,
-    write_config,
     write_metrics,
 )
 from longseq.cli.trainer import (
@@ -124,7 +124,7 @@ class Commands(LightningCLI):
                 if self.resumed is None:
                     rank_zero_only(forget)(self.run)
                 else:  # or what was refused now would be refused for ever
-                    rank_zero_only(write_config)(self.run, self.started_with)
+                    rank_zero_only(restore_config)(self.run, self.started_with)
             if self.checkpoint is not None and is_of_restoring(error):
                 what = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error

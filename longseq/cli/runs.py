@@ -225,9 +225,10 @@ def config_of(run: Path) -> dict[str, Any]:
     return config
 
 
-def write_config(run: Path, config: Mapping[str, Any]) -> None:
-    """Write the configuration that a run was started with."""
-    (run / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+def restore_config(run: Path, config: Mapping[str, Any]) -> None:
+    """Write the configuration that a run was started with, if it is another one now."""
+    if config_of(run) != config:
+        (run / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
 
 
 class SavedConfig(SaveConfigCallback):
