@@ -77,7 +77,7 @@ def test_augmentation_mixtures_and_weights_are_kept_by_the_checkpoint(command, t
     ("flags", "said"),
     [
         (["--data.augment+=RandomFlip"], "data.augment"),
-        (["--model.mix", "MixUp", "--model.mix.alpha", "0"], "model.mix.alpha: must be positive, got 0"),
+        (["--model.mix", "MixUp", "--model.mix.alpha", "0"], "model.mix.alpha: must be in 0.001..1000, got 0.0"),
         (["--model.class_weights", "[1, 2]"], "model.class_weights: must be 10 positive numbers or balanced"),
         (
             ["--data.augment+=RandomCrop", "--data.augment.size", "4"],

@@ -144,7 +144,15 @@ def test_a_table_with_folds_and_splits_is_not_guessed_at(fold, tmp_path):
 
 def test_one_fold_for_test_and_validation_is_refused_by_its_name(real_data):
     with pytest.raises(DataError, match=r"^data\.val_fold: 4 is the fold of the test too; choose another, or null$"):
-        ESC50(str(real_data), test_fold=4).setup()
+        ESC50(str(real_data), test_fold=4, val_fold=4).setup()
+
+
+@pytest.mark.parametrize("test_fold", range(1, 6))
+def test_the_fold_before_the_test_is_the_validation(test_fold, real_data):
+    data = ESC50(str(real_data), test_fold=test_fold)
+    data.setup()
+    folds = [{Path(name).name[0] for name in part.names} for part in (data.test_set, data.val_set)]
+    assert folds == [{str(test_fold)}, {str(test_fold - 1 or 5)}]
 
 
 def test_a_split_without_a_sample_is_refused_before_training(tmp_path):
