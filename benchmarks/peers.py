@@ -35,7 +35,8 @@ from vit_pytorch.efficient import ViT
 from longseq import ImageEncoder, Linformer, Verma
 from longseq.attention import Mechanism
 from longseq.attention.grid import TokenGrid
-from longseq.reports.cell import peak_of, print_apart, run_apart, wait_for
+from longseq.reports.apart import print_apart, run_apart
+from longseq.reports.cell import peak_of, wait_for
 from longseq.reports.plots import machine
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops

@@ -1,7 +1,24 @@
 """longseq: classifiers of images and sound as very long sequences, at linear cost."""
 
-from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Projection, Softmax, Verma, plug
-from longseq.encoders import ImageEncoder, SpecAugment, SpectrogramEncoder, TimmEncoder, resize
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longseq.attention import (
+        Conv,
+        Gaussian,
+        Linear,
+        Linformer,
+        Max,
+        Mean,
+        Mechanism,
+        Projection,
+        Softmax,
+        Verma,
+        plug,
+    )
+    from longseq.encoders import ImageEncoder, SpecAugment, SpectrogramEncoder, TimmEncoder, resize
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Conv",
@@ -21,3 +38,14 @@ __all__ = [
     "plug",
     "resize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: ``longseq --help`` need not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from longseq import attention, encoders
+
+    value = getattr(attention if hasattr(attention, name) else encoders, name)
+    globals()[name] = value
+    return value

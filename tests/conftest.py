@@ -73,7 +73,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> Done:
-        import datamodules  # noqa: F401  (as train.py does)
         from longseq.cli import main
 
         code = 0

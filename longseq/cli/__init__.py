@@ -1,5 +1,5 @@
-"""The command line: ``python train.py fit | validate | test | predict``."""
+"""The command line: ``longseq fit | test | predict | ...``, or ``python train.py ...`` in a clone."""
 
-from longseq.cli.entry import main
+from longseq.cli.start import main
 
 __all__ = ["main"]

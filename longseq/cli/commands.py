@@ -48,6 +48,7 @@ from longseq.cli.runs import (
     without_appended,
     write_metrics,
 )
+from longseq.cli.start import add_working_folder
 from longseq.cli.trainer import (
     Trainer,
     is_lightnings,
@@ -197,6 +198,8 @@ class Commands(LightningCLI):
         finder.add_argument("--allow_class", action="append", default=[])
         finder.add_argument("--resume", nargs="?", const="true", default="false")
         known, without = finder.parse_known_args(self.args)
+        if known.allow_class:
+            add_working_folder()
         try:
             allow_classes(known.allow_class)
         except ValueError as error:

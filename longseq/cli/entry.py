@@ -1,6 +1,8 @@
-"""Where the command line begins, and where its errors become one line and an exit code."""
+"""Where a command runs, and where its errors become one line and an exit code."""
 
+import importlib
 import logging
+import os
 import re
 import sys
 import warnings
@@ -8,7 +10,6 @@ import warnings
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from longseq.cli.commands import Commands
 from longseq.cli.faults import (
     LOST_RANK,
     WORKER_OR_RANK,
@@ -24,25 +25,33 @@ from longseq.cli.faults import (
     sigterm_stops,
 )
 from longseq.cli.names import shown
-from longseq.cli.report import run_report
-from longseq.reports import COMMANDS
+from longseq.reports import REPORTS
+from longseq.training.checkpoint import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
 
 
-def main(args: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
-    args = sys.argv[1:] if args is None else args
+def run(args: list[str]) -> None:
+    """Run a command, the first of the arguments; a user's mistake ends as one line and an exit code."""
     _quieten()
     name_dead_ranks()
     replace_port_in_use()
     try:
         with sigterm_stops():
-            if args and args[0] in COMMANDS:
+            for package in OURS:  # so that --data MNIST resolves
+                importlib.import_module(package)
+            if args[0] in REPORTS:
+                from longseq.cli.report import run_report
+
                 run_report(args[0], args[1:])
             else:
+                from longseq.cli.commands import Commands
+
                 keep_freed_memory()
                 Commands(args)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
+        sys.exit(141)  # as a shell says of SIGPIPE
     except BaseException as error:
         said = _as_said_to_the_user(error)
         if said is None:

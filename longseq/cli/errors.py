@@ -4,7 +4,6 @@ jsonargparse answers a typo with a hundred lines of usage and a nested report; h
 key that is at fault, what was said of it, and the name that the user may have meant.
 """
 
-import difflib
 import importlib
 import inspect
 import re
@@ -17,16 +16,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
 from longseq.attention import Mechanism, Projection
+from longseq.cli.start import CONFIGURATIONS, UserError, nearest
 from longseq.encoders import Encoder
-from longseq.reports import COMMANDS
-
-
-class UserError(Exception):
-    """A mistake in flags or configuration: exit code 2, or that of its cause."""
-
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class OneLineParser(LightningArgumentParser):
@@ -38,33 +29,28 @@ class OneLineParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within a parser: the outer one adds its key and reports
             super().error(message, ex)
-        raise UserError(one_line(message, _options(self), _commands(self))) from ex
+        raise UserError(one_line(message, _options(self))) from ex
 
 
-def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ()) -> str:
+def one_line(message: str, options: Iterable[str]) -> str:
     """Rewrite an error report of jsonargparse as ``<key>: <what>; <remedy>``.
 
     Args:
         message: The report, of many lines.
         options: Names of the flags that the parser knows.
-        commands: Those that it knows.
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message)) or "arguments"
     if found := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
         name = (found[1] or found[2]).replace("init_args.", "")
-        return f"{name}: no such option; {_nearest(name, options)}"
+        return f"{name}: no such option; {nearest(name, options)}"
     if found := re.search(r"Option '([^']+)' is not accepted", message):
         accepted = inspect.signature(_imported(re.findall(r"class_path '([^']+)'", message)[-1])).parameters
-        return f"{key}.{found[1]}: no such option; {_nearest(found[1], accepted)}"
+        return f"{key}.{found[1]}: no such option; {nearest(found[1], accepted)}"
     if found := re.search(r"Importing '([^']+)' is not allowed", message):
         package = found[1].partition(".")[0]
         return f"{key}: {found[1]} may not be named; --allow_class {package} if you trust it"
     if found := re.search(r"dot import path string: (\S+)", message):
-        return f"{key}: no class {found[1]}; {_nearest(found[1], _class_names())}"
-    if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-        return f"{found[1]}: no such command; {_nearest(found[1], [*commands, *COMMANDS])}"
-    if 'expected "subcommand"' in message:
-        return "command: missing; choose one of " + ", ".join([*commands, *COMMANDS])
+        return f"{key}: no class {found[1]}; {nearest(found[1], _class_names())}"
     if found := re.search(r"arguments are required: (.*)", message):
         return f"{found[1].replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
     if found := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
@@ -74,7 +60,7 @@ def one_line(message: str, options: Iterable[str], commands: Iterable[str] = ())
         return f"{key}: got {found[1]}; give " + " or ".join(expected)
     if found := re.search(r"File does not exist: '(.*)'|Problems parsing config: ", message):
         if found[1]:
-            return f"{found[1]}: no such file; configs/ holds some to start from"
+            return f"{found[1]}: no such file; {CONFIGURATIONS}"
         return f"config: not YAML: {_flat(message.partition(': ')[2])}; mend the file"
     said = _flat(re.sub(r"Parser key .*?:\n", "", message))
     return f"{key}: {said}; see --help"
@@ -185,19 +171,6 @@ def _options(parser: ArgumentParser) -> set[str]:
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     commands = [action.choices for action in parser._actions if isinstance(action.choices, Mapping)]
     return names.union(*(_options(command) for choices in commands for command in choices.values()))
-
-
-def _commands(parser: ArgumentParser) -> list[str]:
-    return [name for action in parser._actions if isinstance(action.choices, Mapping) for name in action.choices]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = sorted(set(known))
-    # a nested flag is compared by its whole path, and failing that by its last part
-    near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], known, 1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"choose one of {', '.join(known)}" if 0 < len(known) < 20 else "see --help"
 
 
 def _class_names() -> set[str]:

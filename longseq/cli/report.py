@@ -1,25 +1,29 @@
 """The commands of longseq/reports from the command line: their functions' arguments are the flags."""
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise, takewhile
 from typing import get_args, get_origin, get_type_hints
 
 from longseq.cli.errors import OneLineParser, UserError
-from longseq.reports import COMMANDS
+from longseq.cli.start import COMMANDS
 
 
 def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
     """Lists as shells have them, ``--n 512 1024``, as jsonargparse has them, ``--n=[512, 1024]``."""
     hints = get_type_hints(report)
     bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # of no flag: the parser refuses them
+    given: dict[str, list[str]] = {}
     for flag, values in _flags(args):
         kind = hints.get(flag.removeprefix("--"))
         if get_origin(kind) is list and values and not values[0].startswith("["):
-            numbers = get_args(kind) == (int,)
-            bracketed.append(f"{flag}=[{', '.join(values if numbers else map(json.dumps, values))}]")
+            given.setdefault(flag, []).extend(values)  # of a flag that is given twice, both count
         else:
             bracketed += [flag, *values]
+    for flag, values in given.items():
+        numbers = get_args(hints[flag.removeprefix("--")]) == (int,)
+        bracketed.append(f"{flag}=[{', '.join(values if numbers else map(json.dumps, values))}]")
     return bracketed
 
 
@@ -36,8 +40,8 @@ def run_report(name: str, args: list[str]) -> None:
     Raises:
         UserError: If a flag is wrong, or the function refuses a value.
     """
-    report = COMMANDS[name]
-    parser = OneLineParser(prog=f"train.py {name}", description=(report.__doc__ or "").split("\n")[0])
+    report = getattr(importlib.import_module(f"longseq.reports.{name}"), name)
+    parser = OneLineParser(prog=f"longseq {name}", description=COMMANDS[name])
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     parser.add_function_arguments(report, as_group=False, sub_configs=True)
     settings = parser.parse_args(_with_brackets(report, args)).as_dict()

@@ -1,10 +1,3 @@
-"""Measurements that end as a table and a picture: the commands benchmark, spectrum, approximation and sweep."""
+"""Measurements that end as a table and a picture, each a command and a module of its name."""
 
-from longseq.reports.approximation import approximation
-from longseq.reports.benchmark import benchmark
-from longseq.reports.spectrum import spectrum
-from longseq.reports.sweep import sweep
-
-COMMANDS = {"benchmark": benchmark, "spectrum": spectrum, "approximation": approximation, "sweep": sweep}
-
-__all__ = ["COMMANDS", "approximation", "benchmark", "spectrum", "sweep"]
+REPORTS = ("benchmark", "spectrum", "approximation", "sweep")

@@ -6,7 +6,6 @@ A process of its own, so that its peak of memory is its own.
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,8 @@ from torch import Tensor, nn
 from longseq.attention import Linformer, Mechanism, Softmax, Verma
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
-from longseq.training.memory import OutOfMemory, give_back_freed_memory, is_out_of_memory, keep_freed_memory
+from longseq.reports.apart import print_apart, run_apart
+from longseq.training.memory import give_back_freed_memory, is_out_of_memory, keep_freed_memory
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
@@ -165,29 +165,6 @@ def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:
     """Measure in a process of its own; None if it died, of too little memory in most cases."""
     found = run_apart("-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads}))
     return None if found is None else Result(**found)
-
-
-def run_apart(*arguments: str) -> dict[str, Any] | None:
-    """What a Python process prints as JSON on its last line, by ``print_apart``; None if it died, of too little memory
-    in most cases."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    if done.returncode < 0 or done.returncode == OutOfMemory.exit_code:
-        return None
-    if done.returncode:
-        error = RuntimeError(f"a cell failed: {done.stderr.strip().splitlines()[-1]}")
-        error.add_note(done.stderr)
-        raise error
-    return json.loads(done.stdout.strip().split("\n")[-1])
-
-
-def print_apart(compute: Callable[[], dict[str, Any]]) -> None:
-    """Print what is computed for ``run_apart``, or end with the code by which it knows that memory was too little."""
-    try:
-        print(json.dumps(compute()))
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            sys.exit(OutOfMemory.exit_code)
-        raise
 
 
 def peak_of(device: torch.device) -> Callable[[], int]:

@@ -5,16 +5,12 @@ import json
 import re
 import shlex
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longseq.reports.apart import run_python
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
-
-# A process of its own for each run, as train.py starts one.
-_TRAIN = [sys.executable, "-c", "import datamodules; from longseq.cli import main; main()"]
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
 
@@ -59,6 +55,7 @@ def sweep(
         raise ValueError(f"mean_over must be a key of the grid, got {mean_over!r}; data.test_fold may be one")
     beside = combinations([baseline])[0] if baseline else None
     besides = combinations([baseline, *repeated]) if baseline else []
+    _refuse_settings_alike([*besides, *settings])
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_runs(folder, {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)})
@@ -127,21 +124,38 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
 
 def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str]) -> float:
     """The test accuracy of a run, which is made if it is not there."""
-    name = re.sub(r"[^\w.=+-]+", "_", _said(setting)) + f",seed={seed}"
+    name = f"{_experiment(setting)},seed={seed}"
     done = sorted((folder / "runs" / name).glob("*/metrics.json"))
     if not done:
-        command = [*_TRAIN, "fit", *itertools.chain.from_iterable(("--config", path) for path in config)]
+        command = ["-m", "longseq", "fit", *itertools.chain.from_iterable(("--config", path) for path in config)]
         # a class before its arguments, which it would take away again
         command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda each: each[0].count("."))]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), *flags]
         command += ["--trainer.default_root_dir", str(folder), "--experiment", name, "--resume"]
         command += ["--trainer.enable_progress_bar", "false"]
-        ended = subprocess.run(command, capture_output=True, text=True)
+        ended = run_python(*command)
         if ended.returncode:
             said = ended.stderr.strip().split("\n")[-1].removeprefix("error: ")
             raise ValueError(f"grid must be of settings that train, got {_said(setting)}: {said}")
         done = sorted((folder / "runs" / name).glob("*/metrics.json"))
     return float(json.loads(done[-1].read_text())["test/accuracy"])
+
+
+def _experiment(setting: Setting) -> str:
+    """The name of a setting's runs, but for the seed."""
+    return re.sub(r"[^\w.=+-]+", "_", _said(setting))
+
+
+def _refuse_settings_alike(settings: Sequence[Setting]) -> None:
+    """Two settings whose runs had one name would be taken for one."""
+    by_name: dict[str, Setting] = {}
+    for setting in settings:
+        for key, _ in setting:
+            if key in ("seed_everything", "data.seed"):
+                raise ValueError(f"grid must leave out {key}, which the seeds set, got {setting}; give --seeds")
+        other = by_name.setdefault(_experiment(setting), setting)
+        if other is not setting:
+            raise ValueError(f"grid must have no two settings of one name, got {other} and {setting}; sweep them apart")
 
 
 def _said(setting: Setting) -> str:

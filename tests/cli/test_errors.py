@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import datamodules  # noqa: F401  (its names are what --data resolves)
 from longseq.cli import main
 from longseq.cli.errors import one_line
 
@@ -250,7 +249,11 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
         ),
         (["ft"], 2, "ft: no such command; did you mean fit?"),
         (["fit"], 2, "model.encoder, data: missing; give --config, one of configs/, or these flags"),
-        (["fit", "--config", "/nowhere.yaml"], 2, "/nowhere.yaml: no such file; configs/ holds some to start from"),
+        (
+            ["fit", "--config", "/nowhere.yaml"],
+            2,
+            "/nowhere.yaml: no such file; longseq has some, such as image/digits",
+        ),
         (["test"], 2, "ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt"),
         (
             ["test", "--ckpt_path", "/nowhere.ckpt"],

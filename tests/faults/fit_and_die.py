@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-import datamodules  # noqa: F401
 from longseq.cli import main
 from longseq.cli.commands import Commands
 

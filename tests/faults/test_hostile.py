@@ -38,7 +38,6 @@ EXPECTED = (Encoder, Mechanism, Projection, Mix, v2.Transform, SoundTransform, p
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a checkpoint of a short run holds."""
-    import datamodules  # noqa: F401
     from longseq.cli import main
 
     folder = tmp_path_factory.mktemp("trained")

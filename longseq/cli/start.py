@@ -1,0 +1,141 @@
+"""Where the command line begins. What needs no torch is answered here, before torch is imported.
+
+Importing torch and Lightning takes seconds. Help, a wrong command and a missing configuration need neither.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import longseq
+from longseq.cli.names import shown
+
+# Every command and what it does. The parsers take their descriptions from here.
+COMMANDS = {
+    "fit": "Train a model, test its best checkpoint, and say where everything is.",
+    "validate": "Print a checkpoint's figures on the validation split.",
+    "test": "Print a checkpoint's figures on the test split.",
+    "predict": "Print path, class and probability of each file of a folder.",
+    "preview": "Draw training inputs as the model sees them, with their labels.",
+    "stats": "Print the sizes of splits and classes, and figures of the training set.",
+    "check": "Open every file of a data set, and list those that are broken.",
+    "benchmark": "Measure time and memory of attention against sequence length and k.",
+    "spectrum": "Measure how few tokens a trained model's attention needs, and suggest k.",
+    "approximation": "Measure how far shortened attention is from exact attention.",
+    "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
+}
+CONFIGURATIONS = "longseq has some, such as image/digits"
+
+
+class UserError(Exception):
+    """A mistake in flags or configuration: exit code 2, or that of its cause."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
+    args = sys.argv[1:] if args is None else args
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
+    if args[:1] in (["-h"], ["--help"]):
+        print(_help())
+        return
+    if args[:1] == ["--version"]:
+        print(f"longseq {longseq.__version__}")
+        return
+    try:
+        if not args or args[0].startswith("-"):
+            raise UserError(f"command: missing; choose one of {', '.join(COMMANDS)}")
+        if args[0] not in COMMANDS:
+            raise UserError(f"{args[0]}: no such command; {nearest(args[0], COMMANDS)}")
+        args = with_configurations(args)
+    except UserError as error:
+        print(shown(f"error: {error}"), file=sys.stderr)
+        sys.exit(error.exit_code)
+    try:
+        from longseq.cli.entry import run  # torch, Lightning and all the rest
+    except KeyboardInterrupt:
+        print("SIGINT: stopped; start it again", file=sys.stderr)
+        sys.exit(130)
+    run(args)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {sentence}" for name, sentence in COMMANDS.items()]
+    return "\n".join(
+        [
+            "longseq trains classifiers of images and sound as very long sequences, at linear cost.",
+            "",
+            "usage: longseq COMMAND [--config FILE] [--FLAG VALUE ...]",
+            "",
+            *lines,
+            "",
+            "longseq COMMAND --help lists the flags of a command, longseq --version the version.",
+            "To begin: longseq fit --config image/digits",
+        ]
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The remedy for a name that is unknown: the known one that is most like it, or all where they are few."""
+    known = sorted(set(known))
+    # a nested flag is compared by its whole path, and failing that by its last part
+    near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], known, 1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"choose one of {', '.join(known)}" if 0 < len(known) < 20 else "see --help"
+
+
+def with_configurations(args: list[str]) -> list[str]:
+    """The arguments with a path in place of each name of a configuration.
+
+    Raises:
+        UserError: If there is no such file.
+    """
+    found, is_of_config = [], False
+    for word in args:
+        if word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            is_of_config = flag in ("-c", "--config")
+            if is_of_config and equals:
+                is_of_config, word = False, f"{flag}={configuration(value)}"
+        elif is_of_config:
+            word = configuration(word)
+        found.append(word)
+    return found
+
+
+def configuration(name: str) -> str:
+    """The path of a configuration: a file of the working folder, or else one that comes with longseq.
+
+    Args:
+        name: A path, or a name such as ``image/digits``; YAML or JSON text is returned as it is.
+
+    Raises:
+        UserError: If there is no such file.
+    """
+    if name.lstrip().startswith(("{", "[")):
+        return name
+    ours = Path(longseq.__file__).parent
+    for folder in (Path(), ours / "configs", ours):
+        for path in (folder / name, folder / f"{name}.yaml"):
+            if path.is_file() or (folder == Path() and _is_pipe(path)):
+                return str(path)
+    raise UserError(f"{name}: no such file; {CONFIGURATIONS}")
+
+
+def _is_pipe(path: Path) -> bool:
+    return path.exists() and not path.is_dir()
+
+
+def add_working_folder() -> None:
+    """Let the user's own modules be found in the working folder, behind those that are installed."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
