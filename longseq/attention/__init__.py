@@ -3,6 +3,7 @@
 from longseq.attention.grid import TokenGrid
 from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import TokenMixer
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.softmax import Softmax
@@ -21,6 +22,7 @@ __all__ = [
     "Projection",
     "Softmax",
     "TokenGrid",
+    "TokenMixer",
     "Verma",
     "carry",
     "plug",

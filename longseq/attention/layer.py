@@ -1,4 +1,4 @@
-"""The attention layer: queries, keys, values, heads and output, round the formula that mixes them."""
+"""The attention layer: queries, keys, values, heads and output, round a mechanism's formula."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,16 +8,18 @@ from jaxtyping import Bool, Float
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
+from longseq.attention.grid import TokenGrid
+from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
-from longseq.attention.projection import ProjectionLayer, RaggedProjection
+from longseq.attention.projection import ProjectionLayer, RaggedProjection, carry_projections
 
 # A mechanism's formula, once the heads are split: queries (b, h, n, c), keys and values (b, h, k, c), which queries
 # (b, 1, n, 1) and which keys (b, 1, 1, k) are there or None if all are, and the dropout rate of the weights, to
 # (b, h, n, c). The values of absent tokens are zero.
-Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float], Tensor]
+Formula = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float], Tensor]
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(TokenMixer):
     """Takes the place of one of timm's attention layers, with its weights under the same state-dict names.
 
     Where a projection commutes with the key and value matrices, X is shortened first, (E X) W for E (X W), so that
@@ -28,22 +30,22 @@ class AttentionLayer(nn.Module):
 
     Args:
         trained: timm's layer; its parameters are taken over, not copied.
-        mix: The mechanism's formula.
+        formula: The mechanism's; it may be a module, with weights of its own.
         project_keys: E, or None to keep all n keys.
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
-        mixes_rows_alone: Whether the formula's outcome for a query depends on no other query.
+        independent_queries: Whether the formula's outcome for a query depends on no other query.
     """
 
     def __init__(
         self,
         trained: "Attention | AttentionLayer",
-        mix: Mix,
+        formula: Formula,
         project_keys: ProjectionLayer | RaggedProjection | None = None,
         project_values: ProjectionLayer | RaggedProjection | None = None,
-        mixes_rows_alone: bool = True,
+        independent_queries: bool = True,
     ) -> None:
         super().__init__()
-        self.mix, self.mixes_rows_alone = mix, mixes_rows_alone
+        self.formula, self.independent_queries = formula, independent_queries
         self.num_heads = trained.num_heads
         self.attn_dim = trained.attn_dim
         self.qkv = trained.qkv
@@ -79,7 +81,7 @@ class AttentionLayer(nn.Module):
         present = None if attn_mask is None else _present(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and not for each product that it goes into
-        if num_queries is not None and not self.mixes_rows_alone:
+        if num_queries is not None and not self.independent_queries:
             return self.attend(x, x, present)[:, :num_queries]
         return self.attend(x, x[:, :num_queries], present)
 
@@ -97,15 +99,15 @@ class AttentionLayer(nn.Module):
         queries = self.q_norm(_split(queries, self.num_heads))
         if isinstance(self.project_keys, RaggedProjection):  # a head has its own k, and is mixed alone
             heads = zip(queries.split(1, dim=1), self.project_keys, keys, values, strict=True)
-            mixed = torch.cat([self._mix(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)  # type: ignore[arg-type]
+            mixed = torch.cat([self._by_formula(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)  # type: ignore[arg-type]
         else:
-            mixed = self._mix(queries, self.project_keys, keys, values, present)
+            mixed = self._by_formula(queries, self.project_keys, keys, values, present)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))
         if self.gate is not None:
             mixed = mixed * self.gate(queried).sigmoid()
         return self.proj_drop(self.proj(mixed))
 
-    def _mix(
+    def _by_formula(
         self,
         queries: Float[Tensor, "b h q c"],
         project_keys: ProjectionLayer | None,
@@ -115,7 +117,7 @@ class AttentionLayer(nn.Module):
     ) -> Float[Tensor, "b h q c"]:
         filled = present if present is None or project_keys is None else project_keys.filled(present)
         heads = queries.shape[1]
-        return self.mix(
+        return self.formula(
             queries,
             self.k_norm(_split(keys, heads)),
             _split(values, heads),
@@ -169,12 +171,22 @@ class AttentionLayer(nn.Module):
             return shorten(self.project_keys, slice(d, 3 * d)).split(d, dim=-1)
         return shorten(self.project_keys, slice(d, 2 * d)), shorten(self.project_values, slice(2 * d, 3 * d))
 
+    @torch.no_grad()
+    def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
+        """Copy all weights but those of the projections, which are interpolated along the grid of tokens."""
+        projections = ("project_keys", "project_values")
+        fresh = copy_weights(self, trained, set(projections))
+        for name in projections:
+            ours, theirs = getattr(self, name), getattr(trained, name, None)
+            fresh += [".".join(filter(None, (name, part))) for part in carry_projections(ours, theirs, old, new)]
+        return fresh
+
 
 # The attention layers of a model, in the order of its blocks: timm's own, or those of an earlier mechanism.
 Stack = Sequence[Attention | AttentionLayer]
 
 
-def softmax_mix(
+def softmax_formula(
     queries: Float[Tensor, "b h n c"],
     keys: Float[Tensor, "b h k c"],
     values: Float[Tensor, "b h k c"],

@@ -1,12 +1,13 @@
 """Linformer (arXiv:2006.04768), equation 7: softmax attention over k shortened keys and values."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from longseq.attention.grid import TokenGrid
-from longseq.attention.layer import AttentionLayer, Stack, softmax_mix
+from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.projection import Linear, Projection
-from longseq.attention.sharing import Lengths, Sharing, shared_projections
+from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Linformer(Mechanism):
     sharing: Sharing = "key_value"
     projection: Projection = Linear()
 
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return examples_of_lengths(cls)
+
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
-        return [AttentionLayer(trained, softmax_mix, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+        return [AttentionLayer(trained, softmax_formula, *pair) for trained, pair in zip(stack, pairs, strict=True)]

@@ -4,9 +4,12 @@ b batch, n tokens, k shortened tokens, d width, h heads, c = d / h channels of a
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
 
 from longseq.attention.grid import TokenGrid
-from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.layer import Stack
+from longseq.attention.mixer import TokenMixer
 
 
 class Mechanism(ABC):
@@ -16,8 +19,16 @@ class Mechanism(ABC):
     hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
     """
 
+    @classmethod
     @abstractmethod
-    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+    def examples(cls) -> list[Self]:
+        """Some of each form that the mechanism has, the plainest first; all tests of mechanisms go over them.
+
+        Each fits a stack of two layers of four heads, over 16 tokens or more.
+        """
+
+    @abstractmethod
+    def layers(self, stack: Stack, grid: TokenGrid) -> Sequence[TokenMixer]:
         """Build one layer for each of timm's attention layers, taking over its weights.
 
         Args:
@@ -25,7 +36,7 @@ class Mechanism(ABC):
             grid: The tokens that the layers will see; its ``num_tokens`` is the longest sequence.
 
         Returns:
-            Layers with ``forward(x: (b, n, d), attn_mask=None) -> (b, n, d)``.
+            One TokenMixer a block.
 
         Raises:
             ValueError: If the mechanism does not fit the stack, naming the argument that is at fault.

@@ -1,5 +1,6 @@
 """Put a mechanism's layers into any timm vision transformer, and carry a trained one to another grid of tokens."""
 
+import re
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import nn
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.projection import ProjectionLayer
 
 
 def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
@@ -53,40 +53,38 @@ def token_grid(vit: VisionTransformer) -> TokenGrid:
 def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
     """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
 
-    Position embeddings are resampled as timm does; E and F are interpolated along the grid, row sums kept, and a
-    convolution's kernel is stretched with its window. All else is copied.
+    Position embeddings are resampled as timm does. Each attention layer carries itself: E and F are interpolated along
+    the grid, row sums kept, and a convolution's kernel is stretched with its window. All else is copied.
 
     Returns:
-        The projections that keep the weights they have, because the trained model has none of their class and k.
+        The weights and projections that start anew, because the trained model has none like them.
 
     Raises:
         ValueError: If a weight that does not depend on the grid has another shape, naming it.
     """
     old_grid, new_grid = token_grid(trained), token_grid(new)
-    sources: dict[str, Any] = dict(trained.named_modules(remove_duplicate=False))
-    weights = {name: weight for name, weight in trained.state_dict().items() if "project_" not in name}
+    weights = {name: weight for name, weight in trained.state_dict().items() if not _is_of_attention(name)}
     if "pos_embed" in weights:
         prefix = 0 if new.no_embed_class else new.num_prefix_tokens
         size = list(new_grid.size)
         weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], size, list(old_grid.size), prefix)
     for name, ours in new.state_dict().items():
-        if "project_" not in name and (name not in weights or weights[name].shape != ours.shape):
+        if not _is_of_attention(name) and (name not in weights or weights[name].shape != ours.shape):
             was = tuple(weights[name].shape) if name in weights else "absent"
             raise ValueError(
                 f"{name} must have one shape, got {was} in the trained model and {tuple(ours.shape)} in the new one"
             )
     new.load_state_dict(weights, strict=False)
     fresh = []
-    for name, layer in new.named_modules(remove_duplicate=False):
-        if isinstance(layer, ProjectionLayer):
-            source = sources.get(name)
-            if type(source) is type(layer) and _shapes_but_last(source) == _shapes_but_last(layer):
-                layer.carry(source, old_grid, new_grid)
-            else:
-                fresh.append(name)
+    for depth, (source, block) in enumerate(zip(trained.blocks, new.blocks, strict=True)):
+        layer: Any = block.attn
+        try:
+            fresh += [f"blocks.{depth}.attn.{name}" for name in layer.carry(source.attn, old_grid, new_grid)]
+        except ValueError as error:
+            raise ValueError(f"blocks.{depth}.attn.{error}") from error
     return fresh
 
 
-def _shapes_but_last(layer: Any) -> list[tuple[int, ...]]:
-    """Of all weights; the last dimension is the grid's."""
-    return [tuple(weight.shape[:-1]) for weight in layer.state_dict().values()]
+def _is_of_attention(name: str) -> bool:
+    """Whether a weight of a ViT is one of the layers that carry themselves."""
+    return re.match(r"blocks\.\d+\.attn\.", name) is not None

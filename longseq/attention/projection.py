@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,11 @@ class ProjectionLayer(nn.Module, ABC):
 
 class Projection(ABC):
     """A description of a projection, chosen in YAML; it builds the layers once n, k and the heads are known."""
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Some of each form that the projection has; all tests of projections go over them."""
+        return [cls()]
 
     @abstractmethod
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
@@ -172,6 +177,30 @@ class Gaussian(Projection):
     ) -> tuple[ProjectionLayer, ProjectionLayer]:
         R = torch.randn(heads or 1, k, grid.num_tokens) * k**-0.5
         return _linear(self.delta * R, heads, nn.Buffer), _linear(math.exp(-self.delta) * R, heads, nn.Buffer)
+
+
+def carry_projections(ours: nn.Module | None, trained: nn.Module | None, old: TokenGrid, new: TokenGrid) -> list[str]:
+    """Carry a projection, or one a head, from a trained layer.
+
+    Returns:
+        The names, within ours, of the projections that start anew, because the trained layer has none of their class
+        and k.
+    """
+    theirs = {} if trained is None else dict(trained.named_modules())
+    fresh = []
+    for name, layer in () if ours is None else ours.named_modules():
+        if isinstance(layer, ProjectionLayer):
+            source = theirs.get(name)
+            if type(source) is type(layer) and _shapes_but_last(source) == _shapes_but_last(layer):
+                layer.carry(source, old, new)
+            else:
+                fresh.append(name)
+    return fresh
+
+
+def _shapes_but_last(layer: Any) -> list[tuple[int, ...]]:
+    """Of all weights; the last dimension is the grid's."""
+    return [tuple(weight.shape[:-1]) for weight in layer.state_dict().values()]
 
 
 def columns_for(

@@ -1,6 +1,7 @@
 """Which heads, keys and values, and layers hold the same projection object (Linformer, section 4)."""
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
@@ -47,6 +48,15 @@ def shared_projections(
         else:
             pairs.append(projection.pair(sharing == "key_value", grid, length, dim))
     return pairs
+
+
+def examples_of_lengths(mechanism: Callable[..., Any]) -> list[Any]:
+    """A mechanism of k and sharing in every form: each sharing, k by layer and by head."""
+    return [
+        *(mechanism(7, sharing=sharing) for sharing in ("key_value", "none", "headwise", "layerwise")),
+        mechanism([5, 7]),
+        mechanism([[3, 4, 5, 6], [7, 7, 7, 7]], sharing="none"),
+    ]
 
 
 def _by_layer(k: Lengths, sharing: Sharing, n: int, heads: int, depth: int) -> list[int] | list[list[int]]:

@@ -1,9 +1,10 @@
 """Exact attention, the reference: Y = softmax(Q K' / sqrt(c)) V (arXiv:1706.03762, equation 1)."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from longseq.attention.grid import TokenGrid
-from longseq.attention.layer import AttentionLayer, Stack, softmax_mix
+from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
 
 
@@ -11,5 +12,9 @@ from longseq.attention.mechanism import Mechanism
 class Softmax(Mechanism):
     """Exact attention through torch's scaled_dot_product_attention; its time grows with n^2 d."""
 
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]
+
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        return [AttentionLayer(trained, softmax_mix) for trained in stack]
+        return [AttentionLayer(trained, softmax_formula) for trained in stack]

@@ -1,7 +1,7 @@
 """Verma's attention (arXiv:2101.10277): the softmax taken apart, so that nothing of size n x k is ever made."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.plain import is_plain, is_transformed
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection
-from longseq.attention.sharing import Lengths, Sharing, shared_projections
+from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 
 Normalize = Literal["rows", "columns"]
 
@@ -43,6 +43,10 @@ class Verma(Mechanism):
     projection: Projection = Linear()
     normalize: Normalize = "rows"
 
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(), *examples_of_lengths(cls), cls(7, normalize="columns")]
+
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         if self.normalize not in get_args(Normalize):
             raise ValueError(f"normalize must be rows or columns, got {self.normalize!r}; choose one of them")
@@ -50,9 +54,9 @@ class Verma(Mechanism):
         if self.k is not None:
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         if self.normalize == "rows":
-            return [VermaLayer(trained, verma_mix, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+            return [VermaLayer(trained, verma_formula, *pair) for trained, pair in zip(stack, pairs, strict=True)]
         return [
-            AttentionLayer(trained, verma_mix_by_columns, *pair, mixes_rows_alone=False)
+            AttentionLayer(trained, verma_formula_by_columns, *pair, independent_queries=False)
             for trained, pair in zip(stack, pairs, strict=True)
         ]
 
@@ -154,7 +158,7 @@ class OverTokens(torch.autograd.Function):
         return x @ grads[0].mT, L @ grads[0]
 
 
-def verma_mix(
+def verma_formula(
     queries: Float[Tensor, "b h n c"],
     keys: Float[Tensor, "b h k c"],
     values: Float[Tensor, "b h k c"],
@@ -170,7 +174,7 @@ def verma_mix(
     return H @ (F.dropout(L, dropout) @ values)
 
 
-def verma_mix_by_columns(
+def verma_formula_by_columns(
     queries: Float[Tensor, "b h n c"],
     keys: Float[Tensor, "b h k c"],
     values: Float[Tensor, "b h k c"],

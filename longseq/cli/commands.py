@@ -57,6 +57,7 @@ from longseq.cli.trainer import (
     refuse_wrong_numbers,
     wrong_flag,
 )
+from longseq.tasks import Task
 from longseq.training import Classifier
 from longseq.training.checkpoint import (
     CheckpointError,
@@ -74,7 +75,7 @@ from longseq.training.memory import OutOfMemory, is_out_of_memory, let_go_of, wh
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
-from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
+from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
 from longseq.training.throughput import ThroughputLogger
 
 # What the data module knows and the model is told; the encoder takes those that its class has.
@@ -349,8 +350,9 @@ class Commands(LightningCLI):
             if self.resumed is None:
                 self.held.enter_context(sole_use_of(self.run))
             refuse_full_disk(self.run, self.model)
+        task: Task = self.model.task
         self.checkpoints = BestCheckpoint(
-            self.run, "best", monitor="val/accuracy", mode="max", enable_version_counter=False
+            self.run, "best", monitor=f"val/{task.best}", mode=task.mode, enable_version_counter=False
         )
         callbacks: list[pl.Callback] = [
             self.checkpoints,
@@ -366,14 +368,14 @@ class Commands(LightningCLI):
             kwargs["logger"] = TensorBoardLogger(
                 self.run.parent.parent, self.run.parent.name, self.run.name, default_hp_metric=False, **again
             )
-        self.model.skip_bad_steps = config.skip_bad_steps
+        self.model.bad_steps.allowed = config.skip_bad_steps
         kwargs["plugins"] = [WholeCheckpoints()]
         if config.trainer.logger is not False:
             callbacks += [
                 LearningRateMonitor("step"),
                 ConfusionMatrixImage(),
                 InputSamples(),
-                BestAccuracy(is_resumed=self.resumed is not None),
+                BestFigure(is_resumed=self.resumed is not None),
             ]
         self.trainer_defaults["callbacks"] = callbacks
         trainer = self._trainer(**kwargs)
@@ -407,7 +409,7 @@ class Commands(LightningCLI):
             if isinstance(error, ValueError | RuntimeError) and is_lightnings(error) and not is_of_restoring(error):
                 raise wrong_flag(error, self.settings.trainer) from error
             raise
-        best, accuracy = self.checkpoints.best_model_path, self.checkpoints.best_model_score
+        best, figure = self.checkpoints.best_model_path, self.checkpoints.best_model_score
         folder = Path(self.checkpoints.dirpath)  # type: ignore[arg-type]  # rank zero's
         if not best:  # the training was shorter than the first validation
             best = str(folder / "last.ckpt")
@@ -421,19 +423,19 @@ class Commands(LightningCLI):
                 continue
             averaging.transfer_weights(averaging._average_model, model)  # which it leaves out of an early end
             validated = self.trainer.validate(model, datamodule=datamodule, verbose=False)
-            accuracy = validated[0]["val/accuracy"] if validated else None
+            figure = validated[0][f"val/{model.task.best}"] if validated else None
             best = str(folder / "averaged.ckpt")
             self.trainer.save_checkpoint(best)
         results = self.trainer.test(model, datamodule=datamodule, ckpt_path=best, weights_only=True, verbose=False)
         if not self.trainer.is_global_zero:
             return
         metrics = dict(results[0]) if results else {}  # nothing with --trainer.limit_test_batches 0
-        if accuracy is not None:
-            metrics |= {"val/accuracy": accuracy}
+        if figure is not None:
+            metrics |= {f"val/{model.task.best}": figure}
         assert self.run is not None
         write_metrics(self.run, metrics)
         if results:
-            print(f"test accuracy: {metrics['test/accuracy']:.4f}")
+            print(f"test {model.task.best + ':':<9} {metrics[f'test/{model.task.best}']:.4f}")
         print(shown(f"checkpoint:    {best}"))
         print(shown(f"logs:          {self.run}"))
 
@@ -465,8 +467,8 @@ class Commands(LightningCLI):
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
         for path, row in zip(datamodule.predict_paths, rows, strict=False):  # there may be a limit of batches
-            probability, label = row.max(dim=0)
-            print(f"{escaped(path)}\t{escaped(model.class_names[int(label)])}\t{probability:.4f}")
+            for name, probability in model.task.answer(row, model.class_names):
+                print(f"{escaped(path)}\t{escaped(name)}\t{probability:.4f}")
 
     def _report(self, results: Any) -> None:
         if not results:

@@ -4,6 +4,7 @@ Importing torch and Lightning takes seconds. Help, a wrong command and a missing
 """
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -41,7 +42,7 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
     args = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
     if args[:1] in (["-h"], ["--help"]):
         print(_help())

@@ -10,7 +10,7 @@ from timm.layers.norm import LayerNorm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from longseq.attention.layer import AttentionLayer
+from longseq.attention.mixer import TokenMixer
 from longseq.attention.plain import is_hooked, is_plain, is_transformed
 
 _TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB in float32, which a cache holds
@@ -24,7 +24,7 @@ def run_block(
     A block of another class, with an attention that is none of ours, or into whose parts someone has hooked, is run as
     it is, for all tokens.
     """
-    is_ours = type(block) is Block and isinstance(block.attn, AttentionLayer)
+    is_ours = type(block) is Block and isinstance(block.attn, TokenMixer)
     if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)

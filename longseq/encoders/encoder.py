@@ -53,11 +53,12 @@ class Encoder(nn.Module, ABC):
         checkpointing: bool,
     ) -> None:
         super().__init__()
+        blocks: Any = trunk.blocks
+        heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses what has none
         self.trunk = plug(trunk, attention)
         self.trunk.set_grad_checkpointing(checkpointing)
         self.attention, self.picture_shape, self.checkpointing = attention, picture_shape, checkpointing
-        attentions: list[Any] = [block.attn for block in self.trunk.blocks]
-        self.dim, self.depth, self.heads = self.trunk.num_features, len(attentions), attentions[0].num_heads
+        self.dim, self.depth, self.heads = self.trunk.num_features, len(self.trunk.blocks), heads
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
         self._is_measured = False

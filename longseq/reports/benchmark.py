@@ -11,11 +11,10 @@ import numpy as np
 import psutil
 import torch
 
-from longseq.reports.cell import MECHANISMS, Cell, Result, measure_apart
+from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, measure_apart
 from longseq.reports.plots import colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
-_WITH_K = ("linformer", "verma")
 _SHARE = 0.7  # of the free memory that a cell may be expected to take
 
 
@@ -55,7 +54,7 @@ def benchmark(
 
     Args:
         n: Sequence lengths, ascending.
-        k: Projected lengths of Linformer and Verma.
+        k: Projected lengths, of the mechanisms that have them.
         mechanisms: Which; the two softmax ones are the baselines.
         dim: Width of a token.
         depth: Blocks of the stack.
@@ -85,7 +84,7 @@ def benchmark(
         raise ValueError("device must be one that is here, got cuda; leave it out to measure the CPU")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    columns = [(name, each) for name in mechanisms for each in (k if name in _WITH_K else [None])]
+    columns = [(name, each) for name in mechanisms for each in (k if name in WITH_K else [None])]
     plain = Cell("", 0, None, batch, dim, depth, heads, direction, device, precision, repeats, largest_batch)
     found: list[Measured] = []
     for length in sorted(n):

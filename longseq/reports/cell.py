@@ -4,6 +4,7 @@ A process of its own, so that its peak of memory is its own.
 """
 
 import gc
+import inspect
 import json
 import statistics
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,8 @@ from jaxtyping import Float
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from longseq.attention import Linformer, Mechanism, Softmax, Verma
+from longseq.attention import Mechanism, Softmax, Verma
+from longseq.attention.examples import exported
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.reports.apart import print_apart, run_apart
@@ -33,6 +35,10 @@ DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 class WrittenSoftmax(Mechanism):
     """Exact attention with its n x n weights in memory, as the papers' baseline has it."""
 
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]
+
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         return [AttentionLayer(trained, _written) for trained in stack]
 
@@ -42,12 +48,14 @@ def _written(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Float[Te
     return F.softmax(scores, dim=-1) @ values
 
 
-# By the name of a table's column; k is None where a mechanism has none.
+# Every mechanism that longseq.attention exports, by the name of a table's column.
+_EXPORTED: dict[str, Any] = {kind.__name__.lower(): kind for kind in exported(Mechanism)}
+WITH_K = {name for name, kind in _EXPORTED.items() if "k" in inspect.signature(kind).parameters}
+# They are given k, which is None where a mechanism has none.
 MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
     "softmax-written": lambda k: WrittenSoftmax(),
     "softmax": lambda k: Softmax(),
-    "linformer": lambda k: Linformer(k),
-    "verma": lambda k: Verma(k),
+    **{name: kind if name in WITH_K else (lambda k, kind=kind: kind()) for name, kind in _EXPORTED.items()},
     "verma-without-E": lambda k: Verma(),
 }
 

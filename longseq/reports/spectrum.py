@@ -109,6 +109,8 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
     matrices of the smaller ones are filled up with columns of zeros, which have no singular values.
     """
     layers: list[Any] = [block.attn for block in model.encoder.trunk.blocks]
+    if not all(isinstance(layer, AttentionLayer) for layer in layers):
+        raise ValueError(f"ckpt_path must be of a model with attention in every block, got {model.encoder.attention}")
     tokens: list[Tensor] = []
     with ExitStack() as hooks, torch.no_grad():
         for layer in layers:
@@ -123,7 +125,7 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
             queries, keys = queries.double(), keys.double()
             k, channels = keys.shape[2:]
             identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
-            parts = [layer.mix(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
+            parts = [layer.formula(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
             contexts.append(F.pad(torch.cat(parts, dim=-1)[0, ..., :k], (0, most - k)))
             logits.append(F.pad((queries @ keys.mT)[0] * channels**-0.5, (0, most - k)))
         yield torch.cat(contexts), torch.cat(logits)
@@ -132,18 +134,21 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
 @contextmanager
 def _watched(layer: AttentionLayer) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Note queries and keys while the layer runs."""
-    mix = layer.mix
+    formula = layer.formula
     seen: list[tuple[Tensor, Tensor]] = []
 
     def noting(queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
         seen.append((queries, keys))
-        return mix(queries, keys, *rest)
+        return formula(queries, keys, *rest)
 
-    layer.mix = noting
+    own = vars(layer).get("formula")  # absent where the formula is a module
+    vars(layer)["formula"] = noting
     try:
         yield seen
     finally:
-        layer.mix = mix
+        vars(layer).pop("formula")
+        if own is not None:
+            vars(layer)["formula"] = own
 
 
 def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:

@@ -1,47 +1,40 @@
-"""The LightningModule: an encoder and a linear head, trained with cross entropy."""
+"""The LightningModule: an encoder and a linear head, trained on a task."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from pytorch_lightning.callbacks import BaseFinetuning, StochasticWeightAveraging
-from pytorch_lightning.tuner.lr_finder import _LRCallback
-from pytorch_lightning.utilities import rank_zero_warn
 from timm.optim import list_optimizers
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from longseq.attention import carry, start_from_inputs
+from longseq.attention import TokenMixer
 from longseq.encoders import Encoder, SpectrogramEncoder
+from longseq.tasks import SingleLabel, Task
 from longseq.training.checkpoint import CheckpointError, build_from, describe, naming, read_checkpoint
+from longseq.training.divergence import BadSteps
 from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix
 from longseq.training.optimizer import Course, make_optimizer, warmup_cosine
-from longseq.training.statistics import measure_inputs, training_inputs
-
-
-class DivergenceError(Exception):
-    """The loss or a weight is no finite number any more; the message says where and what to change."""
-
-    exit_code = 5
+from longseq.training.starting import start_from_checkpoint, start_from_data
 
 
 class Classifier(pl.LightningModule):
     """Classify images or sounds: logits = W encoder(inputs) + b.
 
-    Batches are ``(inputs, labels)`` with labels (b,) of int64. Logged are loss, accuracy (top 1, over samples) and f1
-    (mean over classes) as train/..., val/... and test/....
+    Batches are ``(inputs, labels)``. The task says what labels are, which loss is trained, and which metrics are logged
+    beside it as train/..., val/... and test/....
 
     Args:
         encoder: Turns inputs into features (b, dim).
         num_classes: Number of classes, 2 or more.
         class_names: Their names, for reports and predictions; numbers if absent.
+        task: What is learned; SingleLabel, one class a sample, if absent.
         optimizer: Any that timm knows, by its name.
         learning_rate: The highest, after warm-up.
         weight_decay: Of matrices only: not of norms, biases, position embeddings and class tokens.
@@ -64,6 +57,7 @@ class Classifier(pl.LightningModule):
         encoder: Encoder,
         num_classes: int,
         class_names: list[str] | None = None,
+        task: Task | None = None,
         optimizer: str = "adamw",
         learning_rate: float = 1e-3,
         weight_decay: float = 0.05,
@@ -105,10 +99,7 @@ class Classifier(pl.LightningModule):
         if isinstance(mix, CutMix) and isinstance(encoder, SpectrogramEncoder):
             raise ValueError("mix must be for sounds, got CutMix; MixUp is")
         # for a training alone, and of no interest to a checkpoint
-        self.skip_bad_steps = 0  # how many steps in a row may be left out because their loss is not finite
-        self.any_rank: Callable[[bool], bool] = bool  # whether something holds on any rank
-        self.of_all_ranks: Callable[[list[str]], list[str]] = list  # what each rank lists, together
-        self._bad_steps = 0
+        self.bad_steps = BadSteps()
         self._planned_for: tuple[float, int | float] | None = None  # the learning rate's course: its peak and its steps
         self.encoder = encoder
         self.num_classes = num_classes
@@ -118,18 +109,15 @@ class Classifier(pl.LightningModule):
         self.class_weights, self.mix = class_weights, mix
         self.register_buffer("loss_weights", weights, persistent=False)
         self.init_from, self._compile = init_from, compile
-        self.head = nn.Linear(encoder.dim, num_classes)
+        self.task = task or SingleLabel()
+        self.head = nn.Linear(encoder.dim, self.task.num_outputs(num_classes))
         nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes), whatever the encoder
         nn.init.zeros_(self.head.bias)
-        metrics = MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(num_classes, average="micro"),
-                "f1": MulticlassF1Score(num_classes, average="macro"),
-            }
-        )
+        metrics = MetricCollection(dict(self.task.own_metrics(num_classes)))
+        evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
         self.train_metrics = metrics.clone(prefix="train/")
-        self.val_metrics = metrics.clone(prefix="val/")
-        self.test_metrics = metrics.clone(prefix="test/")
+        self.val_metrics = evaluated.clone(prefix="val/")
+        self.test_metrics = evaluated.clone(prefix="test/")
         self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
         self.save_hyperparameters(describe(self)["init_args"], logger=False)
 
@@ -138,9 +126,9 @@ class Classifier(pl.LightningModule):
         """The encoder, by the name at which Lightning's BackboneFinetuning looks for what it freezes at first."""
         return self.encoder
 
-    def forward(self, inputs: Any) -> Float[Tensor, "b num_classes"]:
-        """Logits of a batch of inputs."""
-        return self.head(self.encoder(inputs))
+    def forward(self, inputs: Any) -> Tensor:
+        """What the task makes of a batch of inputs: the logits of each class, of most tasks."""
+        return self.task.outputs(self.encoder, self.head, inputs)
 
     def setup(self, stage: str) -> None:
         """Before a new training, start from where it should; every rank does the same.
@@ -152,50 +140,12 @@ class Classifier(pl.LightningModule):
             self._describe_data()
         if stage == "fit" and self.class_weights == "balanced":
             labels = self.trainer.datamodule.train_set.labels  # type: ignore[attr-defined]
-            counts = labels.bincount(minlength=self.num_classes).to(self.loss_weights)
+            counts = self.task.counts(labels, self.num_classes).to(self.loss_weights)
             self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
         if stage == "fit" and self.trainer.ckpt_path is None:
-            fresh = self.init_from is None or self._start_from_checkpoint(self.init_from)
-            self._start_from_inputs(fresh)
+            start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and self.encoder._compiled_call_impl is None:
             self.encoder.compile()
-
-    def _start_from_checkpoint(self, path: str) -> bool:
-        """Take over what fits, say what changed, and return whether any projection is left as it was."""
-        trained = Classifier.load_from_checkpoint(path)
-        try:
-            fresh = carry(trained.encoder.trunk, self.encoder.trunk)
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}; build the encoder with the same arguments") from error
-        said = [f"started from {path}"]
-        old, new = (model.encoder.trunk.patch_embed.grid_size for model in (trained, self))
-        if old != new:
-            said.append(f"tokens {old[0]} x {old[1]} before, {new[0]} x {new[1]} now: position embeddings resampled")
-            if len(fresh) == 0:
-                said[-1] += ", projections interpolated"
-        if fresh:
-            said.append(f"projections that start anew, for their class or k differs: {len(fresh)}")
-        if trained.class_names == self.class_names:
-            self.head.load_state_dict(trained.head.state_dict())
-        else:
-            said.append(f"the head starts anew: {trained.num_classes} classes before, {self.num_classes} now")
-        if self.trainer.is_global_zero:
-            print("; ".join(said))
-        return bool(fresh)
-
-    def _start_from_inputs(self, fresh: bool) -> None:
-        """Measure the training set's mean and deviation, and start projections from it that ask for this."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        projection = getattr(self.encoder.attention, "projection", None)
-        is_singular = fresh and getattr(projection, "start", None) == "singular"
-        if datamodule is None:
-            if is_singular:
-                rank_zero_warn("no data module to start projections from: they stay random; call start_from_inputs")
-            return  # the encoder measures the first training batch, unless it was measured
-        measure_inputs(self.encoder, datamodule, self.device)
-        if is_singular:
-            inputs = next(training_inputs(datamodule, self.device))
-            start_from_inputs(self.encoder, lambda: self.encoder(inputs))
 
     def on_fit_start(self) -> None:
         """Plan the learning rate's course anew where a callback, which comes before, has found another learning rate,
@@ -228,27 +178,19 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         targets = labels
         if self.mix is not None:
-            inputs, targets = self.mix(inputs, F.one_hot(labels, self.num_classes).to(self.dtype))
-        logits = self(inputs)
-        loss = F.cross_entropy(logits, targets, self.loss_weights, label_smoothing=self.label_smoothing)
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        # LearningRateFinder tries rates beyond those that a training bears, and takes the weights back
-        is_bad = not loss.isfinite() and not any(isinstance(each, _LRCallback) for each in callbacks)
-        if self.any_rank(is_bad):
-            self._bad_steps += 1
-            if self._bad_steps > self.skip_bad_steps:
-                raise self.diverged("the loss", self.of_all_ranks(self._samples_of(batch_idx) if is_bad else []))
-            rank_zero_warn(f"step {self.global_step} left out: its loss is not finite")
+            inputs, targets = self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.dtype))
+        outputs = self(inputs)
+        loss = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
+        if self.bad_steps.count(loss, self.trainer, batch_idx):
             # every rank has a loss then, or those that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
-        self._bad_steps = 0
-        self.train_metrics.update(logits.detach(), labels)
+        self.train_metrics.update(outputs.detach(), labels)
         self.log("train/loss", loss)
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Without gradients the optimizer changes nothing."""
-        if self._bad_steps:
+        if self.bad_steps.is_bad:
             self.zero_grad()
 
     def on_train_epoch_end(self) -> None:
@@ -258,26 +200,6 @@ class Classifier(pl.LightningModule):
         self.log_dict(values, logger=False, sync_dist=True)
         for logger in self.loggers:
             logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step - 1)
-
-    def _samples_of(self, batch_idx: int) -> list[str]:
-        """The names of a training batch's samples, where the data loader can tell."""
-        loader: Any = self.trainer.train_dataloader
-        if not hasattr(getattr(loader, "sampler", None), "batch"):
-            return []
-        names = getattr(loader.dataset, "names", None)
-        return [str(names[i] if names else i) for i in loader.sampler.batch(batch_idx)]
-
-    def diverged(self, what: str, samples: Sequence[str] = ()) -> DivergenceError:
-        """The error to raise when something is not finite any more."""
-        (optimizer,) = self.trainer.optimizers
-        where = f"step {self.global_step}, learning rate {optimizer.param_groups[0]['lr']:.3g}"
-        if samples:
-            where += ", training samples " + ", ".join(samples)
-        return DivergenceError(
-            f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
-            "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
-            "--skip_bad_steps 3. A checkpoint, if there is one, is finite: --resume goes on from it"
-        )
 
     def on_validation_epoch_start(self) -> None:
         self.val_loss.reset()  # and so has an evaluation that was interrupted
@@ -293,25 +215,27 @@ class Classifier(pl.LightningModule):
     def test_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b num_classes"]:
+    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
         """Probabilities of a batch of inputs; of the inputs alone where the batch is (inputs, labels)."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
-        return self(inputs).float().softmax(dim=-1)
+        return self.task.probabilities(self(inputs))
 
     def _evaluate(
         self, batch: Sequence[Any], stage: str, loss: MeanLoss, metrics: MetricCollection
     ) -> dict[str, Tensor]:
         inputs, labels = batch
-        logits = self(inputs)
-        loss.update(F.cross_entropy(logits.float(), labels, reduction="none"))
-        metrics.update(logits, labels)
+        outputs = self(inputs)
+        loss.update(self.task.losses(outputs, labels))
+        metrics.update(outputs, labels)
         self.log(f"{stage}/loss", loss)
         self.log_dict(metrics, prog_bar=stage == "val")
-        return {"logits": logits, "labels": labels}
+        return {"outputs": outputs, "labels": labels}
 
     def no_weight_decay(self) -> set[str]:
         """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""
-        return {"*pos_embed", "*cls_token", "*reg_token"}
+        layers = [(name, each) for name, each in self.named_modules() if isinstance(each, TokenMixer)]
+        of_layers = {f"{name}.{weight}" for name, layer in layers for weight in layer.no_weight_decay()}
+        return {"*pos_embed", "*cls_token", "*reg_token"} | of_layers
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = make_optimizer(self, self.optimizer, self.learning_rate, self.weight_decay)

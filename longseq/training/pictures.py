@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
@@ -17,7 +16,7 @@ from longseq.training.classifier import Classifier
 
 
 @torch.no_grad()
-def draw_inputs(model: Classifier, inputs: Any, labels: Int[Tensor, " b"]) -> Figure:
+def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
     """Draw a batch as the model sees it, under the names of the classes; in training mode mixed and masked.
 
     Args:
@@ -26,10 +25,10 @@ def draw_inputs(model: Classifier, inputs: Any, labels: Int[Tensor, " b"]) -> Fi
         labels: Of each input.
     """
     encoder = model.encoder
-    names = [model.class_names[int(label)] for label in labels]
+    targets = labels
     if model.training and model.mix is not None:
-        inputs, targets = model.mix(inputs, F.one_hot(labels, model.num_classes).float().to(model.device))
-        names = [_shares(shares, model.class_names) for shares in targets]
+        inputs, targets = model.mix(inputs, model.task.targets(labels, model.num_classes).to(model.device))
+    names = [model.task.names(target, model.class_names) for target in targets]
     pictures, rows = encoder.picture(inputs), encoder.rows(inputs)
     if model.training:
         pictures = encoder.augment((pictures - encoder.mean) / encoder.std) * encoder.std + encoder.mean
@@ -39,11 +38,6 @@ def draw_inputs(model: Classifier, inputs: Any, labels: Int[Tensor, " b"]) -> Fi
     frames = [pictures.shape[2]] * len(names) if rows is None else rows.tolist()
     spectrograms = [picture[0, :count].T for picture, count in zip(pictures, frames, strict=True)]
     return draw_spectrograms(spectrograms, names, encoder)
-
-
-def _shares(shares: Float[Tensor, " classes"], class_names: Sequence[str]) -> str:
-    parts = [(float(share), name) for share, name in zip(shares, class_names, strict=True) if share > 0.005]
-    return " + ".join(name if share > 0.995 else f"{share:.0%} {name}" for share, name in sorted(parts, reverse=True))
 
 
 def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:

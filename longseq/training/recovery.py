@@ -14,6 +14,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import TrainerFn
 
 from longseq.training.classifier import Classifier
+from longseq.training.divergence import diverged
 
 
 class Stopped(Exception):  # noqa: N818 (it is none)
@@ -50,7 +51,8 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
         self._shared_batches = 0  # of a validation: so many every rank has
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        pl_module.any_rank, pl_module.of_all_ranks = self._any_rank, self._of_all_ranks
+        bad_steps = pl_module.bad_steps
+        bad_steps.any_rank, bad_steps.of_all_ranks = self._any_rank, self._of_all_ranks
         self._saved_at = time.monotonic()
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo")  # ranks agree on the host, and no device is waited for
@@ -99,7 +101,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         self._saved_at = time.monotonic()
         if not all(weight.isfinite().all() for weight in pl_module.parameters()):
-            raise pl_module.diverged("a weight")
+            raise diverged("a weight", trainer)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()  # the curves reach as far as the checkpoint, whatever comes now

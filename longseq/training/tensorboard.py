@@ -14,7 +14,6 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 from longseq.encoders import SpectrogramEncoder
 from longseq.training.checkpoint import flatten
@@ -26,17 +25,18 @@ class ConfusionMatrixImage(pl.Callback):
     """Show validation's confusion matrix, all ranks' samples in it, as the image val/confusion."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._matrix = MulticlassConfusionMatrix(pl_module.num_classes, validate_args=False).to(pl_module.device)
+        matrix = pl_module.task.confusion(pl_module.num_classes)
+        self._matrix = None if matrix is None else matrix.to(pl_module.device)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
     ) -> None:
-        if _logger(trainer) is not None:
-            self._matrix.update(outputs["logits"], outputs["labels"])
+        if self._matrix is not None and _logger(trainer) is not None:
+            self._matrix.update(outputs["outputs"], outputs["labels"])
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         logger = _logger(trainer)
-        if logger is None:
+        if logger is None or self._matrix is None:
             return
         matrix = self._matrix.compute()  # on every rank, for it sums over them
         if trainer.is_global_zero:
@@ -84,13 +84,13 @@ class InputSamples(pl.Callback):
         for number, (clip, length, label) in enumerate(zip(clips, lengths, labels, strict=True)):
             if length < 2:
                 continue  # TensorBoard takes one sample for a number and refuses it, and nobody would hear it
-            tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.class_names[int(label)])
+            tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))
             loud = clip[:length] / clip.abs().max().clamp(min=1e-6)
             logger.experiment.add_audio(tag, loud, _step(trainer), pl_module.encoder.sample_rate_hz)
 
 
-class BestAccuracy(pl.Callback):
-    """Show the best validation accuracy of each run in the hparams tab, beside what the model was made of.
+class BestFigure(pl.Callback):
+    """Show the best validation figure of each run, the task's best, in the hparams tab beside the model's settings.
 
     Args:
         is_resumed: Whether the run's curves go on, which say already what the model was made of.
@@ -98,24 +98,26 @@ class BestAccuracy(pl.Callback):
 
     def __init__(self, is_resumed: bool = False) -> None:
         super().__init__()
-        self.best = 0.0
+        self.best: float | None = None
         self.is_resumed = is_resumed
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := _logger(trainer)) is not None and not self.is_resumed:
             choices = dict(flatten(pl_module.hparams))
             choices.pop("class_names", None)  # of the data, and long
-            logger.log_hyperparams(choices, {"hp/val_accuracy": self.best}, _step(trainer))
+            logger.log_hyperparams(choices, {f"hp/val_{pl_module.task.best}": self.best or 0.0}, _step(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := _logger(trainer)) is not None:
-            self.best = max(self.best, float(trainer.callback_metrics["val/accuracy"]))
-            logger.log_metrics({"hp/val_accuracy": self.best}, _step(trainer))
+            task, figure = pl_module.task, float(trainer.callback_metrics[f"val/{pl_module.task.best}"])
+            better = max if task.mode == "max" else min
+            self.best = figure if self.best is None else better(self.best, figure)
+            logger.log_metrics({f"hp/val_{task.best}": self.best}, _step(trainer))
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, float | None]:
         return {"best": self.best}
 
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+    def load_state_dict(self, state_dict: dict[str, float | None]) -> None:
         self.best = state_dict["best"]
 
 

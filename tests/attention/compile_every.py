@@ -1,9 +1,9 @@
 """Compile a ViT of every mechanism in one graph, compare all gradients with those of the plain one, and print it."""
 
 import torch
-from test_contract import gradients, model, variants
+from test_contract import MECHANISMS, gradients, model
 
-for mechanism in variants():
+for mechanism in MECHANISMS:
     torch.compiler.reset()
     vit = model(mechanism).train()
     expected = gradients(vit)

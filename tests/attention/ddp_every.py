@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from test_contract import images, model, variants
+from test_contract import MECHANISMS, images, model
 from torch.nn.parallel import DistributedDataParallel
 
 
 def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    for mechanism in variants():
+    for mechanism in MECHANISMS:
         alone, shared = model(mechanism).double().train(), model(mechanism).double().train()
         alone(images(4).double()).square().sum(1).mean().backward()
         # without find_unused_parameters, which stops with an error if a parameter gets no gradient

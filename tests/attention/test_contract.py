@@ -1,7 +1,7 @@
 """What every mechanism must do, over all that longseq.attention exports: a new one joins by being exported."""
 
 import copy
-import inspect
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,32 +13,15 @@ import torch
 from small_vit import vit
 
 import longseq.attention
-from longseq.attention import Linear, Mechanism, Projection, plug
+from longseq.attention import Linear, Linformer, Mechanism, Projection, Softmax, Verma, carry, plug
+from longseq.attention.examples import every_mechanism, every_projection, exported
 from longseq.attention.layer import AttentionLayer
 
-
-def exported(kind):
-    found = (getattr(longseq.attention, name) for name in longseq.attention.__all__)
-    return [x for x in found if inspect.isclass(x) and issubclass(x, kind) and not inspect.isabstract(x)]
-
-
-def variants():
-    """Each mechanism as it is, if it may be; with each projection, and with each sharing, if it has them."""
-    for kind in exported(Mechanism):
-        parameters = inspect.signature(kind).parameters
-        if all(parameter.default is not parameter.empty for parameter in parameters.values()):
-            yield kind()
-        if "projection" in parameters:
-            yield from (kind(k=7, projection=projection()) for projection in exported(Projection))
-            yield from (kind(k=7, sharing=sharing) for sharing in ("none", "headwise", "layerwise"))
-            yield kind(k=[5, 7])
-            yield kind(k=[[3, 4, 5, 6], [7, 7, 7, 7]], sharing="none")
-
-
-EVERY = pytest.mark.parametrize("mechanism", list(variants()), ids=repr)
+MECHANISMS = every_mechanism()
+EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 # another number of heads needs another list of k
 EVERY_K_A_LAYER = pytest.mark.parametrize(
-    "mechanism", [m for m in variants() if not isinstance(getattr(m, "k", 0), list)], ids=repr
+    "mechanism", [each for each in MECHANISMS if not isinstance(getattr(each, "k", 0), list)], ids=repr
 )
 
 
@@ -56,9 +39,19 @@ def gradients(vit, mask=None):
     return {name: p.grad.clone() for name, p in vit.named_parameters()}
 
 
-def test_all_projections_and_sharings_are_among_the_variants():
-    assert len(exported(Mechanism)) >= 3
-    assert {type(m.projection) for m in variants() if hasattr(m, "projection")} == set(exported(Projection))
+@dataclasses.dataclass(frozen=True)
+class Untried(Softmax):
+    @classmethod
+    def examples(cls):
+        return []
+
+
+def test_a_mechanism_that_is_exported_without_an_example_fails(monkeypatch):
+    assert {type(each) for each in MECHANISMS} == set(exported(Mechanism))
+    assert {type(each) for each in every_projection()} == set(exported(Projection))
+    monkeypatch.setattr(longseq.attention, "Softmax", Untried)
+    with pytest.raises(TypeError, match=r"^Untried must have an example, or no test would try it"):
+        every_mechanism()
 
 
 @EVERY
@@ -80,7 +73,11 @@ def test_dropout_falls_in_training_only_and_changes_something(mechanism):
 @EVERY_K_A_LAYER
 @pytest.mark.parametrize("heads", [1, 2, 8])
 def test_any_number_of_heads(mechanism, heads):
-    assert model(mechanism, heads=heads)(images()).isfinite().all()
+    layer = model(mechanism, heads=heads).double().blocks[0].attn
+    x = torch.randn(2, 65, 32, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), AttentionLayer.attend(layer, x, x, None))
+    other = model(mechanism, heads=4).double().blocks[0].attn
+    assert heads == 4 or (layer(x) - other(x)).abs().max() > 1e-6, "heads change the outcome"
 
 
 @EVERY
@@ -114,8 +111,8 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
     seen = []
     layer = vit.blocks[0].attn
     layer.k_norm.register_forward_hook(lambda _, args, out: seen.append(out))
-    mix = layer.mix
-    layer.mix = lambda Q, K, *rest: (seen.append(K), mix(Q, K, *rest))[1]
+    formula = layer.formula
+    layer.formula = lambda Q, K, *rest: (seen.append(K), formula(Q, K, *rest))[1]
     x = torch.randn(2, 65, 32)
     AttentionLayer.attend(layer, x, x, None)  # by the formula, whatever short cuts a mechanism takes
     assert seen
@@ -171,7 +168,7 @@ def test_every_one_compiles_in_one_graph_and_trains_on_two_processes(script, tmp
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [repr(mechanism) for mechanism in variants()]
+    assert done.stdout.splitlines() == list(map(repr, MECHANISMS))
 
 
 @EVERY
@@ -227,3 +224,62 @@ def test_its_description_is_plain_and_equal_to_itself(mechanism):
     assert eval(repr(mechanism), vars(longseq.attention)) == mechanism
     if hasattr(mechanism, "projection") and mechanism.projection == Linear():
         assert mechanism != type(mechanism)(k=3)
+
+
+@EVERY
+def test_on_the_meta_device_it_has_the_shapes_of_its_outcome(mechanism):
+    """There FLOPs are counted, and nothing is computed."""
+    vit = model(mechanism).to("meta")
+    assert vit(images().to("meta")).shape == (2, 10)
+
+
+PLAIN = [Softmax(), Linformer(7), Linformer(7, sharing="none"), Linformer([5, 7]), Verma(), Verma(7)]
+
+
+@EVERY
+@pytest.mark.parametrize("other", PLAIN, ids=repr)
+def test_it_is_carried_to_and_from_every_other(mechanism, other):
+    """All but the projections goes along, and what starts anew is named."""
+    for before, after in ((mechanism, other), (other, mechanism)):
+        trained, new = model(before), model(after)
+        for weight in trained.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+        fresh = carry(trained, new)
+        projections = {name for name, _ in new.named_modules(remove_duplicate=False) if ".project_" in name}
+        assert set(fresh) <= projections
+        theirs = trained.state_dict()
+        for name, weight in new.state_dict().items():
+            if ".project_" not in name:
+                assert torch.equal(weight, theirs[name]), name
+        if before == after:
+            assert not fresh
+            assert torch.equal(new.eval()(images()), trained.eval()(images()))
+
+
+class Scaled(torch.nn.Module):
+    """A formula with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, queries, keys, values, query_mask, key_mask, dropout):
+        return self.scale * torch.nn.functional.scaled_dot_product_attention(queries, keys, values, key_mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithScale(Softmax):
+    def layers(self, stack, grid):
+        return [AttentionLayer(trained, Scaled()) for trained in stack]
+
+
+def test_a_formula_may_be_a_module():
+    """Its weights are trained, saved and carried with the layer's."""
+    vit = model(WithScale())
+    assert torch.equal(vit.eval()(images()), model(Softmax()).eval()(images()))
+    assert gradients(vit)["blocks.1.attn.formula.scale"] != 0
+    vit.blocks[0].attn.formula.scale.data.fill_(2.0)
+    twin = model(WithScale())
+    assert carry(vit, twin) == []
+    assert twin.blocks[0].attn.formula.scale == 2
+    assert carry(model(Softmax()), model(WithScale())) == [f"blocks.{n}.attn.formula.scale" for n in (0, 1)]

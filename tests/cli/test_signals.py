@@ -14,7 +14,7 @@ from PIL import Image
 
 import datamodules
 from longseq.cli import commands
-from longseq.training import Classifier
+from longseq.training import Classifier, classifier
 from longseq.training.recovery import Sentinel
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def sends(number: int, then: Callable[..., Any]) -> Callable[..., Any]:
 MOMENTS = {
     "fit, while the parts are built": (FIT, commands, "refuse_missing_devices"),
     "fit, while the data is set up": (FIT, datamodules.Digits, "load"),
-    "fit, while the model starts from the data": (FIT, Classifier, "_start_from_inputs"),
+    "fit, while the model starts from the data": (FIT, classifier, "start_from_data"),
     "fit, in the check of the validation, behind Lightning's handler": (FIT, Classifier, "validation_step"),
     "fit, before the first step": (FIT, Sentinel, "on_train_start"),
     "fit, in the test": (FIT, Classifier, "test_step"),

@@ -55,7 +55,7 @@ def test_the_head_starts_anew_when_the_classes_differ(command, trained, tmp_path
 
 def test_projections_that_the_checkpoint_lacks_start_anew(command, trained) -> None:
     done = command("fit", "--config", DIGITS, "--model.init_from", trained, "--model.encoder.attention.k", "9", *SHORT)
-    assert "projections that start anew, for their class or k differs: 8" in done.out
+    assert "weights that start anew, because the checkpoint has none like them: 8" in done.out
 
 
 @pytest.mark.parametrize(

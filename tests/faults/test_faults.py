@@ -18,7 +18,7 @@ from datamodules import Digits
 from longseq import ImageEncoder, Softmax
 from longseq.cli.faults import replace_port_in_use, said_of_the_machine
 from longseq.training import Classifier
-from longseq.training.classifier import DivergenceError
+from longseq.training.divergence import DivergenceError
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints, read_whole, write_checkpoint
 
 SHORT = [*FIT, "--trainer.max_epochs", "1"]
@@ -58,7 +58,7 @@ def _train(bad: tuple[int, ...], skip: int) -> Classifier:
     encoder = _Encoder((1, 8, 8), Softmax(), dim=8, depth=1, heads=1)
     encoder.bad = bad
     model = Classifier(encoder, 10)
-    model.skip_bad_steps = skip
+    model.bad_steps.allowed = skip
     trainer = pl.Trainer(
         accelerator="cpu", max_steps=8, limit_val_batches=0, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,

@@ -23,7 +23,7 @@ from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.pictures import draw_confusions, mel_row
-from longseq.training.tensorboard import BestAccuracy, ConfusionMatrixImage, InputSamples
+from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
 
 NAMES = ["cat", "dog", "who'd"]
 SIZE = {"dim": 8, "depth": 1, "heads": 1}
@@ -69,7 +69,7 @@ class Scripted(Classifier):
         right = torch.arange(len(labels)) < share * len(labels)
         answers = torch.where(right, labels, 1)
         self.log("val/accuracy", (answers == labels).float().mean())
-        return {"logits": torch.nn.functional.one_hot(answers, 3).float(), "labels": labels}
+        return {"outputs": torch.nn.functional.one_hot(answers, 3).float(), "labels": labels}
 
 
 def fit(folder: Path, callbacks: list[pl.Callback], kind: Any = images, **options: Any) -> pl.Trainer:
@@ -189,7 +189,7 @@ def test_the_frequency_axis_tells_where_a_tone_lies(hertz: int) -> None:
 
 
 def test_the_hparams_tab_shows_the_best_accuracy_not_the_last_beside_flat_choices(tmp_path: Path) -> None:
-    fit(tmp_path, [BestAccuracy()])
+    fit(tmp_path, [BestFigure()])
     events = read(tmp_path)
     assert [scalar.value for scalar in events.Scalars("hp/val_accuracy")] == pytest.approx([0.0, 2 / 3, 1.0, 1.0])
     choices = hparams(events)
@@ -200,13 +200,13 @@ def test_the_hparams_tab_shows_the_best_accuracy_not_the_last_beside_flat_choice
 
 
 def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
-    first = BestAccuracy()
+    first = BestFigure()
     trainer = fit(tmp_path / "first", [first], max_epochs=2)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     encoder, dataset = images()
     trainer = pl.Trainer(
         accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, enable_checkpointing=False,
-        logger=TensorBoardLogger(tmp_path, "", "run", default_hp_metric=False), callbacks=[BestAccuracy()],
+        logger=TensorBoardLogger(tmp_path, "", "run", default_hp_metric=False), callbacks=[BestFigure()],
         max_epochs=3, limit_train_batches=1,
     )  # fmt: skip
     trainer.fit(
@@ -221,7 +221,7 @@ def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [True, False])
 def test_without_tensorboard_nothing_happens(tmp_path: Path, other: bool) -> None:
-    callbacks = [ConfusionMatrixImage(), InputSamples(), BestAccuracy()]
+    callbacks = [ConfusionMatrixImage(), InputSamples(), BestFigure()]
     fit(tmp_path, callbacks, logger=CSVLogger(tmp_path) if other else False, max_epochs=1)
     assert not list(tmp_path.rglob("events*"))
 

@@ -52,7 +52,7 @@ if __name__ == "__main__":
         logger=False, default_root_dir=folder, enable_checkpointing=bool(bad), enable_progress_bar=False,
         enable_model_summary=False, callbacks=[Sentinel(Path(folder) / "last.ckpt", 10)] if bad else [],
     )  # fmt: skip
-    model.skip_bad_steps = len(bad)
+    model.bad_steps.allowed = len(bad)
     model.head.register_forward_hook(
         lambda _, inputs, logits: (
             logits * float("nan") if bad == [str(model.global_step)] and trainer.global_rank == 1 else logits

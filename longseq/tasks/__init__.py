@@ -1,0 +1,6 @@
+"""What is learned: one task a file; task.py is their contract."""
+
+from longseq.tasks.single_label import SingleLabel
+from longseq.tasks.task import Answer, Task
+
+__all__ = ["Answer", "SingleLabel", "Task"]

@@ -1,0 +1,57 @@
+"""One class a sample."""
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+
+from longseq.tasks.task import Answer, Task
+
+
+class SingleLabel(Task):
+    """Each sample is of one class: cross entropy, accuracy (top 1, over samples) and f1 (mean over classes).
+
+    Labels are int64 (b,), from 0.
+
+    Args:
+        metrics: Further ones, by their names (Task).
+    """
+
+    def targets(self, labels: Int64[Tensor, " b"], num_classes: int) -> Float[Tensor, "b classes"]:
+        return F.one_hot(labels, num_classes).float()
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
+    ) -> Float[Tensor, ""]:
+        return F.cross_entropy(outputs, targets, weights, label_smoothing=label_smoothing)
+
+    def losses(self, outputs: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Float[Tensor, " b"]:
+        return F.cross_entropy(outputs.float(), labels, reduction="none")
+
+    def own_metrics(self, num_classes: int) -> dict[str, Metric]:
+        return {
+            "accuracy": MulticlassAccuracy(num_classes, average="micro"),
+            "f1": MulticlassF1Score(num_classes, average="macro"),
+        }
+
+    def confusion(self, num_classes: int) -> Metric:
+        return MulticlassConfusionMatrix(num_classes, validate_args=False)
+
+    def probabilities(self, outputs: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
+        return outputs.float().softmax(dim=-1)
+
+    def answer(self, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
+        probability, label = probabilities.max(dim=0)
+        return [Answer(class_names[int(label)], float(probability))]
+
+    def names(self, target: Tensor, class_names: list[str]) -> str:
+        if target.ndim == 0:
+            return class_names[int(target)]
+        parts = [(float(share), name) for share, name in zip(target, class_names, strict=True) if share > 0.005]
+        return " + ".join(
+            name if share > 0.995 else f"{share:.0%} {name}" for share, name in sorted(parts, reverse=True)
+        )
+
+    def counts(self, labels: Int64[Tensor, " n"], num_classes: int) -> Int64[Tensor, " classes"]:
+        return labels.bincount(minlength=num_classes)

@@ -1,0 +1,133 @@
+"""The contract of a task: what a model's outputs mean, how they are trained, and how they are measured."""
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torchmetrics.classification
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+
+class Answer(NamedTuple):
+    """A class that a prediction names, and its probability."""
+
+    class_name: str
+    probability: float
+
+
+class Task(ABC):
+    """What is learned: everything that a Classifier does not do for every task alike.
+
+    Arguments of the constructor are kept as attributes of the same name, so that a checkpoint can name them.
+
+    Args:
+        metrics: Further ones of validation and test, by the names under which they are logged: each a class of
+            torchmetrics.classification, or a dictionary of it as ``metric`` and of its arguments. The number of classes
+            is filled in.
+
+    Attributes:
+        best: The name of the metric that chooses the best checkpoint, is printed, and is swept.
+        mode: Whether the best is the highest (max) or the lowest (min).
+
+    Raises:
+        ValueError: If a metric is unknown.
+
+    Example:
+        >>> SingleLabel(metrics={"top5": {"metric": "MulticlassAccuracy", "top_k": 5}, "auroc": "MulticlassAUROC"})
+    """
+
+    best: ClassVar[str] = "accuracy"
+    mode: ClassVar[Literal["max", "min"]] = "max"
+
+    def __init__(self, metrics: dict[str, Any] | None = None) -> None:
+        self.metrics = metrics
+        for name, described in (metrics or {}).items():
+            _metric_class(name, described)
+
+    def num_outputs(self, num_classes: int) -> int:
+        """How many numbers the head puts out for a sample."""
+        return num_classes
+
+    def outputs(self, encoder: nn.Module, head: nn.Module, inputs: Any) -> Float[Tensor, "b outputs"]:
+        """What the model puts out for a batch."""
+        return head(encoder(inputs))
+
+    @abstractmethod
+    def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b classes"]:
+        """The labels of a batch as shares of classes, which a mix of samples can mix."""
+
+    @abstractmethod
+    def loss(
+        self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
+    ) -> Float[Tensor, ""]:
+        """The loss of a training batch.
+
+        Args:
+            outputs: Of the head.
+            targets: Labels as the data module has them, or mixed ones as ``targets`` has them.
+            weights: Of each class.
+            label_smoothing: Share of the target that is spread over all classes.
+        """
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
+        """The loss of each sample of an evaluation, without weights and smoothing."""
+
+    @abstractmethod
+    def own_metrics(self, num_classes: int) -> dict[str, Metric]:
+        """The metrics that every model of this task logs, ``best`` among them; they take outputs and labels."""
+
+    def user_metrics(self, num_classes: int) -> dict[str, Metric]:
+        """The metrics that the user has named.
+
+        Raises:
+            ValueError: If one refuses its arguments.
+        """
+        return {name: _made(name, described, num_classes) for name, described in (self.metrics or {}).items()}
+
+    def confusion(self, num_classes: int) -> Metric | None:
+        """The matrix of how often a class is taken for another one; None where the task has no such thing."""
+        return None
+
+    @abstractmethod
+    def probabilities(self, outputs: Tensor) -> Float[Tensor, "b classes"]:
+        """Of the classes, in float32."""
+
+    @abstractmethod
+    def answer(self, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
+        """What is said of one sample."""
+
+    @abstractmethod
+    def names(self, target: Tensor, class_names: list[str]) -> str:
+        """How a label, or a row of ``targets``, is written under a picture."""
+
+    @abstractmethod
+    def counts(self, labels: Tensor, num_classes: int) -> Tensor:
+        """How many samples each class has, (classes,)."""
+
+
+def _metric_class(name: str, described: Any) -> type[Metric]:
+    kind = described.get("metric") if isinstance(described, dict) else described
+    short = str(kind).removeprefix("torchmetrics.classification.")
+    found = getattr(torchmetrics.classification, short, None)
+    if not (isinstance(found, type) and issubclass(found, Metric)):
+        raise ValueError(
+            f"metrics must be classes of torchmetrics.classification, got {kind!r} for {name}; MulticlassAUROC is one"
+        )
+    return found
+
+
+def _made(name: str, described: Any, num_classes: int) -> Metric:
+    kind = _metric_class(name, described)
+    arguments = (
+        {key: value for key, value in described.items() if key != "metric"} if isinstance(described, dict) else {}
+    )
+    for argument in {"num_classes", "num_labels"} & set(inspect.signature(kind).parameters):
+        arguments.setdefault(argument, num_classes)
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        what = " ".join(str(error).split())
+        raise ValueError(f"metrics must be made of arguments that {kind.__name__} takes, got {name}: {what}") from error

@@ -1,0 +1,76 @@
+"""Steps whose loss is not finite: left out where the user allows it, and otherwise the end of a training."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.tuner.lr_finder import _LRCallback
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+
+
+class DivergenceError(Exception):
+    """The loss or a weight is no finite number any more; the message says where and what to change."""
+
+    exit_code = 5
+
+
+class BadSteps:
+    """Counts the steps in a row whose loss is not finite on some rank.
+
+    Attributes:
+        allowed: How many may be left out.
+        any_rank: Whether something holds on any rank.
+        of_all_ranks: What each rank lists, together.
+    """
+
+    def __init__(self) -> None:
+        self.allowed = 0
+        self.any_rank: Callable[[bool], bool] = bool
+        self.of_all_ranks: Callable[[list[str]], list[str]] = list
+        self._in_a_row = 0
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the last step was one."""
+        return self._in_a_row > 0
+
+    def count(self, loss: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
+        """Whether the step is left out, on all ranks alike.
+
+        Raises:
+            DivergenceError: If no more may be left out.
+        """
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        # LearningRateFinder tries rates beyond those that a training bears, and takes the weights back
+        is_bad = not loss.isfinite() and not any(isinstance(each, _LRCallback) for each in callbacks)
+        if not self.any_rank(is_bad):
+            self._in_a_row = 0
+            return False
+        self._in_a_row += 1
+        if self._in_a_row > self.allowed:
+            raise diverged("the loss", trainer, self.of_all_ranks(_samples_of(trainer, batch_idx) if is_bad else []))
+        rank_zero_warn(f"step {trainer.global_step} left out: its loss is not finite")
+        return True
+
+
+def diverged(what: str, trainer: pl.Trainer, samples: Sequence[str] = ()) -> DivergenceError:
+    """The error to raise when something is not finite any more."""
+    (optimizer,) = trainer.optimizers
+    where = f"step {trainer.global_step}, learning rate {optimizer.param_groups[0]['lr']:.3g}"
+    if samples:
+        where += ", training samples " + ", ".join(samples)
+    return DivergenceError(
+        f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
+        "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
+        "--skip_bad_steps 3. A checkpoint, if there is one, is finite: --resume goes on from it"
+    )
+
+
+def _samples_of(trainer: pl.Trainer, batch_idx: int) -> list[str]:
+    """The names of a training batch's samples, where the data loader can tell."""
+    loader: Any = trainer.train_dataloader
+    if not hasattr(getattr(loader, "sampler", None), "batch"):
+        return []
+    names = getattr(loader.dataset, "names", None)
+    return [str(names[i] if names else i) for i in loader.sampler.batch(batch_idx)]

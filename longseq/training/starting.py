@@ -1,0 +1,64 @@
+"""Where a new training starts from: the weights of a checkpoint, and the figures of the training set."""
+
+from typing import Any
+
+from pytorch_lightning.utilities import rank_zero_warn
+
+from longseq.attention import carry, start_from_inputs
+from longseq.training.checkpoint import CheckpointError
+from longseq.training.statistics import measure_inputs, training_inputs
+
+
+def start_from_checkpoint(model: Any, path: str) -> bool:
+    """Take over what fits of a trained classifier, and print what changed.
+
+    Returns:
+        Whether any weight of the attention starts anew.
+
+    Raises:
+        CheckpointError: If a weight does not fit that does not depend on the size of the inputs.
+    """
+    trained = type(model).load_from_checkpoint(path)
+    try:
+        fresh = carry(trained.encoder.trunk, model.encoder.trunk)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; build the encoder with the same arguments") from error
+    said = [f"started from {path}"]
+    old, new = (each.encoder.trunk.patch_embed.grid_size for each in (trained, model))
+    if old != new:
+        said.append(f"tokens {old[0]} x {old[1]} before, {new[0]} x {new[1]} now: position embeddings resampled")
+        if len(fresh) == 0:
+            said[-1] += ", projections interpolated"
+    if fresh:
+        said.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
+    if trained.class_names == model.class_names and _shapes(trained.head) == _shapes(model.head):
+        model.head.load_state_dict(trained.head.state_dict())
+    else:
+        said.append(f"the head starts anew: {trained.num_classes} classes before, {model.num_classes} now")
+    if model.trainer.is_global_zero:
+        print("; ".join(said))
+    return bool(fresh)
+
+
+def start_from_data(model: Any, fresh: bool) -> None:
+    """Measure the training set's mean and deviation, and start projections from it that ask for this.
+
+    Args:
+        model: The classifier, with a trainer.
+        fresh: Whether projections start anew.
+    """
+    datamodule = getattr(model.trainer, "datamodule", None)
+    projection = getattr(model.encoder.attention, "projection", None)
+    is_singular = fresh and getattr(projection, "start", None) == "singular"
+    if datamodule is None:
+        if is_singular:
+            rank_zero_warn("no data module to start projections from: they stay random; call start_from_inputs")
+        return  # the encoder measures the first training batch, unless it was measured
+    measure_inputs(model.encoder, datamodule, model.device)
+    if is_singular:
+        inputs = next(training_inputs(datamodule, model.device))
+        start_from_inputs(model.encoder, lambda: model.encoder(inputs))
+
+
+def _shapes(module: Any) -> dict[str, Any]:
+    return {name: weight.shape for name, weight in module.state_dict().items()}
