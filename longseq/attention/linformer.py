@@ -1,7 +1,7 @@
 """Linformer (arXiv:2006.04768), equation 7: softmax attention over k shortened keys and values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
@@ -29,7 +29,7 @@ class Linformer(Mechanism):
     projection: Projection = Linear()
 
     @classmethod
-    def examples(cls) -> list[Self]:
+    def examples(cls) -> "Sequence[Mechanism]":
         return examples_of_lengths(cls)
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:

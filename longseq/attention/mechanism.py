@@ -5,7 +5,6 @@ b batch, n tokens, k shortened tokens, d width, h heads, c = d / h channels of a
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
@@ -21,7 +20,7 @@ class Mechanism(ABC):
 
     @classmethod
     @abstractmethod
-    def examples(cls) -> list[Self]:
+    def examples(cls) -> "Sequence[Mechanism]":
         """Some of each form that the mechanism has, the plainest first; all tests of mechanisms go over them.
 
         Each fits a stack of two layers of four heads, over 16 tokens or more.

@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +49,7 @@ class Projection(ABC):
     """A description of a projection, chosen in YAML; it builds the layers once n, k and the heads are known."""
 
     @classmethod
-    def examples(cls) -> list[Self]:
+    def examples(cls) -> "Sequence[Projection]":
         """Some of each form that the projection has; all tests of projections go over them."""
         return [cls()]
 

@@ -1,7 +1,7 @@
 """Exact attention, the reference: Y = softmax(Q K' / sqrt(c)) V (arXiv:1706.03762, equation 1)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
@@ -13,7 +13,7 @@ class Softmax(Mechanism):
     """Exact attention through torch's scaled_dot_product_attention; its time grows with n^2 d."""
 
     @classmethod
-    def examples(cls) -> list[Self]:
+    def examples(cls) -> "Sequence[Mechanism]":
         return [cls()]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:

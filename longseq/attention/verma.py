@@ -1,7 +1,8 @@
 """Verma's attention (arXiv:2101.10277): the softmax taken apart, so that nothing of size n x k is ever made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ class Verma(Mechanism):
     normalize: Normalize = "rows"
 
     @classmethod
-    def examples(cls) -> list[Self]:
+    def examples(cls) -> "Sequence[Mechanism]":
         return [cls(), *examples_of_lengths(cls), cls(7, normalize="columns")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:

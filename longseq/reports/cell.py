@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class WrittenSoftmax(Mechanism):
     """Exact attention with its n x n weights in memory, as the papers' baseline has it."""
 
     @classmethod
-    def examples(cls) -> list[Self]:
+    def examples(cls) -> "list[Mechanism]":
         return [cls()]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:

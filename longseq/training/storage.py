@@ -166,7 +166,8 @@ def _sums(path: Path) -> list[str] | None:
 
 def _write_sums(path: Path, sums: list[str]) -> None:
     part = path.with_name(f".{path.name}.sha256.part")
-    with open(part, "w") as file:
+    part.unlink(missing_ok=True)
+    with open(part, "x") as file:
         file.writelines(f"{digest}  {path.name}\n" for digest in sums)
         file.flush()
         os.fsync(file.fileno())

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from longseq.cli import main
-from longseq.cli.errors import one_line
+from longseq.cli.errors import UserError, one_line
+from longseq.cli.inputs import files_of
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")
@@ -254,6 +255,8 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
             2,
             "/nowhere.yaml: no such file; longseq has some, such as image/digits",
         ),
+        (["benchmark", "digits"], 2, "digits: no such option; "),
+        (["spectrum", "/nowhere.ckpt", "--out", "x"], 2, "/nowhere.ckpt: no such option; "),
         (["test"], 2, "ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt"),
         (
             ["test", "--ckpt_path", "/nowhere.ckpt"],
@@ -266,7 +269,14 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
 def test_a_command_without_what_it_needs_is_one_line(
     arguments: list[str], exit_code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, arguments, exit_code) == message
+    line = said(capsys, arguments, exit_code)
+    assert line == message or (line.startswith(message) and message.endswith(" "))
+
+
+@pytest.mark.parametrize("name", ["", "/nowhere"])
+def test_inputs_of_predict_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"^input: empty, .*; give a file or a folder$|^/nowhere: no such file or f"):
+        files_of(name, frozenset({".png"}))
 
 
 def test_missing_data_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -165,6 +165,90 @@ def test_a_checkpoint_of_before_there_was_an_identity_goes_on(command: Callable,
     assert done.code == 0, done.err
 
 
+# What a run keeps of how it is gone on with
+
+
+def test_a_run_may_go_on_again_and_again_with_another_batch_size(command: Callable, pets: Path) -> None:
+    """Its configuration stays that of its start, and a new run from it is none that goes on."""
+    before = yaml.safe_load((pets / "runs/pets/0/config.yaml").read_text())
+    assert (before["ckpt_path"], before["resume"]) == (None, False)
+    for steps, size in ((4, 3), (6, 2)):
+        done = command(
+            "fit", "--resume", "runs/pets/0", "--data.batch_size", size, "--trainer.max_steps", steps
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        written = yaml.safe_load((pets / "runs/pets/0/config.yaml").read_text())
+        assert (written["ckpt_path"], written["resume"]) == (None, False)
+    assert torch.load("runs/pets/0/last.ckpt", weights_only=True)["global_step"] == 6
+    assert command("fit", "--config", "runs/pets/0/config.yaml", "--trainer.max_steps", "1").code == 0
+    assert torch.load("runs/pets/1/last.ckpt", weights_only=True)["global_step"] == 1
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(command: Callable, pets: Path) -> None:
+    written = contents(pets / "runs")
+    for flags in (["--model.encoder.dim", "16"], ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration", "x"]):
+        assert command("fit", "--resume", "runs/pets/0", *flags, "--trainer.max_steps", "4").code in (2, 4)
+        assert contents(pets / "runs") == written
+
+
+def test_a_run_that_ended_and_was_extended_is_unfinished_again(
+    command: Callable, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is stopped before its new end."""
+    (pets / "runs/pets/0/metrics.json").write_text("{}")
+    flags = ["fit", "--config", IMAGES, "--data.root", "pets", *TINY[:-1]]
+    assert "starting a new one" in command(*flags, "1", "--resume").out
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "test_step", lambda *_: Stop.now())
+        with pytest.raises(Stop):
+            command("fit", "--resume", "runs/pets/0", "--trainer.max_steps", "4")
+    shutil.rmtree(pets / "runs/pets/1")
+    assert "going on from runs/pets/0/last.ckpt" in command(*flags, "4", "--resume").out
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("ckpt_path", "runs/pets/0/last.ckpt"), ("resume", True), ("resume", "runs/pets/0")]
+)
+def test_what_goes_on_with_a_run_is_a_flag(key: str, value: object, command: Callable, pets: Path) -> None:
+    (pets / "on.yaml").write_text(yaml.safe_dump({key: value}))
+    done = command("fit", "--config", IMAGES, "--config", "on.yaml", "--data.root", "pets", *TINY)
+    assert (done.code, done.error.startswith(f"error: {key}: stands in a configuration, ")) == (2, True), done.err
+    assert done.error.endswith("; give it as a flag")
+
+
+def test_a_broken_configuration_beside_resume_is_named(command: Callable, pets: Path) -> None:
+    (pets / "broken.yaml").write_text("a: [1")
+    done = command("fit", "--resume", "runs/pets/0", "--config", "broken.yaml", "--data.augment+=RandomFlip")
+    assert (done.code, done.error.startswith("error: config: not YAML: ")) == (2, True), done.err
+
+
+# A run folder of somebody else
+
+
+def test_no_file_outside_of_the_run_is_deleted_or_written(command: Callable, pets: Path) -> None:
+    """Whatever paths its checkpoints name, and wherever its links lead."""
+    run, mine = pets / "runs/pets/0", pets / "mine"
+    mine.write_text("precious")
+    for path in run.glob("*.ckpt"):
+        checkpoint = torch.load(path, weights_only=True)
+        for name, state in checkpoint["callbacks"].items():
+            if name.startswith("BestCheckpoint"):
+                named = {"best_model_path": str(mine), "kth_best_model_path": str(mine), "last_model_path": str(mine)}
+                state |= named | {"best_k_models": {str(mine): torch.tensor(-1.0)}, "dirpath": str(pets)}
+        write_checkpoint(checkpoint, path)
+    for name in (".last.ckpt.part", ".last.ckpt.sha256.part", ".best.ckpt.part"):
+        (run / name).symlink_to(mine)
+    done = command("fit", "--resume", run, "--trainer.max_steps", "4", "--trainer.val_check_interval", "1")
+    assert done.code == 0, done.err
+    assert mine.read_text() == "precious"
+    unfinish(run)
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(mine)
+    done = command("fit", "--resume", run, "--trainer.max_steps", "6")
+    assert (done.code, ".lock: cannot be written" in done.error) == (6, True), done.err
+    assert mine.read_text() == "precious"
+
+
 # Names
 
 

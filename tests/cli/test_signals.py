@@ -29,6 +29,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 @pytest.fixture(autouse=True)
 def handlers_of_its_own() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in CODES}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in the background ignore it
     yield
     for number, handler in before.items():
         signal.signal(number, handler)  # Lightning has SIGINT ignored after a Ctrl-C

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from datamodules import DataError, Digits, ImageFolder, Pathfinder
+from datamodules.cache import cache_folder
 
 
 @pytest.fixture
@@ -59,3 +60,12 @@ def test_a_folder_in_the_cache_that_cannot_be_written_is_named_too(cache, images
     (cache / "statistics").symlink_to("/proc")
     with pytest.raises(DataError, match=r"statistics/.+\.pt: cannot be written \(.+\); make room or set"):
         digits.statistics()
+
+
+@pytest.mark.parametrize("name", ["LONGSEQ_CACHE", "XDG_CACHE_HOME"])
+def test_a_variable_that_is_empty_counts_as_none(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("LONGSEQ_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "")
+    assert cache_folder("part") == tmp_path / ".cache/longseq/part"
