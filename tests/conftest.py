@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +23,7 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
+    forked.stop()
     shutil.rmtree(os.environ["LONGSEQ_CACHE"], ignore_errors=True)
 
 
@@ -41,13 +42,7 @@ def train_py(tmp_path: Path) -> TrainPy:
     """Run ``python train.py ...`` in a process of its own, its runs under tmp_path."""
 
     def run(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            [sys.executable, str(ROOT / "train.py"), *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        result = forked.run(ROOT / "train.py", *arguments, cwd=tmp_path, timeout=1000)
         assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
         return result
 

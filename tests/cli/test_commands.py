@@ -1,13 +1,11 @@
 """The commands as a user types them, each in a process of its own."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import soundfile
@@ -28,8 +26,8 @@ TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.ena
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one short run on the digits."""
     folder = tmp_path_factory.mktemp("digits")
-    command = [sys.executable, str(ROOT / "train.py"), "fit", "--config", DIGITS, "--trainer.max_epochs", "2"]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [ROOT / "train.py", "fit", "--config", DIGITS, "--trainer.max_epochs", "2"]
+    forked.run(*command, cwd=folder).check_returncode()
     return folder / "runs/digits/0"
 
 

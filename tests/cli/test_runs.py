@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import forked
 import numpy as np
 import pytest
 import soundfile
@@ -71,10 +72,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images, pets, with an unfinished run on them."""
     folder = tmp_path_factory.mktemp("own")
     images(folder / "pets")
-    subprocess.run(
-        [sys.executable, ROOT / "train.py", "fit", "--config", IMAGES, "--data.root", "pets", *TINY],
-        cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    command = [ROOT / "train.py", "fit", "--config", IMAGES, "--data.root", "pets", *TINY]
+    forked.run(*command, cwd=folder).check_returncode()
     unfinish(folder / "runs/pets/0")
     return folder
 

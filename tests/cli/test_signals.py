@@ -3,12 +3,11 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from PIL import Image
 
@@ -38,9 +37,7 @@ def handlers_of_its_own() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    subprocess.run(
-        [sys.executable, ROOT / "train.py", *FIT], cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    forked.run(ROOT / "train.py", *FIT, cwd=folder).check_returncode()
     Image.new("L", (8, 8)).save(folder / "image.png")
     return folder / "runs/digits/0/last.ckpt"
 

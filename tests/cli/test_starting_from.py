@@ -1,10 +1,8 @@
 """Trainings that start from another model: a checkpoint of another length, or a pretrained ViT; and compiled ones."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import timm
 import torch
@@ -23,8 +21,8 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The checkpoint of a short run on 8x8 digits."""
     folder = tmp_path_factory.mktemp("first")
-    command = [sys.executable, str(ROOT / "train.py"), "fit", "--config", DIGITS, *SHORT]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [ROOT / "train.py", "fit", "--config", DIGITS, *SHORT]
+    forked.run(*command, cwd=folder).check_returncode()
     return str(folder / "runs/digits/0/last.ckpt")
 
 

@@ -4,10 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import forked
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -22,6 +23,16 @@ from longseq.training.divergence import DivergenceError
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints, read_whole, write_checkpoint
 
 SHORT = [*FIT, "--trainer.max_epochs", "1"]
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The processes whose working folder it is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if (process / "cwd").readlink() == folder and "Z" not in (process / "stat").read_text().split(")")[1][:3]:
+                found.append(process.name)
+    return found
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -121,7 +132,7 @@ def test_a_checkpoint_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> 
     path = tmp_path / "last.ckpt"
     before = -1
     for round in range(int(os.environ.get("TORTURE", "6"))):
-        process = subprocess.Popen([sys.executable, "-c", script, path], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        process = forked.start("-c", script, path, cwd=tmp_path)
         while not path.exists() or (round and path.stat().st_mtime_ns == before):
             time.sleep(0.01)
         time.sleep(0.013 * round % 0.1)
@@ -187,11 +198,8 @@ def test_out_of_memory_says_what_fits(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "train.py", *FIT, "--data.num_workers", "1", "--trainer.max_epochs", "500"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    command = [ROOT / "train.py", *FIT, "--data.num_workers", "1", "--trainer.max_epochs", "500"]
+    process = forked.start(*command, cwd=tmp_path)
     children: list[str] = []
     while not list(tmp_path.glob("runs/digits/0/last.ckpt")):
         time.sleep(0.2)
@@ -200,7 +208,8 @@ def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for child in children:
         os.kill(int(child), signal.SIGKILL)
-    _, stderr = process.communicate(timeout=60)
+    process.wait(60)
+    _, stderr = process.said()
     assert process.returncode == 7, stderr[-2000:]
     assert re.match(
         r"error: data.num_workers: worker .*; it may have run out of memory", stderr.strip().split("\n")[-1]
@@ -218,8 +227,7 @@ def test_a_dead_rank_ends_the_others_within_a_minute(rank: int, tmp_path: Path) 
     else:
         assert done.returncode == -9
     time.sleep(2)
-    others = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
-    assert others == ""
+    assert processes_in(tmp_path) == []
 
 
 def test_an_error_of_one_rank_alone_is_said_with_its_number(tmp_path: Path) -> None:
@@ -252,8 +260,7 @@ def test_sigterm_before_the_first_step_of_two_processes_ends_both(
     said = "SIGTERM: stopped; start it again, a training with --resume"
     assert (said if code == 143 else f"error: rank 1: {said}") in done.stderr.split("\n")
     assert "Traceback" not in done.stderr
-    others = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
-    assert others == ""
+    assert processes_in(tmp_path) == []
 
 
 def test_slurms_requeue_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +333,8 @@ def test_a_class_of_a_foreign_package_is_not_imported(flags: list[str], canary: 
 
 
 def test_a_foreign_class_may_be_allowed(canary: Path, tmp_path: Path) -> None:
-    # in a process of its own, for what is allowed stays so
-    command = [sys.executable, str(ROOT / "train.py"), *SHORT, "--allow_class", "canary", "--data", "canary.Bird"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=100)
+    # in a process of its own, for what is allowed stays so; it finds the module in its working folder
+    forked.run(ROOT / "train.py", *SHORT, "--allow_class", "canary", "--data", "canary.Bird", cwd=tmp_path)
     assert canary.exists()  # imported, and then refused, for it is no data module
 
 

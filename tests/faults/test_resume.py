@@ -5,11 +5,11 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -46,10 +46,7 @@ EXIT = {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}
 
 
 def run(folder: Path, *command: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, env=environment, timeout=200
-    )
+    return forked.run(*command, cwd=folder)
 
 
 def resumed(folder: Path, *arguments: str) -> Path:
@@ -134,13 +131,11 @@ def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
     generator = random.Random(seed)
     kills = int(os.environ.get("TORTURE", "20")) // 4
     arguments = [*FIT, "--checkpoint_minutes", "0.002"]  # every few steps
-    command = [sys.executable, str(ROOT / "train.py"), *arguments, "--resume"]
     for _ in range(kills):
-        seconds = generator.uniform(6, 12)
         try:
-            done = subprocess.run(
-                command, cwd=tmp_path, capture_output=True, timeout=seconds, env={**os.environ, "PYTHONPATH": str(ROOT)}
-            )  # subprocess kills with SIGKILL
+            done = forked.run(
+                ROOT / "train.py", *arguments, "--resume", cwd=tmp_path, timeout=generator.uniform(1, 6)
+            )  # and killed with SIGKILL
         except subprocess.TimeoutExpired:
             continue
         assert done.returncode == 0
@@ -156,7 +151,8 @@ def test_losses_are_the_same_on_any_number_of_workers_from_another_folder_and_un
 ) -> None:
     monkeypatch.setenv("LC_ALL", "C" if workers == 1 else "de_DE.UTF-8")
     (tmp_path / "elsewhere").mkdir()
-    done = run(tmp_path / "elsewhere", ROOT / "train.py", *FIT, "--data.num_workers", workers)
+    command = [ROOT / "train.py", *FIT, "--data.num_workers", workers]
+    done = forked.run(*command, cwd=tmp_path / "elsewhere", fresh=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert curves(tmp_path / "elsewhere/runs/digits/0") == curves(whole("plain"))
 

@@ -1,10 +1,9 @@
 """Two real processes (gloo, CPU) train together, whatever is shared."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -14,13 +13,8 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 ROOT = Path(__file__).parents[2]
 
 
-def train(*arguments: object) -> str:
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+def train(*arguments: Any) -> str:
+    result = forked.run(SCRIPT, *arguments, cwd=arguments[1])
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stderr
 

@@ -1,0 +1,305 @@
+"""Python scripts in processes of their own, forked from one that has imported everything, which takes seconds.
+
+A script that is run so starts as it would from a shell: with its own arguments, environment, working folder, signals
+and ``__main__``, and what it starts itself is its child. Processes that Lightning starts for
+further ranks are forked as well, by rank zero before it has done anything. Only what Python decides at its own start
+(locale, threads of OpenMP) is that of the first process: ``fresh=True`` starts a new Python.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[1]
+IMPORTED = [
+    "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.report", "longseq.reports.benchmark",
+    "longseq.reports.spectrum", "longseq.reports.sweep", "matplotlib.backends.backend_agg", "sklearn.datasets",
+    "tensorboard.backend.event_processing.event_accumulator", "torch.utils.tensorboard", "torchaudio.transforms",
+]  # fmt: skip
+_SIZE = 1 << 20  # of a message, at most
+
+
+# Of the tests
+
+
+class Forked:
+    """A process, with what tests use of Popen."""
+
+    def __init__(self, pid: int, output: Path) -> None:
+        self.pid, self.returncode = pid, None
+        self._output = output
+
+    def poll(self) -> int | None:
+        return self.wait(0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        if self.returncode is None:
+            self.returncode = _server().status_of(self.pid, timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def said(self) -> tuple[str, str]:
+        """What it has written to its output and to its errors."""
+        return (self._output / "out").read_text(errors="replace"), (self._output / "err").read_text(errors="replace")
+
+
+class _Server:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.socket = ours
+        self.ended: dict[int, int] = {}
+
+    def start(self, command: list[str], cwd: str | os.PathLike[str], env: dict[str, str]) -> Forked:
+        output = Path(tempfile.mkdtemp(prefix="longseq-output-"))
+        request = json.dumps({"command": command, "cwd": str(cwd), "env": env}, ensure_ascii=True).encode()
+        with open(output / "out", "wb") as out, open(output / "err", "wb") as err:
+            socket.send_fds(self.socket, [request], [out.fileno(), err.fileno()])
+        started: list[int] = []
+        while not started:
+            self._receive(None, started)
+        return Forked(started[0], output)
+
+    def status_of(self, pid: int, timeout: float | None) -> int | None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while pid not in self.ended:
+            left = None if end is None else max(end - time.monotonic(), 0)
+            if not self._receive(left, []):
+                return self.ended.get(pid)
+        return self.ended[pid]
+
+    def _receive(self, timeout: float | None, started: list[int]) -> bool:
+        if not select.select([self.socket], [], [], timeout)[0]:
+            return False
+        message = self.socket.recv(_SIZE)
+        assert message, "the process that forks others has ended"
+        said = json.loads(message)
+        if "status" in said:
+            self.ended[said["pid"]] = os.waitstatus_to_exitcode(said["status"])
+        else:
+            started.append(said["pid"])
+        return True
+
+
+_running: list[_Server] = []
+
+
+def _server() -> _Server:
+    if not _running or _running[0].pid != os.getpid():
+        _running[:] = [_Server()]
+    return _running[0]
+
+
+def stop() -> None:
+    """End the process that forks others."""
+    for server in _running:
+        server.socket.close()
+        server.process.wait()
+    _running.clear()
+
+
+def start(*command: Any, cwd: str | os.PathLike[str], env: dict[str, str] | None = None) -> Forked:
+    """Start a script, its path first, or ``-c`` and code."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)} if env is None else env
+    return _server().start(list(map(str, command)), cwd, environment)
+
+
+def run(
+    *command: Any, cwd: str | os.PathLike[str], timeout: float = 200, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end; one that takes too long is killed, and raises TimeoutExpired."""
+    if fresh:
+        environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
+        whole = [sys.executable, *map(str, command)]
+        return subprocess.run(whole, cwd=cwd, capture_output=True, text=True, env=environment, timeout=timeout)
+    process = start(*command, cwd=cwd)
+    code = process.wait(timeout)
+    if code is None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        raise subprocess.TimeoutExpired(command, timeout, *process.said())
+    return subprocess.CompletedProcess(command, code, *process.said())
+
+
+# Of the process that forks
+
+
+def _serve(ours: socket.socket) -> dict[str, Any]:
+    """Fork for each request; the fork returns it. Ends when the tests do."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # or every fork would copy what the collector only looks at
+    wake, woken = socket.socketpair()
+    woken.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the tests say when to end
+    while True:
+        ready = select.select([ours, wake], [], [])[0]
+        if wake in ready:
+            wake.recv(_SIZE)
+            _report_ended(ours)
+        if ours not in ready:
+            continue
+        message, files, *_ = socket.recv_fds(ours, _SIZE, 2)
+        if not message:
+            os._exit(0)
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for each in (ours, wake, woken):
+                each.close()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, file in enumerate(files, start=1):
+                os.dup2(file, number)
+                os.close(file)
+            return json.loads(message)
+        for file in files:
+            os.close(file)
+        ours.send(json.dumps({"pid": pid}).encode())
+
+
+def _report_ended(ours: socket.socket) -> None:
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            ours.send(json.dumps({"pid": pid, "status": status}).encode())
+
+
+class _Rank:
+    """Lightning's Popen of a further rank: a fork that has waited for it."""
+
+    waiting: "list[_Rank]"
+
+    def __init__(self) -> None:
+        asked, self._ask = os.pipe()
+        self.pid, self.returncode = os.fork(), None
+        if self.pid:
+            os.close(asked)
+            return
+        os.close(self._ask)
+        with open(asked, "rb") as file:
+            environment = file.read()
+        if not environment:  # rank zero needs no other
+            os._exit(0)
+        os.environ.clear()
+        os.environ.update(json.loads(environment))
+        _become(int(os.environ["LOCAL_RANK"]))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        end = time.monotonic() + (1e9 if timeout is None else timeout)
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("rank", timeout or 0)
+            time.sleep(0.01)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    @classmethod
+    def started(cls, command: list[str], env: dict[str, str], cwd: str | None) -> "_Rank":
+        rank = cls.waiting.pop()
+        os.write(rank._ask, json.dumps(env).encode())
+        os.close(rank._ask)
+        return rank
+
+
+class _Started(BaseException):
+    """Unwinds to the script that a fork is to run."""
+
+
+def _become(rank: int) -> NoReturn:
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    rank_zero_only.rank = rank  # as Lightning has it, which reads the environment when it is imported
+    raise _Started
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Run what was asked for as Python does; the interpreter's own end follows."""
+    command: list[str] = request["command"]
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    first = "" if command[0] == "-c" else str(Path(command[0]).resolve().parent)
+    sys.path[:1] = [first, *paths]
+    sys.argv = command
+    if "--trainer.devices" in command or "two_ranks.py" in command[0]:
+        from pytorch_lightning.strategies.launchers import subprocess_script
+
+        try:
+            _Rank.waiting = [_Rank()]
+        except _Started:
+            _Rank.waiting = []
+        else:
+            subprocess_script.subprocess = type("forked", (), {"Popen": staticmethod(_Rank.started)})  # type: ignore
+    if command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        exec(compile(command[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _end(code: Any) -> NoReturn:
+    """As the interpreter does, but for freeing its memory, which takes seconds in a fork."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+if __name__ == "__main__":
+    asked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _run(asked)
+    except SystemExit as ended:
+        _end(ended.code)
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    _end(None)
