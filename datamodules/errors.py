@@ -11,14 +11,30 @@ class DataError(Exception):
     exit_code = 3
 
 
+class ArgumentError(ValueError):
+    """An argument of a constructor or a function that cannot be.
+
+    Args:
+        argument: Its name.
+        what: "must ..., got ...; <remedy>".
+    """
+
+    def __init__(self, argument: str, what: str = "") -> None:
+        super().__init__(argument, what)
+        self.argument, self.what = argument, what
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.what}".rstrip()
+
+
 def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> None:
     """Check one constructor argument.
 
     Raises:
-        ValueError: Unless `holds`; its first word is the argument's name.
+        ArgumentError: Unless `holds`.
     """
     if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value!r}; {remedy}")
+        raise ArgumentError(name, f"must be {rule}, got {value!r}; {remedy}")
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,6 +10,22 @@ from contextlib import suppress
 from typing import Any, get_type_hints
 
 
+class ArgumentError(ValueError):
+    """An argument of a constructor or a function that cannot be.
+
+    Args:
+        argument: Its name.
+        what: "must ..., got ...; <remedy>".
+    """
+
+    def __init__(self, argument: str, what: str = "") -> None:
+        super().__init__(argument, what)
+        self.argument, self.what = argument, what
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.what}".rstrip()
+
+
 def argument_names(kind: type) -> list[str]:
     """The names of a constructor's arguments, including those forwarded as keywords to the base class."""
     names: dict[str, None] = {}

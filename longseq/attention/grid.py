@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
+
 
 @dataclass(frozen=True)
 class TokenGrid:
@@ -32,7 +34,9 @@ class TokenGrid:
             ValueError: If the prefix tokens leave no window for the grid.
         """
         if k <= self.num_prefix_tokens:
-            raise ValueError(f"k must be more than {self.num_prefix_tokens} (the prefix tokens), got {k}; raise k")
+            raise ArgumentError(
+                "k", f"must be more than {self.num_prefix_tokens} (the prefix tokens), got {k}; raise k"
+            )
         num_windows = k - self.num_prefix_tokens
         height, width = self.size
         bands = min(max(round(math.sqrt(num_windows * height / width)), math.ceil(num_windows / width)), height)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
+from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
@@ -77,7 +78,7 @@ class AttentionLayer(TokenMixer):
                 projection was built for.
         """
         if is_causal:
-            raise ValueError("is_causal must be False: shortened keys mix the future into every token")
+            raise ArgumentError("is_causal", "must be False: shortened keys mix the future into every token")
         present = None if attn_mask is None else _present(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and not for each product that it goes into
@@ -206,9 +207,10 @@ def softmax_formula(
 
 def _present(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
     if mask.ndim != 4 or mask.shape[1:] != (1, 1, n) or mask.dtype != torch.bool:
-        raise ValueError(
-            f"attn_mask must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
-            f"{mask.dtype} and {tuple(mask.shape)}: keys that sum over tokens have no place for a mask of each query"
+        raise ArgumentError(
+            "attn_mask",
+            f"must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
+            f"{mask.dtype} and {tuple(mask.shape)}: keys that sum over tokens have no place for a mask of each query",
         )
     return mask[:, 0, 0, :, None]
 

@@ -9,6 +9,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.mechanism import Mechanism
@@ -30,13 +31,14 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
         ValueError: If the model is of another kind, or the mechanism does not fit it.
     """
     if not isinstance(vit, VisionTransformer):
-        raise ValueError(f"vit must be a timm VisionTransformer, got {type(vit).__name__}")
+        raise ArgumentError("vit", f"must be a timm VisionTransformer, got {type(vit).__name__}")
     attentions: list[Any] = [getattr(block, "attn", None) for block in vit.blocks]
     for depth, attention in enumerate(attentions):
         if type(attention) is not Attention and not isinstance(attention, AttentionLayer):
-            raise ValueError(
-                f"vit must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
-                f" holds {type(attention).__name__}; choose a plain ViT or DeiT"
+            raise ArgumentError(
+                "vit",
+                f"must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
+                f" holds {type(attention).__name__}; choose a plain ViT or DeiT",
             )
     for block, layer in zip(vit.blocks, mechanism.layers(attentions, token_grid(vit)), strict=True):
         block.attn = layer.train(block.attn.training)  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 
 
@@ -143,7 +144,7 @@ class Linear(Projection):
 
     def __post_init__(self) -> None:
         if self.start not in ("random", "mean", "singular"):
-            raise ValueError(f"start must be random, mean or singular, got {self.start!r}; choose one of them")
+            raise ArgumentError("start", f"must be random, mean or singular, got {self.start!r}; choose one of them")
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         if self.start == "mean":
@@ -168,7 +169,7 @@ class Gaussian(Projection):
 
     def __post_init__(self) -> None:
         if self.delta <= 0:
-            raise ValueError(f"delta must be positive, got {self.delta}; 1.0 leaves R as it is")
+            raise ArgumentError("delta", f"must be positive, got {self.delta}; 1.0 leaves R as it is")
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         return self.pair(False, grid, k, dim, heads)[0]
@@ -214,9 +215,10 @@ def columns_for(
     """
     m, n = tokens.shape[1], weight.shape[-1]
     if m > n or (m < n and present is None):
-        raise ValueError(
-            f"tokens must be the {n} that E was built for, got {m}; carry the model to another size with "
-            "longseq.resize, leave patch dropout out, and give a shorter sequence a padding mask"
+        raise ArgumentError(
+            "tokens",
+            f"must be the {n} that E was built for, got {m}; carry the model to another size with "
+            "longseq.resize, leave patch dropout out, and give a shorter sequence a padding mask",
         )
     return weight[..., :m]
 

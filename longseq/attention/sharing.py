@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.projection import Projection, ProjectionLayer, RaggedProjection
@@ -33,7 +34,9 @@ def shared_projections(
             differ.
     """
     if sharing not in get_args(Sharing):
-        raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, got {sharing!r}; choose one of them")
+        raise ArgumentError(
+            "sharing", f"must be one of {', '.join(get_args(Sharing))}, got {sharing!r}; choose one of them"
+        )
     dim, heads, depth = stack[0].attn_dim, stack[0].num_heads, len(stack)
     by_layer = _by_layer(k, sharing, grid.num_tokens, heads, depth)
     if sharing == "layerwise":
@@ -63,24 +66,28 @@ def _by_layer(k: Lengths, sharing: Sharing, n: int, heads: int, depth: int) -> l
     """k of each layer, checked against all that it must fit."""
     by_layer = k if isinstance(k, list) else [k] * depth
     if len(by_layer) != depth:
-        raise ValueError(f"k must be one number or one for each of the {depth} layers, got {len(by_layer)}; count them")
+        raise ArgumentError(
+            "k", f"must be one number or one for each of the {depth} layers, got {len(by_layer)}; count them"
+        )
     for lengths in by_layer:
         if isinstance(lengths, list):
             if sharing != "none":
-                raise ValueError(
-                    f"sharing must be none for a k of each head, got {sharing!r}, whose heads share a matrix; "
-                    "give one k a layer, or set sharing to none"
+                raise ArgumentError(
+                    "sharing",
+                    f"must be none for a k of each head, got {sharing!r}, whose heads share a matrix; "
+                    "give one k a layer, or set sharing to none",
                 )
             if len(lengths) != heads:
-                raise ValueError(f"k must be one number for each of the {heads} heads, got {lengths}; count them")
+                raise ArgumentError("k", f"must be one number for each of the {heads} heads, got {lengths}; count them")
         for length in lengths if isinstance(lengths, list) else [lengths]:
             if not 1 <= length <= n:
-                raise ValueError(
-                    f"k must be in 1..{n} (the sequence length), got {length}; lower k or lengthen the sequence"
+                raise ArgumentError(
+                    "k", f"must be in 1..{n} (the sequence length), got {length}; lower k or lengthen the sequence"
                 )
     if sharing == "layerwise" and len(set(by_layer)) > 1:  # type: ignore[arg-type]  # numbers, as checked
-        raise ValueError(
-            f"sharing must not be layerwise for a k of each layer, got k = {k}: one matrix has one k; "
-            "give one k, or set sharing to key_value"
+        raise ArgumentError(
+            "sharing",
+            f"must not be layerwise for a k of each layer, got k = {k}: one matrix has one k; "
+            "give one k, or set sharing to key_value",
         )
     return by_layer  # type: ignore[return-value]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.projection import LinearProjection, LinearProjectionByHead, RaggedProjection
 
@@ -47,6 +48,8 @@ def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
         vectors = torch.linalg.eigh(X @ X.T if n <= X.shape[1] else X.T @ X)[1].flip(-1)
         left = vectors if n <= X.shape[1] else nn.functional.normalize(X @ vectors, dim=0)
         if left.shape[1] < k:
-            raise ValueError(f"k must be in 1..{left.shape[1]} (tokens times width of the batch), got {k}; lower k")
+            raise ArgumentError(
+                "k", f"must be in 1..{left.shape[1]} (tokens times width of the batch), got {k}; lower k"
+            )
         projection.weight.zero_()
         projection.weight[..., : len(X)] = left[:, :k].T

@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.plain import is_plain, is_transformed
+from longseq.attention.plain import is_plain
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
+from longseq.compat.torch import is_transformed
 
 Normalize = Literal["rows", "columns"]
 
@@ -50,7 +52,7 @@ class Verma(Mechanism):
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         if self.normalize not in get_args(Normalize):
-            raise ValueError(f"normalize must be rows or columns, got {self.normalize!r}; choose one of them")
+            raise ArgumentError("normalize", f"must be rows or columns, got {self.normalize!r}; choose one of them")
         pairs: list[Any] = [(None, None)] * len(stack)
         if self.k is not None:
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)

@@ -22,11 +22,20 @@ from pytorch_lightning.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.cli.errors import OneLineParser, UserError, items_of, locate, refused_in_training, refused_part
+from longseq.arguments import ArgumentError
+from longseq.cli.errors import (
+    OneLineParser,
+    UserError,
+    argument_error_in,
+    items_of,
+    locate,
+    refused_in_training,
+    refused_part,
+)
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
 from longseq.cli.names import escaped, shown
@@ -57,6 +66,8 @@ from longseq.cli.trainer import (
     refuse_wrong_numbers,
     wrong_flag,
 )
+from longseq.compat.lightning import CommandLine, take_average
+from longseq.compat.torch import is_out_of_memory
 from longseq.tasks import Task
 from longseq.training import Classifier
 from longseq.training.checkpoint import (
@@ -71,7 +82,7 @@ from longseq.training.checkpoint import (
     refuse_other_shapes,
 )
 from longseq.training.generators import GeneratorStates
-from longseq.training.memory import OutOfMemory, is_out_of_memory, let_go_of, what_fits
+from longseq.training.memory import OutOfMemory, let_go_of, what_fits
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary
@@ -93,12 +104,12 @@ register_type(torch.device)
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 # Callbacks that look for a setting before a training; one that goes on has found it.
 FINDERS = (LearningRateFinder, BatchSizeFinder)
-# Commands that need data alone; what a configuration says of the rest is left aside.
-OF_DATA = ("stats", "check")
 
 
-class Commands(LightningCLI):
+class Commands(CommandLine):
     """Parses, builds data, model and trainer, and runs one command."""
+
+    data_commands = ("stats", "check")  # what a configuration says of the rest is left aside
 
     def __init__(self, args: list[str]) -> None:
         self.args = args
@@ -171,19 +182,15 @@ class Commands(LightningCLI):
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        if subcommand in OF_DATA:
-            parser = self.init_parser(**kwargs)
-            self._subcommand_method_arguments[subcommand] = []
-            parser.add_lightning_class_args(pl.LightningDataModule, "data", subclass_mode=True)
-            for name in ("model", "trainer", "seed_everything", "experiment", "allow_class"):
-                parser.add_argument(f"--{name}", type=Any, default=False, help=SUPPRESS)
-            parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-            return parser
-        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        if subcommand == "predict":
+    def add_arguments_to_data_command(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(pl.LightningDataModule, "data", subclass_mode=True)
+        for name in ("model", "trainer", "seed_everything", "experiment", "allow_class"):
+            parser.add_argument(f"--{name}", type=Any, default=False, help=SUPPRESS)
+        parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+
+    def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
+        if command == "predict":
             parser.add_argument("--input", type=str, required=True, help="A file, or a folder of files, to classify.")
-        return parser
 
     @property
     def settings(self) -> Namespace:
@@ -203,8 +210,8 @@ class Commands(LightningCLI):
             add_working_folder()
         try:
             allow_classes(known.allow_class)
-        except ValueError as error:
-            raise UserError(str(error).replace(" must", ": must", 1)) from error
+        except ArgumentError as error:
+            raise UserError(f"{error.argument}: {error.what}") from error
         if known.resume != "false" and known.ckpt_path is not None:
             raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
         args, path = self.args, known.ckpt_path
@@ -227,7 +234,7 @@ class Commands(LightningCLI):
             args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
         self.config = _parse(parser, args)
         self._refuse_unexpected_classes()
-        if self.config.subcommand in OF_DATA:
+        if self.config.subcommand in self.data_commands:
             return
         if self.checkpoint is None and self.settings.get("ckpt_path") is not None:
             raise UserError("ckpt_path: stands in a configuration, where nothing checks it; give it as a flag")
@@ -266,23 +273,19 @@ class Commands(LightningCLI):
         config = _as_description(self.settings)
         try:
             planned(config["data"], pl.LightningDataModule, "data")
-            if self.config.subcommand not in OF_DATA:
+            if self.config.subcommand not in self.data_commands:
                 planned_arguments(Classifier, config["model"], Classifier, "model")
                 planned_arguments(pl.Trainer, config["trainer"], pl.Trainer, "trainer")
         except CheckpointError as error:
             raise UserError(str(error)) from error
-
-    def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
 
     # Building
 
     def instantiate_classes(self) -> None:
         """Build data, model and trainer; a value that one of them refuses is the user's mistake."""
         try:
-            if self.subcommand in OF_DATA:
-                self.config_init = self.parser.instantiate(self.config)
-                parts: Any = (self._get(self.config_init, "data"), None, Trainer)
+            if self.subcommand in self.data_commands:
+                parts: Any = (self.instantiate_data(), None, Trainer)
                 self.datamodule, self.model, self.trainer = parts
                 return
             super().instantiate_classes()
@@ -290,10 +293,9 @@ class Commands(LightningCLI):
             if is_out_of_memory(error):
                 what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
                 raise UserError(what, OutOfMemory.exit_code) from error
-            # "<argument> must ...", which jsonargparse may have wrapped
-            said = re.search(r"(\w+) (must .+)", str(error)) if isinstance(error, ValueError) else None
-            if said is not None:
-                raise UserError(f"{locate(self.settings.as_dict(), said[1])}: {said[2]}") from error
+            wrong = argument_error_in(error)
+            if wrong is not None:
+                raise UserError(f"{locate(self.settings.as_dict(), wrong.argument)}: {wrong.what}") from error
             refused = refused_part(error, self.settings.as_dict())
             if refused is None or hasattr(error, "exit_code"):
                 raise
@@ -421,7 +423,7 @@ class Commands(LightningCLI):
             if not averaging.n_averaged:
                 rank_zero_warn("StochasticWeightAveraging has averaged nothing: the training ended before its epoch")
                 continue
-            averaging.transfer_weights(averaging._average_model, model)  # which it leaves out of an early end
+            take_average(averaging, model)
             validated = self.trainer.validate(model, datamodule=datamodule, verbose=False)
             figure = validated[0][f"val/{model.task.best}"] if validated else None
             best = str(folder / "averaged.ckpt")

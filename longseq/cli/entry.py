@@ -3,7 +3,6 @@
 import importlib
 import logging
 import os
-import re
 import sys
 import warnings
 
@@ -25,6 +24,7 @@ from longseq.cli.faults import (
     sigterm_stops,
 )
 from longseq.cli.names import shown
+from longseq.compat.torch import message_of_worker
 from longseq.reports import REPORTS
 from longseq.training.checkpoint import OURS
 from longseq.training.memory import keep_freed_memory
@@ -90,10 +90,7 @@ def _as_said_to_the_user(error: BaseException) -> tuple[str, int] | None:
     exit_code = getattr(error, "exit_code", None)
     if exit_code is None:
         return said_of_the_machine(error)
-    said = str(error)
-    if said.startswith("Caught "):  # by torch in a process that loads, with its traceback
-        said = re.split(rf"^[\w.]*{type(error).__name__}: ", said.strip(), flags=re.MULTILINE)[-1]
-    return said, exit_code
+    return message_of_worker(error), exit_code
 
 
 def _quieten() -> None:

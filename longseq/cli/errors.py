@@ -8,7 +8,6 @@ import importlib
 import inspect
 import re
 import traceback
-from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from longseq.attention import Mechanism, Projection
 from longseq.cli.start import CONFIGURATIONS, UserError, nearest
+from longseq.compat.jsonargparse import fault_of, options_of
 from longseq.encoders import Encoder
 
 
@@ -29,7 +29,7 @@ class OneLineParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within a parser: the outer one adds its key and reports
             super().error(message, ex)
-        raise UserError(one_line(message, _options(self))) from ex
+        raise UserError(one_line(message, options_of(self))) from ex
 
 
 def one_line(message: str, options: Iterable[str]) -> str:
@@ -39,31 +39,36 @@ def one_line(message: str, options: Iterable[str]) -> str:
         message: The report, of many lines.
         options: Names of the flags that the parser knows.
     """
-    key = ".".join(re.findall(r'Parser key "([^"]+)"', message)) or "arguments"
-    if found := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
-        name = (found[1] or found[2]).replace("init_args.", "")
-        return f"{name}: no such option; {nearest(name, options)}"
-    if found := re.search(r"Option '([^']+)' is not accepted", message):
-        accepted = inspect.signature(_imported(re.findall(r"class_path '([^']+)'", message)[-1])).parameters
-        return f"{key}.{found[1]}: no such option; {nearest(found[1], accepted)}"
-    if found := re.search(r"Importing '([^']+)' is not allowed", message):
-        package = found[1].partition(".")[0]
-        return f"{key}: {found[1]} may not be named; --allow_class {package} if you trust it"
-    if found := re.search(r"dot import path string: (\S+)", message):
-        return f"{key}: no class {found[1]}; {nearest(found[1], _class_names())}"
-    if found := re.search(r"arguments are required: (.*)", message):
-        return f"{found[1].replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
-    if found := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
-        return f"{key}: got {found[2]}; give {_type_name(found[1])}"
-    if found := re.search(r"Given value: (.*)", message):
-        expected = dict.fromkeys(_type_name(kind) for kind in re.findall(r"- Expected an? (.+)", message))
-        return f"{key}: got {found[1]}; give " + " or ".join(expected)
-    if found := re.search(r"File does not exist: '(.*)'|Problems parsing config: ", message):
-        if found[1]:
-            return f"{found[1]}: no such file; {CONFIGURATIONS}"
-        return f"config: not YAML: {_flat(message.partition(': ')[2])}; mend the file"
-    said = _flat(re.sub(r"Parser key .*?:\n", "", message))
-    return f"{key}: {said}; see --help"
+    kind, key, what, expected = fault_of(message)
+    key = key or "arguments"
+    match kind:
+        case "no such option":
+            return f"{what}: no such option; {nearest(what, options)}"
+        case "no such argument":
+            accepted = inspect.signature(_imported(expected[0])).parameters
+            return f"{key}.{what}: no such option; {nearest(what, accepted)}"
+        case "not allowed":
+            return f"{key}: {what} may not be named; --allow_class {what.partition('.')[0]} if you trust it"
+        case "no such class":
+            return f"{key}: no class {what}; {nearest(what, _class_names())}"
+        case "missing":
+            return f"{what.replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
+        case "wrong value":
+            return f"{key}: got {what}; give {' or '.join(expected)}"
+        case "no such file":
+            return f"{what}: no such file; {CONFIGURATIONS}"
+        case "not YAML":
+            return f"config: not YAML: {what}; mend the file"
+    return f"{key}: {what}; see --help"
+
+
+def argument_error_in(error: BaseException | None) -> Any:
+    """The ArgumentError (longseq's, or a data module's) behind an error; None if there is none."""
+    while error is not None:
+        if isinstance(error, ValueError) and hasattr(error, "argument") and hasattr(error, "what"):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def locate(config: Mapping[str, Any], name: str) -> str:
@@ -166,13 +171,6 @@ def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield key
 
 
-def _options(parser: ArgumentParser) -> set[str]:
-    """Names of a parser's flags, those of its commands included."""
-    names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
-    commands = [action.choices for action in parser._actions if isinstance(action.choices, Mapping)]
-    return names.union(*(_options(command) for choices in commands for command in choices.values()))
-
-
 def _class_names() -> set[str]:
     found: set[str] = set()
     pending: list[type] = [Mechanism, Projection, Encoder, pl.LightningDataModule]
@@ -187,12 +185,3 @@ def _class_names() -> set[str]:
 def _imported(class_path: str) -> type:
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def _type_name(text: str) -> str:
-    text = re.sub(r"<class '([\w.]+)'>", r"\1", text).replace("typing.", "").replace("NoneType", "null")
-    return text.replace("Literal[", "one of [").strip()
-
-
-def _flat(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().rstrip(".")

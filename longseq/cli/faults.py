@@ -1,7 +1,6 @@
 """What the machine does to a run - memory, workers, other processes - said on one line."""
 
 import os
-import re
 import signal
 import socket
 import sys
@@ -12,12 +11,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from pytorch_lightning.utilities import rank_zero_only
 
 from longseq.cli.names import shown
-from longseq.training.memory import is_out_of_memory
+from longseq.compat.lightning import end_with_dead_rank, leave_sigterm_to_us
+from longseq.compat.torch import asked_of_memory, dead_worker, is_lost_connection, is_out_of_memory
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
 _is_ending = threading.Event()  # this process, with all others
@@ -26,17 +24,16 @@ LOST_RANK = "another rank has ended or cannot be reached; see what it said, then
 
 def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
     """Message and exit code of an error that the machine caused; None for any other."""
-    text = str(error)
     if is_out_of_memory(error):
         return f"{what_was_asked(error)}; {_LESS}", MEMORY
-    if found := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (.*)", text):
-        how = re.sub(r"\s+", " ", found[2]).split(". ")[0].rstrip(". ")
+    if worker := dead_worker(error):
+        pid, how = worker
         return (
-            f"data.num_workers: worker {found[1]} {how}; it may have run out of memory: lower data.num_workers or "
+            f"data.num_workers: worker {pid} {how}; it may have run out of memory: lower data.num_workers or "
             "data.batch_size, or load in the trainer's own process with 0, then --resume",
             WORKER_OR_RANK,
         )
-    if isinstance(error, RuntimeError) and _is_one_of_many() and _LOST.search(text):
+    if _is_one_of_many() and is_lost_connection(error):
         if rank_zero_only.rank == 0:
             time.sleep(8)  # whoever observes the ranks knows which one it is, says so, and ends this process
         return LOST_RANK, WORKER_OR_RANK
@@ -47,15 +44,14 @@ _LESS = (
     "halve data.batch_size (and --trainer.accumulate_grad_batches 2), lower model.encoder.attention.k, or use "
     "--trainer.precision bf16-mixed or --model.encoder.checkpointing true"
 )
-_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|closed by peer|[Gg]loo|NCCL|[Tt]imed out|[Bb]roken pipe")
 
 
 def what_was_asked(error: BaseException) -> str:
     """Of the memory, by an error that says there is too little."""
     if isinstance(error, MemoryError) and str(error):  # of ours, before it is asked for
         return f"memory: {error}"
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
-    return "memory: " + (f"{_readable(asked[1])} more were asked for than there are" if asked else "not enough of it")
+    asked = asked_of_memory(error)
+    return "memory: " + (f"{asked} more were asked for than there are" if asked else "not enough of it")
 
 
 class Terminated(KeyboardInterrupt):
@@ -76,8 +72,7 @@ def sigterm_stops() -> Iterator[None]:
         received = True
         raise Terminated
 
-    # Lightning's own would end with 0, and wait for ranks that are busy otherwise; it calls this one after its own
-    _SignalConnector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
+    leave_sigterm_to_us()
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
@@ -98,24 +93,7 @@ def signal_behind(error: BaseException | None) -> signal.Signals | None:
 
 def name_dead_ranks() -> None:
     """Let Lightning, which ends all ranks when one has died, say which one it was, and end with a code of its own."""
-
-    def end_all(self: Any) -> None:
-        if _is_ending.is_set():
-            return
-        for rank, process in enumerate(self._child_processes, start=1):
-            if process.returncode:
-                how = f"signal {signal.Signals(-process.returncode).name}" if process.returncode < 0 else "an error"
-                print(
-                    f"error: rank {rank}: process {process.pid} was ended by {how}, and all others with it; "
-                    "mend the cause, then --resume",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        for process in self._child_processes:
-            process.kill()
-        os._exit(WORKER_OR_RANK)
-
-    _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
+    end_with_dead_rank(_is_ending.is_set, WORKER_OR_RANK)
 
 
 def miss_no_rank() -> None:
@@ -167,9 +145,3 @@ def leave_group() -> None:
 
 def _is_one_of_many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _readable(size: str) -> str:
-    """Bytes as MiB; torch writes them so for CPUs only."""
-    number, unit = size.split()
-    return f"{float(number) / 2**20:.0f} MiB" if unit == "bytes" else size

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise, takewhile
 from typing import get_args, get_origin, get_type_hints
 
+from longseq.arguments import ArgumentError
 from longseq.cli.errors import OneLineParser, UserError
 from longseq.cli.start import COMMANDS
 
@@ -48,8 +49,5 @@ def run_report(name: str, args: list[str]) -> None:
     settings.pop("debug")
     try:
         report(**settings)
-    except ValueError as error:  # "<argument> must ..."
-        name, _, rest = str(error).partition(" ")
-        if not rest.startswith("must "):
-            raise
-        raise UserError(f"{name}: {rest}") from error
+    except ArgumentError as error:
+        raise UserError(f"{error.argument}: {error.what}") from error

@@ -11,7 +11,8 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from longseq.attention.mixer import TokenMixer
-from longseq.attention.plain import is_hooked, is_plain, is_transformed
+from longseq.attention.plain import is_plain
+from longseq.compat.torch import gelu_backward, is_hooked, is_transformed, layer_norm_backward
 
 _TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB in float32, which a cache holds
 
@@ -121,11 +122,11 @@ def _gradients(given: list[Tensor], hidden: Tensor, eps: float, grad: Tensor) ->
         low = normed.to(W1.dtype)
         active = F.gelu(hidden[rows])
         _add_product(grad_W2, grad[rows].T, active)
-        grad_hidden = torch.ops.aten.gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
+        grad_hidden = gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
         _add_product(grad_W1, grad_hidden.T, low)
         grad_b1 += grad_hidden.sum(0)
-        grad_x[rows], of_gamma, of_beta = torch.ops.aten.native_layer_norm_backward(
-            (grad_hidden @ W1).to(x.dtype), x[rows], gamma.shape, mean, rstd, gamma, beta, [True, True, True]
+        grad_x[rows], of_gamma, of_beta = layer_norm_backward(
+            (grad_hidden @ W1).to(x.dtype), x[rows], mean, rstd, gamma, beta
         )
         grad_gamma += of_gamma
         grad_beta += of_beta

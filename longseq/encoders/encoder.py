@@ -13,8 +13,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism, plug
-from longseq.attention.plain import is_hooked
+from longseq.compat.timm import add_positions
+from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.patches import embed_patches
 
@@ -102,9 +104,10 @@ class Encoder(nn.Module, ABC):
         given = tuple(picture.shape[1:])
         if given == self.picture_shape or (may_be_lower and given == (channels, min(given[1], height), width)):
             return
-        raise ValueError(
-            f"inputs must be of the shape {(channels, height, width)} that the encoder was built for, got {given}; "
-            "make them so, or carry the encoder to theirs with longseq.resize"
+        raise ArgumentError(
+            "inputs",
+            f"must be of the shape {(channels, height, width)} that the encoder was built for, got {given}; "
+            "make them so, or carry the encoder to theirs with longseq.resize",
         )
 
     @torch.no_grad()
@@ -127,7 +130,9 @@ class Encoder(nn.Module, ABC):
             squares = squares + picture.square().sum(0).sum_to_size(total.shape)
         mean = total / num_pixels
         if not mean.isfinite().all():  # num_pixels is 0 where there was no batch
-            raise ValueError("batches must hold inputs of finite numbers, got none or others; look at the training set")
+            raise ArgumentError(
+                "batches", "must hold inputs of finite numbers, got none or others; look at the training set"
+            )
         std = (squares / num_pixels - mean.square()).clamp(min=0).sqrt()
         self.set_statistics(mean, torch.where(std > 0, std, 1.0))  # what has one value only is shifted, not scaled
 
@@ -176,8 +181,8 @@ def encode(
     """
     if is_hooked(trunk) or is_hooked(trunk.blocks):  # which the shorter path below would not call
         if rows is not None:
-            raise ValueError(
-                "trunk must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
+            raise ArgumentError(
+                "trunk", "must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
             )
         return trunk(picture)
     present = None
@@ -186,7 +191,7 @@ def encode(
         present = _first(_count_tokens(trunk, rows), _count_tokens(trunk, height))
         picture = picture.masked_fill(~_first(rows, height)[:, None, :, None], 0)
         picture = F.pad(picture, (0, 0, 0, whole_height - height))
-    tokens = trunk._pos_embed(embed_patches(trunk.patch_embed, picture))
+    tokens = add_positions(trunk, embed_patches(trunk.patch_embed, picture))
     if present is not None:
         tokens = tokens[:, : present.shape[1]]
     # timm's convolution leaves the channels of a token n numbers apart, and everything behind would copy them together
@@ -251,16 +256,18 @@ def make_trunk(
     """
     for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
         if not value > 0:  # nor is what is no number
-            raise ValueError(f"{name} must be positive, got {value}; the README's configs have values that work")
+            raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
     if dim * mlp_ratio < 1:
-        raise ValueError(f"mlp_ratio must leave the perceptron a width, but {mlp_ratio} of {dim} is none; 4 is usual")
+        raise ArgumentError(
+            "mlp_ratio", f"must leave the perceptron a width, but {mlp_ratio} of {dim} is none; 4 is usual"
+        )
     for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
         if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+            raise ArgumentError(name, f"must be in 0..1 (1 excluded), got {value}; 0 turns it off")
     if dim % heads:
-        raise ValueError(f"heads must divide dim, but {heads} does not divide {dim}; change one of them")
+        raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
     if pool not in ("avg", "token"):
-        raise ValueError(f"pool must be avg or token, got {pool!r}; choose one of them")
+        raise ArgumentError("pool", f"must be avg or token, got {pool!r}; choose one of them")
     refuse_beyond_memory(dim, depth, mlp_ratio)
     channels, height, width = picture_shape
     trunk = VisionTransformer(
@@ -290,7 +297,7 @@ def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
         ValueError: Unless it is channels, height and width.
     """
     if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"shape must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
+        raise ArgumentError("shape", f"must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
     channels, height, width = shape
     return channels, height, width
 

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk, picture_shape
 from longseq.encoders.pretrained import TimmEncoder
@@ -48,9 +49,10 @@ class ImageEncoder(Encoder):
         picture = picture_shape(shape)
         height, width = picture[1:]
         if patch_size < 1 or height % patch_size or width % patch_size:
-            raise ValueError(
-                f"patch_size must divide the image, but {patch_size} does not divide {height} x {width} pixels; "
-                "1 makes every pixel a token"
+            raise ArgumentError(
+                "patch_size",
+                f"must divide the image, but {patch_size} does not divide {height} x {width} pixels; "
+                "1 makes every pixel a token",
             )
         patch = (patch_size, patch_size)
         trunk = make_trunk(picture, patch, dim, depth, heads, mlp_ratio, dropout, drop_path, pool)

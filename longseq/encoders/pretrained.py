@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, picture_shape
 
@@ -47,14 +48,14 @@ class TimmEncoder(Encoder):
     ) -> None:
         if not timm.is_model(model):
             near = get_close_matches(model, timm.list_models(), n=1) or ["vit_tiny_patch16_224"]
-            raise ValueError(f"model must be one of timm's, got {model!r}; {near[0]} is one")
+            raise ArgumentError("model", f"must be one of timm's, got {model!r}; {near[0]} is one")
         config: Any = timm.get_pretrained_cfg(model)
         picture = picture_shape(config.input_size if shape is None else shape)
         options: dict[str, Any] = {"proj_drop_rate": dropout, "pos_drop_rate": dropout, "drop_path_rate": drop_path}
         if isinstance(pretrained, str):
             if not Path(pretrained).is_file():
-                raise ValueError(
-                    f"pretrained must be true, false or a file of weights, got {pretrained!r}: no such file"
+                raise ArgumentError(
+                    "pretrained", f"must be true, false or a file of weights, got {pretrained!r}: no such file"
                 )
             options["pretrained_cfg_overlay"] = {"file": pretrained, "custom_load": pretrained.endswith(".npz")}
         try:
@@ -63,21 +64,22 @@ class TimmEncoder(Encoder):
             )
         except Exception as error:  # weights of each format are wrong in ways of their own
             if "unexpected keyword argument" in str(error):  # img_size or another that its constructor does not know
-                raise ValueError(
-                    f"model must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
+                raise ArgumentError(
+                    "model", f"must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
                 ) from error
             if not pretrained:
                 raise
             what = str(error).strip().split("\n")[0] or type(error).__name__
-            raise ValueError(
-                f"pretrained must have weights for {model} ({what}); give the path of a file, or false for random ones"
+            raise ArgumentError(
+                "pretrained",
+                f"must have weights for {model} ({what}); give the path of a file, or false for random ones",
             ) from error
         try:
             super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing)
         except ValueError as error:
             if not str(error).startswith("vit must"):
                 raise
-            raise ValueError(f"model must be one that can be plugged, got {model!r}: {error}") from error
+            raise ArgumentError("model", f"must be one that can be plugged, got {model!r}: {error}") from error
         self.model, self.shape, self.dropout, self.drop_path = model, list(picture), dropout, drop_path
         self.pretrained = False  # what a checkpoint must name to build it: the weights are in the checkpoint itself
         statistics = [255 * torch.tensor(of_channels) for of_channels in (config.mean, config.std)]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from longseq.arguments import arguments_of
+from longseq.arguments import ArgumentError, arguments_of
 from longseq.attention import carry, plug
 from longseq.encoders.encoder import Encoder, picture_shape
 
@@ -41,7 +41,9 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
     if not isinstance(model, Encoder):
         encoder = getattr(model, "encoder", None)
         if not isinstance(encoder, Encoder):
-            raise ValueError(f"model must be an encoder or have one, got {type(model).__name__}; see longseq.encoders")
+            raise ArgumentError(
+                "model", f"must be an encoder or have one, got {type(model).__name__}; see longseq.encoders"
+            )
         new = _rebuilt(model, encoder=resize(encoder, **changes))
         own = {name: weight for name, weight in model.state_dict().items() if not name.startswith("encoder.")}
         new.load_state_dict(own, strict=False)
@@ -56,12 +58,18 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
 def _resized_vit(vit: VisionTransformer, shape: Sequence[int] | None, changes: dict[str, Any]) -> Any:
     mechanism = getattr(vit, "mechanism", None)
     if mechanism is None:
-        raise ValueError("model must hold a mechanism, got a VisionTransformer with timm's attention; plug one first")
+        raise ArgumentError(
+            "model", "must hold a mechanism, got a VisionTransformer with timm's attention; plug one first"
+        )
     if shape is None or changes:
-        raise ValueError(f"shape must be the one change of a VisionTransformer, got {sorted(changes)} and {shape}")
+        raise ArgumentError(
+            "shape", f"must be the one change of a VisionTransformer, got {sorted(changes)} and {shape}"
+        )
     channels, height, width = picture_shape(shape)
     if channels != vit.patch_embed.proj.in_channels:
-        raise ValueError(f"shape must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give as many")
+        raise ArgumentError(
+            "shape", f"must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give as many"
+        )
     new = copy.deepcopy(vit)
     new.set_input_size((height, width))
     carry(vit, plug(new, mechanism).to(next(vit.parameters())))
@@ -73,5 +81,5 @@ def _rebuilt(model: Any, **changes: Any) -> Any:
     arguments = arguments_of(model)
     unknown = set(changes) - set(arguments)
     if unknown:
-        raise ValueError(f"{min(unknown)} must be an argument of {type(model).__name__}; {', '.join(arguments)} are")
+        raise ArgumentError(min(unknown), f"must be an argument of {type(model).__name__}; {', '.join(arguments)} are")
     return type(model)(**arguments | changes)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
 from torchaudio.transforms import MelSpectrogram
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk
 
@@ -35,9 +36,9 @@ class SpecAugment(nn.Module):
         super().__init__()
         for name, value in {"mel_masks": mel_masks, "mels": mels, "frame_masks": frame_masks, "frames": frames}.items():
             if value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}; 0 turns it off")
+                raise ArgumentError(name, f"must not be negative, got {value}; 0 turns it off")
         if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must be in 0..1 (0 excluded), got {fraction}; 0.2 is a fifth")
+            raise ArgumentError("fraction", f"must be in 0..1 (0 excluded), got {fraction}; 0.2 is a fifth")
         self.mel_masks, self.mels, self.frame_masks, self.frames = mel_masks, mels, frame_masks, frames
         self.fraction = fraction
 
@@ -105,14 +106,16 @@ class SpectrogramEncoder(Encoder):
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         for name, value in sizes.items() | {"hop_ms": hop_ms, "window_ms": window_ms}.items():
             if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}; the README's configs have values that work")
+                raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
         hop = round(sample_rate_hz * hop_ms / 1000)
         if hop < 1:
-            raise ValueError(f"hop_ms must be a sample or more, got {hop_ms} ms at {sample_rate_hz} Hz; lengthen it")
+            raise ArgumentError(
+                "hop_ms", f"must be a sample or more, got {hop_ms} ms at {sample_rate_hz} Hz; lengthen it"
+            )
         mels, frames = (num_mels, 1) if tokens == "frames" else tokens if len(tokens) == 2 else (0, 0)
         if mels < 1 or frames < 1 or num_mels % mels:
-            raise ValueError(
-                f"tokens must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
+            raise ArgumentError(
+                "tokens", f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
             )
         num_samples = round(sample_rate_hz * seconds)
         num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is filled up with the mean
@@ -130,9 +133,10 @@ class SpectrogramEncoder(Encoder):
     def picture(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         if waveforms.shape[-1] > self.num_samples:
-            raise ValueError(
-                f"seconds must be those of the longest clip: {self.num_samples} samples ({self.seconds} s) are "
-                f"expected at most, got {waveforms.shape[-1]}; crop the clips"
+            raise ArgumentError(
+                "seconds",
+                f"must be those of the longest clip: {self.num_samples} samples ({self.seconds} s) are "
+                f"expected at most, got {waveforms.shape[-1]}; crop the clips",
             )
         return self.log_mel(waveforms).mT[:, None]
 
@@ -195,4 +199,6 @@ def fft_length(sample_rate_hz: int, num_mels: int, window: int) -> int:
         if (filters.amax(0) > 0).all():
             return length
         length *= 2
-    raise ValueError(f"num_mels must be lower for a window of {window} samples, got {num_mels}; 40 to 80 are usual")
+    raise ArgumentError(
+        "num_mels", f"must be lower for a window of {window} samples, got {num_mels}; 40 to 80 are usual"
+    )

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from longseq.training.memory import OutOfMemory, is_out_of_memory
+from longseq.compat.torch import is_out_of_memory
+from longseq.training.memory import OutOfMemory
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

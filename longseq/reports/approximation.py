@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
 
@@ -44,7 +45,7 @@ def approximation(
     sizes = {"n": min(n), "k": min(k), "channels": channels, "draws": draws, "steps": steps}
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} must be positive, got {size}; the defaults are a start")
+            raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     rows = []

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import torch
 
+from longseq.arguments import ArgumentError
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, measure_apart
 from longseq.reports.plots import colour_of, machine, markdown, panels, styled, write_csv
 
@@ -73,15 +74,17 @@ def benchmark(
     """
     unknown = set(mechanisms) - set(MECHANISMS)
     if unknown:
-        raise ValueError(f"mechanisms must be some of {', '.join(MECHANISMS)}, got {min(unknown)}; check the spelling")
+        raise ArgumentError(
+            "mechanisms", f"must be some of {', '.join(MECHANISMS)}, got {min(unknown)}; check the spelling"
+        )
     sizes = {"n": min(n), "k": min(k), "dim": dim, "depth": depth, "heads": heads, "batch": batch, "repeats": repeats}
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} must be positive, got {size}; the defaults are a start")
+            raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")
     if dim % heads:
-        raise ValueError(f"heads must divide dim, but {heads} does not divide {dim}; change one of them")
+        raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device must be one that is here, got cuda; leave it out to measure the CPU")
+        raise ArgumentError("device", "must be one that is here, got cuda; leave it out to measure the CPU")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     columns = [(name, each) for name in mechanisms for each in (k if name in WITH_K else [None])]

@@ -25,8 +25,9 @@ from longseq.attention import Mechanism, Softmax, Verma
 from longseq.attention.examples import exported
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
+from longseq.compat.torch import is_out_of_memory
 from longseq.reports.apart import print_apart, run_apart
-from longseq.training.memory import give_back_freed_memory, is_out_of_memory, keep_freed_memory
+from longseq.training.memory import give_back_freed_memory, keep_freed_memory
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 

@@ -13,6 +13,7 @@ import yaml
 from jaxtyping import Float
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
@@ -51,9 +52,9 @@ def spectrum(
         CheckpointError: If the checkpoint cannot be read, names no data, or has weights that are not finite.
     """
     if not 0 < energy < 1:
-        raise ValueError(f"energy must be between 0 and 1, got {energy}; 0.9 is usual")
+        raise ArgumentError("energy", f"must be between 0 and 1, got {energy}; 0.9 is usual")
     if num_inputs < 1:
-        raise ValueError(f"num_inputs must be positive, got {num_inputs}; 8 is a start")
+        raise ArgumentError("num_inputs", f"must be positive, got {num_inputs}; 8 is a start")
     allow_classes(allow_class)
     description = data_of(read_checkpoint(ckpt_path), ckpt_path)
     model = Classifier.load_from_checkpoint(ckpt_path).eval()
@@ -110,7 +111,9 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
     """
     layers: list[Any] = [block.attn for block in model.encoder.trunk.blocks]
     if not all(isinstance(layer, AttentionLayer) for layer in layers):
-        raise ValueError(f"ckpt_path must be of a model with attention in every block, got {model.encoder.attention}")
+        raise ArgumentError(
+            "ckpt_path", f"must be of a model with attention in every block, got {model.encoder.attention}"
+        )
     tokens: list[Tensor] = []
     with ExitStack() as hooks, torch.no_grad():
         for layer in layers:

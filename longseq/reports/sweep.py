@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
@@ -45,14 +46,14 @@ def sweep(
             are no seeds, the folder holds runs of another configuration or other flags, or a training fails.
     """
     if seeds < 1:
-        raise ValueError(f"seeds must be positive, got {seeds}; 3 show the spread")
+        raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
     for path in config:
         if not Path(path).is_file():
-            raise ValueError(f"config must be files, got {path!r}, which is none; configs/image/digits.yaml is")
+            raise ArgumentError("config", f"must be files, got {path!r}, which is none; configs/image/digits.yaml is")
     settings = combinations(grid)
     repeated = [entry for entry in grid if entry.partition("=")[0] == mean_over]
     if mean_over is not None and not repeated:
-        raise ValueError(f"mean_over must be a key of the grid, got {mean_over!r}; data.test_fold may be one")
+        raise ArgumentError("mean_over", f"must be a key of the grid, got {mean_over!r}; data.test_fold may be one")
     beside = combinations([baseline])[0] if baseline else None
     besides = combinations([baseline, *repeated]) if baseline else []
     _refuse_settings_alike([*besides, *settings])
@@ -98,8 +99,8 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
     for entry in grid:
         key, _, values = entry.partition("=")
         if not key or not values:
-            raise ValueError(
-                f"grid must be of the form key=value,value, got {entry!r}; model.encoder.attention.k=8,16 is"
+            raise ArgumentError(
+                "grid", f"must be of the form key=value,value, got {entry!r}; model.encoder.attention.k=8,16 is"
             )
         axes.append([(key, value) for value in re.split(r",(?![^\[]*\])", values)])
     return [tuple(setting) for setting in itertools.product(*axes)]
@@ -118,7 +119,9 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
     """A run is known by its setting and seed; what else decides it is written down, and must be the same."""
     record = folder / "trained.json"
     if record.exists() and json.loads(record.read_text()) != trained:
-        raise ValueError(f"out must be a folder of runs with this config and these flags, got {folder}; give another")
+        raise ArgumentError(
+            "out", f"must be a folder of runs with this config and these flags, got {folder}; give another"
+        )
     record.write_text(json.dumps(trained, indent=1))
 
 
@@ -136,7 +139,7 @@ def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, 
         ended = run_python(*command)
         if ended.returncode:
             said = ended.stderr.strip().split("\n")[-1].removeprefix("error: ")
-            raise ValueError(f"grid must be of settings that train, got {_said(setting)}: {said}")
+            raise ArgumentError("grid", f"must be of settings that train, got {_said(setting)}: {said}")
         done = sorted((folder / "runs" / name).glob("*/metrics.json"))
     return float(json.loads(done[-1].read_text())["test/accuracy"])
 
@@ -152,10 +155,12 @@ def _refuse_settings_alike(settings: Sequence[Setting]) -> None:
     for setting in settings:
         for key, _ in setting:
             if key in ("seed_everything", "data.seed"):
-                raise ValueError(f"grid must leave out {key}, which the seeds set, got {setting}; give --seeds")
+                raise ArgumentError("grid", f"must leave out {key}, which the seeds set, got {setting}; give --seeds")
         other = by_name.setdefault(_experiment(setting), setting)
         if other is not setting:
-            raise ValueError(f"grid must have no two settings of one name, got {other} and {setting}; sweep them apart")
+            raise ArgumentError(
+                "grid", f"must have no two settings of one name, got {other} and {setting}; sweep them apart"
+            )
 
 
 def _said(setting: Setting) -> str:

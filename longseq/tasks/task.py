@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from longseq.arguments import ArgumentError
+
 
 class Answer(NamedTuple):
     """A class that a prediction names, and its probability."""
@@ -113,8 +115,9 @@ def _metric_class(name: str, described: Any) -> type[Metric]:
     short = str(kind).removeprefix("torchmetrics.classification.")
     found = getattr(torchmetrics.classification, short, None)
     if not (isinstance(found, type) and issubclass(found, Metric)):
-        raise ValueError(
-            f"metrics must be classes of torchmetrics.classification, got {kind!r} for {name}; MulticlassAUROC is one"
+        raise ArgumentError(
+            "metrics",
+            f"must be classes of torchmetrics.classification, got {kind!r} for {name}; MulticlassAUROC is one",
         )
     return found
 
@@ -130,4 +133,6 @@ def _made(name: str, described: Any, num_classes: int) -> Metric:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
         what = " ".join(str(error).split())
-        raise ValueError(f"metrics must be made of arguments that {kind.__name__} takes, got {name}: {what}") from error
+        raise ArgumentError(
+            "metrics", f"must be made of arguments that {kind.__name__} takes, got {name}: {what}"
+        ) from error

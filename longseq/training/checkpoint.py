@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytorch_lightning as pl
 from jsonargparse import set_parsing_settings
 
-from longseq.arguments import argument_hints, arguments_of
+from longseq.arguments import ArgumentError, argument_hints, arguments_of
 from longseq.training.storage import LAYOUT, CheckpointError, read_whole
 
 # Packages whose classes a configuration or a checkpoint may name; nothing of another package is imported for them.
@@ -42,7 +42,7 @@ def allow_classes(packages: list[str]) -> None:
     """
     for package in packages:
         if not all(part.isidentifier() for part in package.split(".")) or package.partition(".")[0] == "jsonargparse":
-            raise ValueError(f"allow_class must be the name of a package, got {package!r}; such as my_encoders")
+            raise ArgumentError("allow_class", f"must be the name of a package, got {package!r}; such as my_encoders")
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*OURS, *LIBRARIES, *packages],

@@ -8,12 +8,14 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float
-from pytorch_lightning.callbacks import BaseFinetuning, StochasticWeightAveraging
+from pytorch_lightning.callbacks import BaseFinetuning
 from timm.optim import list_optimizers
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from longseq.arguments import ArgumentError
 from longseq.attention import TokenMixer
+from longseq.compat.lightning import is_resumed_averaging
 from longseq.encoders import Encoder, SpectrogramEncoder
 from longseq.tasks import SingleLabel, Task
 from longseq.training.checkpoint import CheckpointError, build_from, describe, naming, read_checkpoint
@@ -70,34 +72,36 @@ class Classifier(pl.LightningModule):
     ) -> None:
         super().__init__()
         if num_classes < 2:
-            raise ValueError(f"num_classes must be 2 or more, got {num_classes}; one class needs no classifier")
+            raise ArgumentError("num_classes", f"must be 2 or more, got {num_classes}; one class needs no classifier")
         if class_names is not None and len(class_names) != num_classes:
-            raise ValueError(
-                f"class_names must be num_classes = {num_classes}, got {len(class_names)}; name each class"
+            raise ArgumentError(
+                "class_names", f"must be num_classes = {num_classes}, got {len(class_names)}; name each class"
             )
         if optimizer not in list_optimizers() or optimizer == "adahessian":  # which needs second derivatives
-            raise ValueError(f"optimizer must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some")
+            raise ArgumentError(
+                "optimizer", f"must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some"
+            )
         # an optimizer takes both, and their product, as numbers of 32 bits, which end at 3e38
         if not 0 < learning_rate <= 1e30:
-            raise ValueError(
-                f"learning_rate must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
+            raise ArgumentError(
+                "learning_rate", f"must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
             )
         if not 0 <= weight_decay <= 1e6:
-            raise ValueError(f"weight_decay must be in 0..1e6, got {weight_decay}; 0 turns it off")
+            raise ArgumentError("weight_decay", f"must be in 0..1e6, got {weight_decay}; 0 turns it off")
         for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
             if not 0 <= value < 1:
-                raise ValueError(f"{name} must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+                raise ArgumentError(name, f"must be in 0..1 (1 excluded), got {value}; 0 turns it off")
         weights = torch.ones(num_classes)
         if class_weights is not None and class_weights != "balanced":
             are_numbers = not isinstance(class_weights, str) and all(0 < weight < math.inf for weight in class_weights)
             if not are_numbers or len(class_weights) != num_classes:
-                raise ValueError(
-                    f"class_weights must be {num_classes} positive numbers or balanced, got {class_weights}; "
-                    "one a class"
+                raise ArgumentError(
+                    "class_weights",
+                    f"must be {num_classes} positive numbers or balanced, got {class_weights}; one a class",
                 )
             weights = torch.tensor(class_weights, dtype=torch.float32)
         if isinstance(mix, CutMix) and isinstance(encoder, SpectrogramEncoder):
-            raise ValueError("mix must be for sounds, got CutMix; MixUp is")
+            raise ArgumentError("mix", "must be for sounds, got CutMix; MixUp is")
         # for a training alone, and of no interest to a checkpoint
         self.bad_steps = BadSteps()
         self._planned_for: tuple[float, int | float] | None = None  # the learning rate's course: its peak and its steps
@@ -171,7 +175,7 @@ class Classifier(pl.LightningModule):
         """Let StochasticWeightAveraging go on in the midst of an epoch: it takes up its own course of the learning
         rate when an epoch starts, and the rest of this one would leave a step of it out."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
+            if is_resumed_averaging(callback):
                 callback.on_train_epoch_start(self.trainer, self)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:

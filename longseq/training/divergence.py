@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.tuner.lr_finder import _LRCallback
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+
+from longseq.compat.lightning import is_finding_learning_rate
 
 
 class DivergenceError(Exception):
@@ -41,9 +42,8 @@ class BadSteps:
         Raises:
             DivergenceError: If no more may be left out.
         """
-        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         # LearningRateFinder tries rates beyond those that a training bears, and takes the weights back
-        is_bad = not loss.isfinite() and not any(isinstance(each, _LRCallback) for each in callbacks)
+        is_bad = not loss.isfinite() and not is_finding_learning_rate(trainer)
         if not self.any_rank(is_bad):
             self._in_a_row = 0
             return False

@@ -8,8 +8,8 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from longseq.compat.torchmetrics import restore_state, state_of
 from longseq.training.classifier import Classifier
 
 
@@ -76,20 +76,13 @@ def restore_generators(states: dict[str, Any]) -> None:
 
 
 def _metric_states(model: Classifier) -> dict[str, dict[str, Any]]:
-    return {
-        name: {**{key: _copied(value) for key, value in metric.metric_state.items()}, "updates": metric._update_count}
-        for name, metric in model.train_metrics.items(keep_base=True, copy_state=False)
-    }
+    return {name: state_of(metric) for name, metric in _train_metrics(model)}
 
 
 def _restore_metrics(model: Classifier, states: dict[str, dict[str, Any]]) -> None:
-    for name, metric in model.train_metrics.items(keep_base=True, copy_state=False):
-        for key, value in states[name].items():
-            if key == "updates":
-                metric._update_count = value
-            else:
-                setattr(metric, key, _copied(value, model.device))
+    for name, metric in _train_metrics(model):
+        restore_state(metric, states[name], model.device)
 
 
-def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
-    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
+def _train_metrics(model: Classifier) -> Any:
+    return model.train_metrics.items(keep_base=True, copy_state=False)

@@ -39,12 +39,6 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little; CUDA has several ways to say so."""
-    said = ("DefaultCPUAllocator", "[enforce fail", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in said)
-
-
 def let_go_of(error: BaseException) -> None:
     """Free what the frames of an error hold: activations of a step that failed."""
     traceback.clear_frames(error.__traceback__)

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Beta
 
+from longseq.arguments import ArgumentError
+
 
 class Mix(ABC):
     """A batch becomes one whose samples are each made of two, and whose targets are their classes' shares.
@@ -22,7 +24,7 @@ class Mix(ABC):
 
     def __init__(self, alpha: float = 0.4) -> None:
         if not 1e-3 <= alpha <= 1e3:  # beyond, nothing is mixed, or always half of each, and then it has no 32 bits
-            raise ValueError(f"alpha must be in 0.001..1000, got {alpha}; 0.2 to 1 is usual")
+            raise ArgumentError("alpha", f"must be in 0.001..1000, got {alpha}; 0.2 to 1 is usual")
         self.alpha = alpha
 
     @abstractmethod

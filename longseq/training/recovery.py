@@ -13,6 +13,8 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import TrainerFn
 
+from longseq.arguments import ArgumentError
+from longseq.compat.lightning import is_accumulating, is_followed_by_validation, put_before_validation
 from longseq.training.classifier import Classifier
 from longseq.training.divergence import diverged
 
@@ -40,7 +42,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
     def __init__(self, last: Path, minutes: float) -> None:
         super().__init__()
         if minutes <= 0:
-            raise ValueError(f"checkpoint_minutes must be positive, got {minutes}; 10 loses ten minutes at worst")
+            raise ArgumentError("checkpoint_minutes", f"must be positive, got {minutes}; 10 loses ten minutes at worst")
         self.last, self.minutes = last, minutes
         self._saved_at = 0.0
         self._received = 0  # the signal that arrived
@@ -68,7 +70,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.fit_loop._should_accumulate():
+        if is_accumulating(trainer):
             return
         received, is_due = self._agree(self._received, time.monotonic() - self._saved_at > 60 * self.minutes)
         if received or is_due:
@@ -127,9 +129,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
         return [name for of_rank in gathered for name in of_rank]
 
     def _save(self, trainer: pl.Trainer) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        at_end = loop.batch_progress.is_last_batch and trainer.enable_validation and loop._should_check_val_epoch()
-        self._validation_is_to_come = trainer.validating or at_end
+        self._validation_is_to_come = trainer.validating or is_followed_by_validation(trainer)
         try:
             trainer.save_checkpoint(self.last)
         finally:
@@ -156,15 +156,3 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
-
-
-def put_before_validation(fit_loop: dict[str, Any]) -> None:
-    """Set a checkpoint's counters to those that Lightning goes on from with a whole validation.
-
-    It would leave the validation out after an epoch's last batch, and begin one in the middle in the middle.
-    """
-    for part in ("total", "current"):
-        train = fit_loop["epoch_loop.batch_progress"][part]
-        train["completed"] = train["processed"]
-        val = fit_loop["epoch_loop.val_loop.batch_progress"][part]
-        val.update(ready=1, started=1, processed=0, completed=0)

@@ -15,6 +15,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from longseq.arguments import ArgumentError
 from longseq.encoders import SpectrogramEncoder
 from longseq.training.checkpoint import flatten
 from longseq.training.classifier import Classifier
@@ -59,7 +60,9 @@ class InputSamples(pl.Callback):
     def __init__(self, num_samples: int = 8) -> None:
         super().__init__()
         if num_samples < 1:
-            raise ValueError(f"num_samples must be positive, got {num_samples}; leave the callback out to show none")
+            raise ArgumentError(
+                "num_samples", f"must be positive, got {num_samples}; leave the callback out to show none"
+            )
         self.num_samples = num_samples
 
     @torch.no_grad()

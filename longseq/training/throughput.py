@@ -11,6 +11,7 @@ import torch
 from lightning_fabric.utilities.throughput import Throughput
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 
@@ -44,7 +45,7 @@ class ThroughputLogger(pl.Callback):
     def __init__(self, peak_flops: float | None = None) -> None:
         super().__init__()
         if peak_flops is not None and peak_flops <= 0:
-            raise ValueError(f"peak_flops must be positive, got {peak_flops}; 989e12 is an H200's in bfloat16")
+            raise ArgumentError("peak_flops", f"must be positive, got {peak_flops}; 989e12 is an H200's in bfloat16")
         self.peak_flops = peak_flops
         self._since: float | None = None  # up to when time was counted; None while the clock stands
 

@@ -32,7 +32,7 @@ def test_the_context_matrix_takes_values_to_outputs_and_its_rows_sum_to_one(mech
             torch.testing.assert_close(P, logits.softmax(-1))
         else:
             assert torch.linalg.matrix_rank(P).max() <= 4  # c, the channels of a head
-    assert all(layer.attn.mix.__module__.startswith("longseq.attention") for layer in model.encoder.trunk.blocks)
+    assert all(layer.attn.formula.__module__.startswith("longseq.attention") for layer in model.encoder.trunk.blocks)
 
 
 def test_every_layer_and_head_may_have_its_own_k():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from longseq.reports.sweep import _TRAIN, averaged, combinations, draw
+from longseq.reports.sweep import averaged, combinations, draw, sweep
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
 ESC50 = str(Path(__file__).parents[2] / "configs/audio/esc50.yaml")
@@ -79,7 +79,7 @@ def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, t
         csv.writer(file).writerows(rows)
 
     def in_this_process(call, **_):
-        assert call[:3] == _TRAIN
+        assert call[1:4] == ["-m", "longseq", "fit"]
         done = command(*call[3:])
         return subprocess.CompletedProcess(call, done.code, done.out, done.err)
 
@@ -107,6 +107,19 @@ def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, t
     assert float(row["highest less lowest"]) == pytest.approx(max(tested) - min(tested), abs=1e-4)
     assert len(row["each"].split()) == 5
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (["data.seed=1,2"], "grid must leave out data.seed, which the seeds set, "),
+        (["a.k=1 2,1_2"], "grid must have no two settings of one name, "),
+    ],
+)
+def test_settings_that_would_be_taken_for_each_other_are_refused(grid, said, tmp_path):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        sweep([DIGITS], grid, out=str(tmp_path / "sweep"))
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_mean_over_a_key_leaves_the_other_keys_as_settings():

@@ -1,0 +1,44 @@
+"""timm: the parts of its vision transformer that the encoders run by a shorter path."""
+
+import hashlib
+import inspect
+from typing import Any
+
+import timm
+from jaxtyping import Float
+from timm.layers.attention import Attention
+from timm.layers.mlp import Mlp
+from timm.layers.patch_embed import PatchEmbed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor
+
+# encoder.encode stands for the ViT's, block.run_block for the block's and the perceptron's, patches.embed_patches for
+# the patches', and AttentionLayer takes over what the attention's constructor makes.
+REPLACED: dict[str, Any] = {
+    "VisionTransformer.forward": VisionTransformer.forward,
+    "VisionTransformer.forward_features": VisionTransformer.forward_features,
+    "VisionTransformer._pos_embed": VisionTransformer._pos_embed,
+    "VisionTransformer.pool": VisionTransformer.pool,
+    "VisionTransformer.forward_head": VisionTransformer.forward_head,
+    "Block.forward": Block.forward,
+    "Mlp.forward": Mlp.forward,
+    "PatchEmbed.forward": PatchEmbed.forward,
+    "Attention.__init__": Attention.__init__,
+    "Attention.forward": Attention.forward,
+}
+
+
+def version() -> str:
+    return timm.__version__
+
+
+def digests() -> dict[str, str]:
+    """Of the source of each method that longseq runs another way."""
+    return {
+        name: hashlib.sha256(inspect.getsource(method).encode()).hexdigest()[:16] for name, method in REPLACED.items()
+    }
+
+
+def add_positions(trunk: VisionTransformer, patches: Float[Tensor, "..."]) -> Float[Tensor, "b n d"]:
+    """The tokens of a ViT: its patches and prefix tokens, with their position embeddings."""
+    return trunk._pos_embed(patches)

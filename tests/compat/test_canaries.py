@@ -1,0 +1,179 @@
+"""What longseq uses of libraries though they promise nothing of it: each test fails on the day that one changes."""
+
+import inspect
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from jsonargparse import ArgumentParser
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from torchmetrics.classification import MulticlassAccuracy
+
+from datamodules import Digits
+from longseq import ImageEncoder, Mechanism, Softmax
+from longseq.compat import jsonargparse, lightning, timm, torchmetrics
+from longseq.compat import torch as of_torch
+from longseq.training import Classifier
+
+# What longseq stands in for, as it was when somebody last compared the two (longseq/compat/timm.py says where).
+TIMM = {
+    "1.0.31": {
+        "VisionTransformer.forward": "baf4cb09a321c472",
+        "VisionTransformer.forward_features": "00c84be8897149e5",
+        "VisionTransformer._pos_embed": "7a2e167abcde1626",
+        "VisionTransformer.pool": "9262402a3193eba1",
+        "VisionTransformer.forward_head": "78a9dd72847e326c",
+        "Block.forward": "2cb6f77c3039d89c",
+        "Mlp.forward": "6dade48223cfc248",
+        "PatchEmbed.forward": "a6ecc93628b12824",
+        "Attention.__init__": "91d6fd3da04d70d9",
+        "Attention.forward": "37a80e0fdf45af9c",
+    },
+}
+
+
+def test_timms_forward_pass_is_the_one_that_longseq_stands_in_for() -> None:
+    """Compare encoder.encode, block.run_block and patches.embed_patches with the new one, then add its digests."""
+    assert timm.digests() in TIMM.values(), f"timm {timm.version()} has changed: {timm.digests()}"
+
+
+def test_lightnings_command_line_has_the_methods_that_are_overridden() -> None:
+    assert list(inspect.signature(LightningCLI._prepare_subcommand_parser).parameters) == [
+        "self", "klass", "subcommand", "kwargs",
+    ]  # fmt: skip
+    assert "self._parse_ckpt_path()" in inspect.getsource(LightningCLI.__init__)
+    assert "_subcommand_method_arguments" in inspect.getsource(LightningCLI._prepare_subcommand_parser)
+    assert list(inspect.signature(LightningCLI._get).parameters)[:3] == ["self", "config", "key"]
+    assert list(inspect.signature(LightningCLI._run_subcommand).parameters) == ["self", "subcommand"]
+
+
+def test_lightnings_launcher_and_signals_have_what_is_replaced() -> None:
+    assert "self._child_processes" in inspect.getsource(_ChildProcessObserver)
+    assert list(inspect.signature(_ChildProcessObserver._terminate_all).parameters) == ["self"]
+    assert "self._sigterm_notifier_fn" in inspect.getsource(_SignalConnector.register_signal_handlers)
+
+
+class Watching(pl.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[bool, bool]] = []
+        self.validations = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+        self.seen.append((lightning.is_accumulating(trainer), lightning.is_followed_by_validation(trainer)))
+
+    def on_validation_start(self, *_: object) -> None:
+        self.validations += 1
+
+
+def trainer_of(folder: object, *callbacks: pl.Callback, **options: object) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu", default_root_dir=str(folder), callbacks=list(callbacks), logger=False, max_epochs=1,
+        limit_train_batches=4, limit_val_batches=1, num_sanity_val_steps=0, enable_progress_bar=False,
+        enable_model_summary=False, **options,
+    )  # fmt: skip
+
+
+def model() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(ImageEncoder((1, 8, 8), Softmax(), dim=8, depth=1, heads=1), 10)
+
+
+def test_lightnings_loops_tell_where_a_training_is(tmp_path) -> None:
+    watching = Watching()
+    trainer = trainer_of(tmp_path, watching, accumulate_grad_batches=2, enable_checkpointing=False)
+    trainer.fit(model(), datamodule=Digits())
+    # once the batch is done
+    assert watching.seen == [(True, False), (False, False), (True, False), (False, True)]
+    assert not lightning.is_finding_learning_rate(trainer)
+
+
+def test_a_checkpoint_can_be_put_before_its_validation(tmp_path) -> None:
+    """One of an epoch's end then goes on with the whole validation."""
+    trainer = trainer_of(tmp_path)
+    trainer.fit(model(), datamodule=Digits())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    checkpoint = torch.load(tmp_path / "end.ckpt", weights_only=True)
+    lightning.put_before_validation(checkpoint["loops"]["fit_loop"])
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]["current"]
+    assert progress == {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+
+
+def test_stochastic_weight_averaging_has_its_average(tmp_path) -> None:
+    averaging = StochasticWeightAveraging(1e-3, swa_epoch_start=1)
+    assert not lightning.is_resumed_averaging(averaging)
+    averaging._average_model = model()
+    for weight in averaging._average_model.parameters():
+        torch.nn.init.ones_(weight)
+    averaged = model()
+    lightning.take_average(averaging, averaged)
+    assert all((weight == 1).all() for weight in averaged.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--a.x", "1"], ("no such option", "", "a.x", [])),
+        (["--m", "Linformer", "--m.kk", "1"], ("no such argument", "m", "kk", [])),
+        (["--m", "Linformer", "--m.k", "many"], ("wrong value", "m.k", "many", ["int", "list"])),
+        (["--m", "Verna"], ("no such class", "m", "Verna", [])),
+        (["--n", "1.5"], ("wrong value", "n", "1.5", ["int"])),
+        (["--config", "/nowhere.yaml"], ("no such file", "", "/nowhere.yaml", [])),
+        ([], ("missing", "", "n", [])),
+    ],
+)
+def test_jsonargparses_reports_are_taken_apart(arguments, fault) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--n", type=int, required=not arguments)
+    parser.add_subclass_arguments(Mechanism, "m", required=False)
+    with pytest.raises(Exception) as error:  # noqa: PT011  (its kind is jsonargparse's own)
+        parser.parse_args(arguments)
+    found = jsonargparse.fault_of(str(error.value))
+    kind, key, what, expected = fault
+    assert (found.kind, found.what) == (kind, what), str(error.value)
+    assert key in found.key
+    assert all(any(said.startswith(each) for said in found.expected) for each in expected)
+    assert {"n", "config"} <= jsonargparse.options_of(parser)
+
+
+def test_hooks_and_transformations_of_torch_are_seen() -> None:
+    layer = torch.nn.Linear(2, 2)
+    assert not of_torch.is_hooked(layer) and not of_torch.is_transformed()
+    for register in (layer.register_forward_hook, layer.register_forward_pre_hook, layer.register_full_backward_hook):
+        handle = register(lambda *_: None)
+        assert of_torch.is_hooked(layer)
+        handle.remove()
+    seen: list[bool] = []
+    torch.func.vmap(lambda x: (seen.append(of_torch.is_transformed()), x)[1])(torch.zeros(2))
+    torch.func.jvp(lambda x: (seen.append(of_torch.is_transformed()), x)[1], (torch.zeros(2),), (torch.ones(2),))
+    assert seen == [True, True]
+
+
+def test_backward_operators_of_torch_give_autograds_gradients() -> None:
+    x, gamma, beta = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4), (4,), (4,)))
+    grad = torch.randn(3, 4)
+    (expected,) = torch.autograd.grad(F.gelu(x), x, grad)
+    torch.testing.assert_close(of_torch.gelu_backward(grad, x), expected)
+    normed, mean, rstd = torch.native_layer_norm(x, gamma.shape, gamma, beta, 1e-5)
+    found = of_torch.layer_norm_backward(grad, x, mean, rstd, gamma, beta)
+    torch.testing.assert_close(found, torch.autograd.grad(normed, (x, gamma, beta), grad))
+
+
+def test_torch_says_that_memory_is_too_little_in_the_known_words() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert of_torch.is_out_of_memory(error.value)
+    assert of_torch.asked_of_memory(error.value) in (None, f"{1 << 40} MiB")
+
+
+def test_torchmetrics_state_comes_back() -> None:
+    metric, other = MulticlassAccuracy(3), MulticlassAccuracy(3)
+    metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+    torchmetrics.restore_state(other, torchmetrics.state_of(metric), torch.device("cpu"))
+    assert other.compute() == metric.compute()
+    assert other.update_count == metric.update_count == 1
