@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -79,6 +79,7 @@ class DataModule(pl.LightningDataModule, ABC):
     class_names: list[str]
     shape: tuple[int, ...]
     augment: Sequence[Callable[[Tensor], Tensor]] = ()
+    on_error: Literal["raise", "skip"] = "raise"  # what a file does that cannot be read
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
     # The argument whose folder names the data where the class does not: experiments on one's own are called after it.
     named_by: ClassVar[str | None] = None

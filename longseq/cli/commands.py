@@ -49,6 +49,7 @@ from longseq.cli.runs import (
     new_run,
     newest_checkpoint,
     refuse_full_disk,
+    refuse_incomplete_data,
     refuse_other_classes,
     refuse_other_data,
     restore_config,
@@ -287,6 +288,7 @@ class Commands(CommandLine):
             if self.subcommand in self.data_commands:
                 parts: Any = (self.instantiate_data(), None, Trainer)
                 self.datamodule, self.model, self.trainer = parts
+                refuse_incomplete_data(self.datamodule)
                 return
             super().instantiate_classes()
         except Exception as error:
@@ -339,6 +341,7 @@ class Commands(CommandLine):
                 kwargs["enable_progress_bar"] = False  # standard output is for the predictions alone
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
             return self._trainer(**kwargs)
+        refuse_incomplete_data(self.datamodule)
         try:
             describe(self.datamodule)
         except TypeError as error:
@@ -393,12 +396,12 @@ class Commands(CommandLine):
 
     # Running
 
-    def fit(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str | None = None) -> None:
+    def fit(self, model: Classifier, datamodule: Any, ckpt_path: str | None = None) -> None:
         """Train, test the best checkpoint, and say where everything is."""
-        if self.checkpoint is not None and rank_zero_only.rank == 0 and hasattr(type(datamodule), "identity"):
+        if self.checkpoint is not None and rank_zero_only.rank == 0:
             datamodule.prepare_data()
             datamodule.setup("fit")  # before anything of the run is written
-            refuse_other_data(self.checkpoint, self.settings.ckpt_path, datamodule.identity)  # type: ignore[attr-defined]
+            refuse_other_data(self.checkpoint, self.settings.ckpt_path, datamodule.identity)
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=True)
         except BaseException as error:

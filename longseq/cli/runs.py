@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from longseq.cli.errors import UserError, keys_of
 from longseq.cli.names import escaped, shown
+from longseq.training.data import data_of, lacking
 from longseq.training.storage import CheckpointError, StorageError, good_checkpoints
 
 CONFIG = "config.yaml"  # Lightning's name
@@ -166,6 +167,19 @@ def sole_use_of(run: Path) -> Iterator[None]:
         yield
 
 
+def refuse_incomplete_data(datamodule: Any) -> None:
+    """Check that a data module has all that longseq asks of one.
+
+    Raises:
+        UserError: If it has not; the message names what it lacks.
+    """
+    if missing := lacking(datamodule):
+        kind = type(datamodule).__name__
+        raise UserError(
+            f"data: {kind} lacks {', '.join(missing)}; derive it from datamodules.DataModule (docs/data.md)"
+        )
+
+
 def refuse_other_classes(checkpoint: Mapping[str, Any], path: str, class_names: list[str]) -> None:
     """Check that a training goes on with the classes that its checkpoint was trained on.
 
@@ -306,8 +320,8 @@ class RunRecord(pl.Callback):
         self.has_begun = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        datamodule: Any = getattr(trainer, "datamodule", None)
-        if not trainer.is_global_zero or not hasattr(datamodule, "save_splits"):
+        datamodule = data_of(trainer)
+        if not trainer.is_global_zero or datamodule is None:
             return
         datamodule.save_splits(self.run / "splits.csv")
         skipped = [f"{escaped(path)}: {shown(what)}" for path, what in datamodule.bad_files().items()]

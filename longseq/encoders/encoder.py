@@ -44,6 +44,7 @@ class Encoder(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
+    takes_sounds: ClassVar[bool] = False  # and not images
     measured_by: ClassVar[tuple[str, ...]] = ()  # the arguments on which mean and std depend, beside the data
 
     def __init__(
@@ -82,6 +83,16 @@ class Encoder(nn.Module, ABC):
     def rows(self, inputs: Any) -> Int64[Tensor, " b"] | None:
         """How many rows of each picture are there, those behind being padding; None if all rows of all pictures are."""
         return None
+
+    def draw(self, pictures: Sequence[Float[Tensor, "channels height width"]], names: Sequence[str]) -> Any:
+        """A matplotlib figure of pictures as ``picture`` makes them, without their padding, under their names."""
+        from longseq.encoders.drawing import draw_images  # matplotlib takes half a second to import
+
+        return draw_images(pictures, names)
+
+    def sounds(self, inputs: Any) -> list[Float[Tensor, " samples"]]:
+        """The waveforms of a batch, for people to listen to, without padding; none of a batch of images."""
+        return []
 
     def count_tokens(self, inputs: Any) -> Int64[Tensor, ""] | int:
         """All tokens of a batch, padding left out."""

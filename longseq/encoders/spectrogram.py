@@ -1,7 +1,7 @@
 """Sound as sequences: one token a spectrogram frame, or a patch of mels and frames."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -82,6 +82,7 @@ class SpectrogramEncoder(Encoder):
             mechanism does not fit.
     """
 
+    takes_sounds = True
     measured_by = ("sample_rate_hz", "num_mels", "hop_ms", "window_ms")
 
     def __init__(
@@ -142,6 +143,16 @@ class SpectrogramEncoder(Encoder):
 
     def augment(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
         return picture if self.spec_augment is None else self.spec_augment(picture)
+
+    def draw(self, pictures: Sequence[Float[Tensor, "1 frames mels"]], names: Sequence[str]) -> Any:
+        from longseq.encoders.drawing import draw_spectrograms  # matplotlib takes half a second to import
+
+        return draw_spectrograms([picture[0].T for picture in pictures], names, self.sample_rate_hz, self.hop_ms)
+
+    def sounds(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> list[Float[Tensor, " samples"]]:
+        if not isinstance(inputs, Mapping):
+            return list(inputs)
+        return [clip[:length] for clip, length in zip(inputs["waveforms"], inputs["lengths"], strict=True)]
 
     def rows(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Int64[Tensor, " b"] | None:
         """The frames of each clip."""

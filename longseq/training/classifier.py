@@ -16,13 +16,14 @@ from torchmetrics import MetricCollection
 from longseq.arguments import ArgumentError
 from longseq.attention import TokenMixer
 from longseq.compat.lightning import is_resumed_averaging
-from longseq.encoders import Encoder, SpectrogramEncoder
+from longseq.encoders import Encoder
 from longseq.tasks import SingleLabel, Task
 from longseq.training.checkpoint import CheckpointError, build_from, describe, naming, read_checkpoint
+from longseq.training.data import data_of
 from longseq.training.divergence import BadSteps
 from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix
-from longseq.training.optimizer import Course, make_optimizer, warmup_cosine
+from longseq.training.optimizer import Course, SettingError, make_optimizer, warmup_cosine
 from longseq.training.starting import start_from_checkpoint, start_from_data
 
 
@@ -100,7 +101,7 @@ class Classifier(pl.LightningModule):
                     f"must be {num_classes} positive numbers or balanced, got {class_weights}; one a class",
                 )
             weights = torch.tensor(class_weights, dtype=torch.float32)
-        if isinstance(mix, CutMix) and isinstance(encoder, SpectrogramEncoder):
+        if isinstance(mix, CutMix) and encoder.takes_sounds:
             raise ArgumentError("mix", "must be for sounds, got CutMix; MixUp is")
         # for a training alone, and of no interest to a checkpoint
         self.bad_steps = BadSteps()
@@ -143,7 +144,10 @@ class Classifier(pl.LightningModule):
         if stage == "fit":
             self._describe_data()
         if stage == "fit" and self.class_weights == "balanced":
-            labels = self.trainer.datamodule.train_set.labels  # type: ignore[attr-defined]
+            data = data_of(self.trainer)
+            if data is None:
+                raise SettingError("model.class_weights: balanced needs a data module that counts them; give numbers")
+            labels = data.splits()["train"].labels
             counts = self.task.counts(labels, self.num_classes).to(self.loss_weights)
             self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
         if stage == "fit" and self.trainer.ckpt_path is None:
@@ -253,8 +257,8 @@ class Classifier(pl.LightningModule):
         data = self._describe_data()
         if data is not None:
             checkpoint["data"] = data
-            # which a training must find again to go on
-            checkpoint["identity"] = getattr(self.trainer.datamodule, "identity", None)  # type: ignore[attr-defined]
+            datamodule = data_of(self.trainer)
+            checkpoint["identity"] = None if datamodule is None else dict(datamodule.identity)
 
     def _describe_data(self) -> Any:
         return describe(getattr(self.trainer, "datamodule", None))

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longseq.arguments import ArgumentError
-from longseq.encoders import SpectrogramEncoder
 from longseq.training.checkpoint import flatten
 from longseq.training.classifier import Classifier
 from longseq.training.pictures import draw_confusions, draw_inputs
@@ -80,15 +79,11 @@ class InputSamples(pl.Callback):
             inputs, labels = next(iter(samples))
             figure = draw_inputs(pl_module, move_data_to_device(inputs, pl_module.device), labels)
         logger.experiment.add_figure("inputs/samples", figure, _step(trainer), close=False)
-        if not isinstance(pl_module.encoder, SpectrogramEncoder):
-            return
-        clips = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
-        lengths = inputs["lengths"] if isinstance(inputs, Mapping) else [clips.shape[-1]] * len(clips)
-        for number, (clip, length, label) in enumerate(zip(clips, lengths, labels, strict=True)):
-            if length < 2:
+        for number, (clip, label) in enumerate(zip(pl_module.encoder.sounds(inputs), labels, strict=False)):
+            if len(clip) < 2:
                 continue  # TensorBoard takes one sample for a number and refuses it, and nobody would hear it
             tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))
-            loud = clip[:length] / clip.abs().max().clamp(min=1e-6)
+            loud = clip / clip.abs().max().clamp(min=1e-6)
             logger.experiment.add_audio(tag, loud, _step(trainer), pl_module.encoder.sample_rate_hz)
 
 

@@ -11,7 +11,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from datamodules import AudioFolder, DataError, ImageFolder
-from longseq.training.pictures import draw_confusions, draw_images
+from longseq.encoders.drawing import draw_images
+from longseq.training.pictures import draw_confusions
 
 
 def test_a_link_that_leads_up_gives_no_file_the_label_of_another(tmp_path):

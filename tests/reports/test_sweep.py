@@ -29,7 +29,7 @@ def test_every_combination_is_there_and_brackets_keep_their_commas():
     [
         (["--grid", "k"], "grid: must be of the form key=value,value, got 'k'"),
         (["--grid", "a=1", "--seeds", "0"], "seeds: must be positive, got 0"),
-        (["--grid", "a=1", "--config", "no.yaml"], "config: must be files, got 'no.yaml'"),
+        (["--grid", "a=1", "--config", "no.yaml"], "no.yaml: no such file; longseq has some"),
         (["--grid", "a=1", "--mean_over", "b"], "mean_over: must be a key of the grid, got 'b'"),
     ],
 )

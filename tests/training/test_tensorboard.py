@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
+from longseq.encoders.drawing import mel_row
 from longseq.training import Classifier
-from longseq.training.pictures import draw_confusions, mel_row
+from longseq.training.pictures import draw_confusions
 from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
 
 NAMES = ["cat", "dog", "who'd"]

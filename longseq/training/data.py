@@ -1,0 +1,92 @@
+"""The contract between longseq and data: what is asked of a data module, and nothing else is used of one."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+
+class LabelledSamples(Protocol):
+    """A split: a torch data set whose items are asked for a batch at a time."""
+
+    labels: Tensor
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """The batch ``(inputs, labels)`` of these samples."""
+        ...
+
+
+class DataContract(Protocol):
+    """What a LightningDataModule needs beside its loaders, for the commands of longseq; datamodules.DataModule has all.
+
+    An encoder that takes ``shape``, or ``sample_rate_hz`` and ``seconds``, takes them from the data module too.
+
+    Attributes:
+        class_names: Of the labels 0, 1, ...
+        on_error: Whether a file that cannot be read ends a prediction (raise), or is left out (skip).
+        predict_suffixes: Of files that ``read`` understands, in lower case, with the dot.
+        predict_paths: The files that predict_dataloader reads; longseq sets it.
+    """
+
+    class_names: list[str]
+    on_error: Literal["raise", "skip"]
+    predict_suffixes: ClassVar[frozenset[str]]
+    predict_paths: list[str]
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def identity(self) -> Mapping[str, int | str]:
+        """What a training must find again to go on: counts and digests, by what they are of; after setup."""
+        ...
+
+    def splits(self) -> Mapping[str, LabelledSamples]:
+        """The samples of train, val and test, not augmented; after setup."""
+        ...
+
+    def read(self, path: str) -> Tensor:
+        """One input from a file."""
+        ...
+
+    def longest_batch(self) -> Any:
+        """The training batch that takes the most memory; after setup."""
+        ...
+
+    def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was computed from the same training set before, or is now; after setup."""
+        ...
+
+    def statistics(self) -> Mapping[str, Any]:
+        """What the command stats prints; after setup."""
+        ...
+
+    def bad_files(self) -> Mapping[str, str]:
+        """What is wrong with each broken file, by path."""
+        ...
+
+    def save_splits(self, path: Path) -> None:
+        """Write down which sample is in which split; after setup."""
+        ...
+
+
+_ASKED = [
+    *DataContract.__annotations__,
+    *(name for name, value in vars(DataContract).items() if not name.startswith("_") and name != "mro"),
+]
+
+
+def lacking(datamodule: Any) -> list[str]:
+    """The names of the contract that a data module lacks."""
+    there = {*dir(type(datamodule)), *vars(datamodule)}
+    return sorted({name for name in _ASKED if name not in there})
+
+
+def data_of(trainer: pl.Trainer) -> Any:
+    """The trainer's data module, if it fulfils the contract; else None. A training from Python may have any loaders."""
+    datamodule = getattr(trainer, "datamodule", None)
+    return None if datamodule is None or lacking(datamodule) else datamodule
