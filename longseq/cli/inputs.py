@@ -2,10 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import shown
-from longseq.training.data import DataContract
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
@@ -29,7 +29,7 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     return found
 
 
-def readable(datamodule: DataContract, paths: list[str]) -> list[str]:
+def readable(datamodule: Any, paths: list[str]) -> list[str]:
     """The files without the broken ones, which are named, where ``--data.on_error skip`` wants it; else all."""
     if datamodule.on_error != "skip":
         return paths

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-import pytorch_lightning as pl
 from torch import Tensor
 
 
+@runtime_checkable
 class LabelledSamples(Protocol):
     """A split: a torch data set whose items are asked for a batch at a time."""
 
@@ -86,7 +86,7 @@ def lacking(datamodule: Any) -> list[str]:
     return sorted({name for name in _ASKED if name not in there})
 
 
-def data_of(trainer: pl.Trainer) -> Any:
+def data_of(trainer: Any) -> Any:
     """The trainer's data module, if it fulfils the contract; else None. A training from Python may have any loaders."""
     datamodule = getattr(trainer, "datamodule", None)
     return None if datamodule is None or lacking(datamodule) else datamodule

@@ -59,7 +59,10 @@ def test_val_and_test_without_train_are_no_classes(deep, images, tmp_path):
 
 def test_class_names_with_dollars_are_drawn_as_they_are(tmp_path):
     names = ["$a$", "$\\oops{$"]
-    figures = [draw_confusions(torch.eye(2, dtype=torch.int64), names), draw_images(torch.zeros(2, 1, 4, 4), names)]
+    figures = [
+        draw_confusions(torch.eye(2, dtype=torch.int64), names),
+        draw_images(list(torch.zeros(2, 1, 4, 4)), names),
+    ]
     for number, figure in enumerate(figures):
         figure.savefig(tmp_path / f"{number}.png")  # as mathematics the second is an error, and the first slanted
     assert not any(
