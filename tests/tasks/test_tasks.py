@@ -1,0 +1,140 @@
+"""A task is all that a classifier does not do alike for every task: another one needs no change of the classifier."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MultilabelAUROC, MultilabelF1Score
+
+from longseq import ImageEncoder, Softmax
+from longseq.tasks import Answer, SingleLabel, Task
+from longseq.training import Classifier, MixUp
+
+DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
+
+
+class MultiLabel(Task):
+    """Any number of classes a sample: labels are (b, classes) of 0 and 1."""
+
+    best = "f1"
+
+    def targets(self, labels, num_classes):
+        return labels.float()
+
+    def loss(self, outputs, targets, weights, label_smoothing):
+        smooth = targets.float() * (1 - label_smoothing) + label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs, smooth, weights.expand_as(outputs))
+
+    def losses(self, outputs, labels):
+        return F.binary_cross_entropy_with_logits(outputs.float(), labels.float(), reduction="none").mean(1)
+
+    def own_metrics(self, num_classes):
+        return {"f1": MultilabelF1Score(num_classes, average="micro"), "auroc": MultilabelAUROC(num_classes)}
+
+    def probabilities(self, outputs):
+        return outputs.float().sigmoid()
+
+    def answer(self, probabilities, class_names):
+        pairs = zip(class_names, probabilities.tolist(), strict=True)
+        return [Answer(name, share) for name, share in pairs if share > 0.5]
+
+    def names(self, target, class_names):
+        return ", ".join(name for name, is_there in zip(class_names, target, strict=True) if is_there)
+
+    def counts(self, labels, num_classes):
+        return labels.sum(0)
+
+
+class Bars(pl.LightningDataModule):
+    """Pictures of two bars, each there or not: across, and upright."""
+
+    def loader(self, seed: int) -> DataLoader:
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.randint(0, 2, (96, 2), generator=generator)
+        pictures = 20 * torch.rand(96, 1, 6, 6, generator=generator)
+        pictures[:, :, 2] += 200 * labels[:, 0, None, None]
+        pictures[:, :, :, 3] += 200 * labels[:, 1, None, None]
+        return DataLoader(TensorDataset(pictures, labels), 16)
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader(0)
+
+    def val_dataloader(self) -> DataLoader:
+        return self.loader(1)
+
+    test_dataloader = val_dataloader
+
+
+def fitted(
+    task: Task, tmp_path: Path, data: pl.LightningDataModule, **options: object
+) -> tuple[Classifier, pl.Trainer]:
+    torch.manual_seed(0)
+    encoder = ImageEncoder((1, 6, 6), Softmax(), dim=16, depth=1, heads=2)
+    model = Classifier(encoder, 2, ["across", "upright"], task, learning_rate=1e-2, **options)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=20, default_root_dir=tmp_path, logger=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, train_dataloaders=data.train_dataloader(), val_dataloaders=data.val_dataloader())
+    return model, trainer
+
+
+def test_a_task_of_many_labels_trains_tests_and_answers_without_a_change_of_the_classifier(tmp_path: Path) -> None:
+    model, trainer = fitted(MultiLabel(), tmp_path, Bars(), mix=MixUp(0.2), label_smoothing=0.01)
+    (tested,) = trainer.test(model, Bars().test_dataloader(), verbose=False)
+    assert set(tested) == {"test/loss", "test/f1", "test/auroc"}
+    assert tested["test/f1"] > 0.95 and tested["test/auroc"] > 0.95
+    pictures, labels = next(iter(Bars().test_dataloader()))
+    answers = [model.task.answer(row, model.class_names) for row in model.predict_step(pictures, 0).detach()]
+    named = [[answer.class_name for answer in of_sample] for of_sample in answers]
+    expected = [[name for name, there in zip(model.class_names, row, strict=True) if there] for row in labels.tolist()]
+    assert sum(a == b for a, b in zip(named, expected, strict=True)) >= 14
+
+
+def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
+    task, outputs, labels = SingleLabel(), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(
+        task.loss(outputs, labels, weights, 0.1), F.cross_entropy(outputs, labels, weights, label_smoothing=0.1)
+    )
+    torch.testing.assert_close(task.losses(outputs, labels).mean(), F.cross_entropy(outputs, labels))
+    torch.testing.assert_close(
+        task.loss(outputs, task.targets(labels, 3), torch.ones(3), 0.0), F.cross_entropy(outputs, labels)
+    )
+    assert task.counts(labels, 4).tolist() == [2, 2, 1, 0]
+    assert task.answer(torch.tensor([0.1, 0.7, 0.2]), ["a", "b", "c"])[0].class_name == "b"
+    assert task.names(torch.tensor(2), ["a", "b", "c"]) == "c"
+    assert task.names(torch.tensor([0.25, 0.0, 0.75]), ["a", "b", "c"]) == "75% c + 25% a"
+
+
+def test_metrics_named_in_a_configuration_are_logged_beside_the_tasks_own(command: Callable, tmp_path: Path) -> None:
+    """And a checkpoint knows them."""
+    metrics = "{top5: {metric: MulticlassAccuracy, top_k: 5, average: micro}, auroc: MulticlassAUROC}"
+    small = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.max_steps", "2"]
+    done = command("fit", "--config", DIGITS, *small, "--model.task", "SingleLabel", "--model.task.metrics", metrics)
+    assert done.code == 0, done.err
+    tested = command("test", "--ckpt_path", "runs/digits/0/last.ckpt", "--trainer.enable_progress_bar", "false")
+    figures = {line.split(":")[0]: float(line.split(":")[1]) for line in tested.out.strip().splitlines()}
+    assert figures.keys() == {"test accuracy", "test auroc", "test f1", "test loss", "test top5"}
+    assert figures["test top5"] > figures["test accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (
+            "{a: os.system}",
+            "model.task.metrics: must be classes of torchmetrics.classification, got 'os.system' for ",
+        ),
+        ("{a: {top_k: 5}}", "model.task.metrics: must be classes of torchmetrics.classification, got None for a; "),
+        ("{a: {metric: MulticlassAccuracy, topk: 5}}", "model.task.metrics: must be made of arguments that Multiclass"),
+    ],
+)
+def test_a_metric_that_cannot_be_is_one_line(metrics: str, said: str, command: Callable) -> None:
+    flags = ["--model.task", "SingleLabel", "--model.task.metrics", metrics]
+    done = command("fit", "--config", DIGITS, *flags)
+    assert (done.code, done.error.startswith(f"error: {said}")) == (2, True), done.err
