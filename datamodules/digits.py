@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 
 from datamodules.base import hold_out
 from datamodules.errors import require
@@ -32,6 +31,8 @@ class Digits(ImageDataModule):
         self.shape = (1, size, size)
 
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
+        from sklearn.datasets import load_digits  # it takes a quarter of a second to import
+
         pixels, targets = load_digits(return_X_y=True)
         levels = torch.from_numpy(pixels).mul(255 / 16).round().to(torch.uint8)
         images = resize(levels.view(-1, 1, 8, 8), self.size, self.size)

@@ -1,5 +1,6 @@
 """Where a command runs, and where its errors become one line and an exit code."""
 
+import gc
 import importlib
 import logging
 import os
@@ -40,15 +41,15 @@ def run(args: list[str]) -> None:
         with sigterm_stops():
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
-            if args[0] in REPORTS:
-                from longseq.cli.report import run_report
-
-                run_report(args[0], args[1:])
+            is_report = args[0] in REPORTS
+            module = importlib.import_module(f"longseq.cli.{'report' if is_report else 'commands'}")
+            gc.freeze()  # what is imported stays
+            gc.enable()
+            if is_report:
+                module.run_report(args[0], args[1:])
             else:
-                from longseq.cli.commands import Commands
-
                 keep_freed_memory()
-                Commands(args)
+                module.Commands(args)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
         sys.exit(141)  # as a shell says of SIGPIPE

@@ -4,6 +4,7 @@ Importing torch and Lightning takes seconds. Help, a wrong command and a missing
 """
 
 import difflib
+import gc
 import io
 import os
 import sys
@@ -59,6 +60,7 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         print(shown(f"error: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
+    gc.disable()  # it would look through all that is imported, again and again: a tenth of the start
     try:
         from longseq.cli.entry import run  # torch, Lightning and all the rest
     except KeyboardInterrupt:

@@ -1,0 +1,74 @@
+"""How long commands take to start, each against the imports that it cannot do without, in turns in one run.
+
+python benchmarks/start.py [--rounds 5]
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+LONGSEQ = [sys.executable, "-m", "longseq"]
+IMPORTS = [sys.executable, "-c", "import torch, pytorch_lightning"]
+TINY = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0", "--trainer.max_steps", "1"]
+
+
+def seconds(command: list[str], folder: str, until: str | None = None) -> float:
+    """Until a command ends, or has printed some words."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    took = None
+    for line in process.stdout:
+        if until is not None and until in line and took is None:
+            took = time.perf_counter() - begin
+    process.wait()
+    return time.perf_counter() - begin if took is None else took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        Image.new("L", (8, 8)).save(f"{folder}/image.png")
+        step = [*LONGSEQ, "fit", "--config", "image/digits", *TINY, "--trainer.limit_test_batches", "0"]
+        subprocess.run(step, cwd=folder, check=True, capture_output=True)
+        # the callback says it when the first batch is done
+        (Path(folder) / "said.py").write_text(
+            "import pytorch_lightning as pl\n\nclass Said(pl.Callback):\n    def on_train_batch_end(self, *_):\n"
+            "        print('the first step is done', flush=True)\n"
+        )
+        said = ["--allow_class", "said", "--trainer.callbacks+=said.Said"]
+        commands: dict[str, tuple[list[str], str | None]] = {
+            "import torch, pytorch_lightning": (IMPORTS, None),
+            "longseq --help": ([*LONGSEQ, "--help"], None),
+            "longseq ft (no such command)": ([*LONGSEQ, "ft"], None),
+            "longseq fit --config no/such": ([*LONGSEQ, "fit", "--config", "no/such"], None),
+            "longseq fit --help": ([*LONGSEQ, "fit", "--help"], None),
+            "longseq fit --model.encodr x": ([*LONGSEQ, "fit", "--model.encodr", "x"], None),
+            "predict of one file": (
+                [*LONGSEQ, "predict", "--ckpt_path", "runs/digits/0/last.ckpt", "--input", "image.png"], None,
+            ),
+            "fit, until the first step is done": ([*step, *said], "the first step is done"),
+        }  # fmt: skip
+        taken: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(rounds):
+            for name, (command, until) in commands.items():
+                taken[name].append(seconds(command, folder, until))
+    base = taken["import torch, pytorch_lightning"]
+    print("| command | seconds, median | against the imports, median (each round) |\n|---|---|---|")
+    for name, times in taken.items():
+        ratios = [time / one for time, one in zip(times, base, strict=True)]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"| `{name}` | {statistics.median(times):.2f} | **{statistics.median(ratios):.2f}** ({each}) |")
+
+
+if __name__ == "__main__":
+    main()
