@@ -64,6 +64,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         from longseq.cli.entry import run  # torch, Lightning and all the rest
     except KeyboardInterrupt:
+        gc.enable()
         print("SIGINT: stopped; start it again", file=sys.stderr)
         sys.exit(130)
     run(args)

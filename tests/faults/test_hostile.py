@@ -222,7 +222,7 @@ def test_a_configuration_runs_no_program(name: str, place: str, which: str, chec
     ("flags", "said"),
     [
         (
-            ["--data.augment+=torchvision.transforms.v2.Lambda", "--data.augment.lambd=datamodules.digits.load_digits"],
+            ["--data.augment+=torchvision.transforms.v2.Lambda", "--data.augment.lambd=datamodules.samples.mix"],
             "data.augment",
         ),
         (
