@@ -1,8 +1,8 @@
-# make demo, make test, make torture, make bench, make lint: each sets itself up in .venv
+# make demo, make test, make quick, make torture, make bench, make lint: each sets itself up in .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test torture bench lint clean
+.PHONY: demo test quick torture bench lint clean
 
 demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -11,6 +11,14 @@ demo: .venv/.installed
 
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# an answer in a minute: the formulas, the seams and the contracts, without a training
+quick: .venv/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix tests/, \
+		attention/test_formulas.py attention/test_lengths.py attention/test_mixer.py attention/test_plug.py \
+		attention/test_projections.py cli/test_names.py datamodules/test_order.py datamodules/test_splits.py \
+		encoders/test_image.py encoders/test_patches.py encoders/test_resize.py encoders/test_spectrogram.py \
+		training/test_classifier.py)
 
 torture: .venv/.installed-test
 	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults -k "random_moments or whenever_its_writer"

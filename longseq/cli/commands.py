@@ -1,8 +1,6 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and manners."""
 
-import copy
 import json
-import re
 from argparse import SUPPRESS, ArgumentParser
 from contextlib import ExitStack
 from enum import Enum
@@ -53,11 +51,11 @@ from longseq.cli.runs import (
     refuse_other_classes,
     refuse_other_data,
     restore_config,
-    resumed_run,
     sole_use_of,
     without_appended,
     write_metrics,
 )
+from longseq.cli.settings import LINKS, configuration_of, find_resumed, parse, refuse_unexpected_classes
 from longseq.cli.start import add_working_folder
 from longseq.cli.trainer import (
     Trainer,
@@ -74,11 +72,7 @@ from longseq.training import Classifier
 from longseq.training.checkpoint import (
     CheckpointError,
     allow_classes,
-    data_of,
     describe,
-    naming,
-    planned,
-    planned_arguments,
     read_checkpoint,
     refuse_other_shapes,
 )
@@ -90,14 +84,6 @@ from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
 from longseq.training.throughput import ThroughputLogger
 
-# What the data module knows and the model is told; the encoder takes those that its class has.
-LINKS = {
-    "data.num_classes": "model.num_classes",
-    "data.class_names": "model.class_names",
-    "data.shape": "model.encoder.init_args.shape",
-    "data.sample_rate_hz": "model.encoder.init_args.sample_rate_hz",
-    "data.seconds": "model.encoder.init_args.seconds",
-}
 # What the optimizer's state in a checkpoint decides when a training goes on.
 RESTORED = ("learning_rate", "weight_decay")
 # Defaults of Lightning's callbacks that config.yaml would not take, and without which the run cannot go on.
@@ -219,7 +205,7 @@ class Commands(CommandLine):
         if args[:1] == ["fit"] and known.resume != "false":
             allowed = [flag for package in known.allow_class for flag in ("--allow_class", package)]
             args = without + allowed
-            self.resumed = self._find_resumed(parser, known.resume, args)
+            self.resumed = find_resumed(parser, known.resume, args)
         if self.resumed is not None:
             if rank_zero_only.rank == 0:
                 self.held.enter_context(sole_use_of(self.resumed))  # before its checkpoints are looked at
@@ -232,9 +218,9 @@ class Commands(CommandLine):
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         elif path is not None:
             self.checkpoint = read_checkpoint(path, to_go_on=args[:1] == ["fit"])
-            args = [*args[:1], "--config", json.dumps(_configuration(self.checkpoint, str(path))), *args[1:]]
-        self.config = _parse(parser, args)
-        self._refuse_unexpected_classes()
+            args = [*args[:1], "--config", json.dumps(configuration_of(self.checkpoint, str(path))), *args[1:]]
+        self.config = parse(parser, args)
+        refuse_unexpected_classes(self.settings, self.config.subcommand in self.data_commands)
         if self.config.subcommand in self.data_commands:
             return
         if self.checkpoint is None and self.settings.get("ckpt_path") is not None:
@@ -252,33 +238,6 @@ class Commands(CommandLine):
                 raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
         if self.config.subcommand == "fit":
             self.experiment = experiment_of(self.settings)
-
-    @staticmethod
-    def _find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
-        """The run to go on with; its experiment is that of the command line without --resume, as the parser has it."""
-        finder = ArgumentParser(add_help=False, allow_abbrev=False)
-        finder.add_argument("--experiment")
-        finder.add_argument("--trainer.default_root_dir", dest="root")
-        known, others = finder.parse_known_args(args)
-        experiment, root = known.experiment, known.root
-        if folder == "true" and any(re.match(r"(-c|--config|--data)(=|$)", flag) for flag in others):
-            settings = _parse(parser, args).fit
-            experiment, root = experiment_of(settings), settings.trainer.default_root_dir
-        elif experiment is not None:
-            experiment = experiment_of(Namespace(experiment=experiment))
-        return resumed_run(folder, Path(root or "."), experiment)
-
-    def _refuse_unexpected_classes(self) -> None:
-        """jsonargparse checks a class against the type of its place, but takes a function that returns one, and any
-        function or class where something callable is expected."""
-        config = _as_description(self.settings)
-        try:
-            planned(config["data"], pl.LightningDataModule, "data")
-            if self.config.subcommand not in self.data_commands:
-                planned_arguments(Classifier, config["model"], Classifier, "model")
-                planned_arguments(pl.Trainer, config["trainer"], pl.Trainer, "trainer")
-        except CheckpointError as error:
-            raise UserError(str(error)) from error
 
     # Building
 
@@ -483,45 +442,8 @@ class Commands(CommandLine):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
 
 
-def _parse(parser: LightningArgumentParser, args: list[str]) -> Namespace:
-    try:
-        return parser.parse_args(args)
-    except UnicodeDecodeError as error:
-        raise UserError("config: not a text file; give one of YAML") from error
-
-
 def _take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
     """Take the callbacks of these kinds off a trainer, and return them."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     trainer.callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]  # type: ignore
     return [callback for callback in callbacks if isinstance(callback, kinds)]
-
-
-def _configuration(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
-    """The configuration that a checkpoint was trained with, less what the data module tells the model."""
-    config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": data_of(checkpoint, path)})
-    with naming(path):
-        planned_arguments(Classifier, config["model"], Classifier)
-        planned(config["data"], pl.LightningDataModule, "data")
-    for target in LINKS.values():
-        *parents, name = target.split(".")
-        group = config
-        for parent in parents:
-            group = group[parent]
-        group.pop(name, None)
-    return config
-
-
-def _as_description(value: Any) -> Any:
-    """A parsed configuration as describe has it: every object with its class path and all of its arguments."""
-    if isinstance(value, list | tuple):
-        return [_as_description(item) for item in value]
-    if not isinstance(value, Namespace | dict):
-        return value
-    plain = (
-        {name: _as_description(item) for name, item in vars(value).items()} if isinstance(value, Namespace) else value
-    )
-    if "class_path" not in plain:
-        return plain
-    arguments = {**(plain.get("init_args") or {}), **(plain.get("dict_kwargs") or {})}
-    return {"class_path": plain["class_path"], "init_args": arguments}
