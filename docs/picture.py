@@ -16,7 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from longseq.encoders import SpectrogramEncoder
 from longseq.training import Classifier
-from longseq.training.checkpoint import build, read_checkpoint
+from longseq.training.checkpoint import read_checkpoint
+from longseq.training.description import build
 
 INK, ACCENT = "#1f2933", "#c2410c"
 

@@ -18,7 +18,8 @@ import torch
 from longseq import Linear, Linformer, Mechanism, Verma, resize
 from longseq.attention import start_from_inputs
 from longseq.training import Classifier
-from longseq.training.checkpoint import build, read_checkpoint
+from longseq.training.checkpoint import read_checkpoint
+from longseq.training.description import build
 
 
 @torch.no_grad()

@@ -69,15 +69,10 @@ from longseq.compat.lightning import CommandLine, take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.tasks import Task
 from longseq.training import Classifier
-from longseq.training.checkpoint import (
-    CheckpointError,
-    allow_classes,
-    describe,
-    read_checkpoint,
-    refuse_other_shapes,
-)
+from longseq.training.checkpoint import CheckpointError, read_checkpoint, refuse_other_shapes
+from longseq.training.description import allow_classes, describe
+from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
 from longseq.training.generators import GeneratorStates
-from longseq.training.memory import OutOfMemory, let_go_of, what_fits
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import WholeCheckpoints
 from longseq.training.summary import SequenceSummary

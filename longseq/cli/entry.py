@@ -27,7 +27,7 @@ from longseq.cli.faults import (
 from longseq.cli.names import shown
 from longseq.compat.torch import message_of_worker
 from longseq.reports import REPORTS
-from longseq.training.checkpoint import OURS
+from longseq.training.description import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
 

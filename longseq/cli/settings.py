@@ -13,7 +13,8 @@ from pytorch_lightning.cli import LightningArgumentParser
 from longseq.cli.runs import experiment_of, resumed_run
 from longseq.cli.start import UserError
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, data_of, naming, planned, planned_arguments
+from longseq.training.checkpoint import CheckpointError, data_of
+from longseq.training.description import naming, planned, planned_arguments
 
 # What the data module knows and the model is told; the encoder takes those that its class has.
 LINKS = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from longseq.compat.torch import is_out_of_memory
-from longseq.training.memory import OutOfMemory
+from longseq.training.fitting import OutOfMemory
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,8 @@ from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, allow_classes, build, data_of, naming, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
+from longseq.training.description import allow_classes, build, naming
 
 EXACT = 4096  # tokens up to which all singular values are computed
 _LEADING = 512  # those that are computed of longer sequences

@@ -18,8 +18,9 @@ from longseq.attention import TokenMixer
 from longseq.compat.lightning import is_resumed_averaging
 from longseq.encoders import Encoder
 from longseq.tasks import SingleLabel, Task
-from longseq.training.checkpoint import CheckpointError, build_from, describe, naming, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.data import data_of
+from longseq.training.description import build_from, describe, naming
 from longseq.training.divergence import BadSteps
 from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longseq.arguments import ArgumentError
-from longseq.training.checkpoint import flatten
 from longseq.training.classifier import Classifier
+from longseq.training.description import flatten
 from longseq.training.pictures import draw_confusions, draw_inputs
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 from datamodules import FSDD, MNIST, DataError, Digits, Vowels
 from datamodules.base import hold_out
 from longseq.arguments import arguments_of
-from longseq.training.checkpoint import describe
+from longseq.training.description import describe
 
 ALL = [Digits(size=10), MNIST("nowhere"), Vowels(num_train=180, num_test=60), FSDD("nowhere")]
 EMBEDDED = [Digits(), Vowels(num_train=180, num_test=60)]

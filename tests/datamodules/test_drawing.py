@@ -9,7 +9,7 @@ from datamodules.order import CountedSampler
 from datamodules.samples import Clips, ForTraining, LabelledTensors
 from longseq import Linformer, SpecAugment, SpectrogramEncoder
 from longseq.training import Classifier, CutMix, MixUp
-from longseq.training.checkpoint import build, describe
+from longseq.training.description import build, describe
 
 FLIPS = [v2.RandomHorizontalFlip(), v2.RandomErasing(p=0.5)]
 

@@ -8,7 +8,7 @@ import torch
 
 from longseq import ImageEncoder, Linear, Linformer, Softmax, TimmEncoder, Verma
 from longseq.training import Classifier
-from longseq.training.checkpoint import build, describe
+from longseq.training.description import build, describe
 
 PLAIN = [
     "vit_tiny_patch16_224",

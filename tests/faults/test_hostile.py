@@ -21,7 +21,8 @@ from datamodules.augment import SoundTransform
 from longseq.attention import Mechanism, Projection
 from longseq.encoders import Encoder
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, build, describe
+from longseq.training.checkpoint import CheckpointError
+from longseq.training.description import build, describe
 from longseq.training.mix import Mix
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,8 @@ from datamodules import Digits, Vowels
 from longseq.attention import Linformer, Verma
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, build, describe, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, read_checkpoint
+from longseq.training.description import build, describe
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
 

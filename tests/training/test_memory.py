@@ -7,7 +7,7 @@ import torch
 
 from longseq import ImageEncoder, Linear, Linformer
 from longseq.training import Classifier
-from longseq.training.memory import what_fits
+from longseq.training.fitting import what_fits
 
 BATCH = torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.zeros(6, dtype=torch.long)
 

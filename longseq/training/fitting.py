@@ -1,0 +1,105 @@
+"""Which smaller training steps fit where one ran out of memory: found by trying."""
+
+import gc
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq.training.checkpoint import CheckpointError
+from longseq.training.classifier import Classifier
+from longseq.training.description import build_from
+from longseq.training.memory import give_back_freed_memory
+
+
+class OutOfMemory(Exception):  # noqa: N818 (as torch names its own)
+    """A training step that does not fit; the message says which smaller ones do."""
+
+    exit_code = 6
+
+
+def let_go_of(error: BaseException) -> None:
+    """Free what the frames of an error hold: activations of a step that failed."""
+    traceback.clear_frames(error.__traceback__)
+    _give_back_all()
+
+
+def _give_back_all() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    give_back_freed_memory()  # oneDNN maps memory of its own for its code, which glibc's heap may leave no room for
+
+
+def what_fits(
+    model: Classifier,
+    batch: Any,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    has_moments: bool = False,
+) -> list[str]:
+    """The flags with which a training step fits, each tried alone: the largest batch that does among halves of it,
+    activation checkpointing, bfloat16, and the largest k among halves of it.
+
+    Args:
+        model: On the device where it ran out of memory.
+        batch: Inputs and labels on that device, at least as large as those that did not fit.
+        autocast: The precision of the training, as a context.
+        has_moments: Whether AdamW's moments are on the device; else room is kept for them.
+    """
+    model.zero_grad()
+    inputs, labels = batch
+    device = model.device.type
+    found: list[str] = []
+    try:
+        moments = [] if has_moments else [torch.zeros_like(weight) for weight in model.parameters() for _ in range(2)]
+    except (RuntimeError, MemoryError):
+        return found
+
+    def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
+        _give_back_all()
+        try:
+            with context():
+                loss = model(_first(inputs, count)).logsumexp(1).sum()
+            loss.backward()
+        except (RuntimeError, MemoryError) as failure:  # oneDNN says no more than "could not create a primitive"
+            traceback.clear_frames(failure.__traceback__)
+            return False
+        finally:
+            model.zero_grad()
+        return True
+
+    halves = [len(labels) >> shift for shift in range(1, len(labels).bit_length())]
+    if count := next((count for count in halves if fits(model, count)), None):
+        found.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {-(-len(labels) // count)}")
+    if not model.encoder.checkpointing:
+        model.encoder.trunk.set_grad_checkpointing(True)
+        if fits(model, len(labels)):
+            found.append("--model.encoder.checkpointing true")
+        model.encoder.trunk.set_grad_checkpointing(False)
+    with autocast():
+        is_low = torch.is_autocast_enabled(device)
+    if not is_low and fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
+        found.append("--trainer.precision bf16-mixed")
+    k = getattr(model.encoder.attention, "k", None)
+    for smaller in [k >> shift for shift in range(1, k.bit_length())] if isinstance(k, int) else []:
+        description = dict(model.hparams)
+        attention = description["encoder"]["init_args"]["attention"]
+        changed = {**attention, "init_args": {**attention["init_args"], "k": smaller}}
+        encoder = {**description["encoder"]["init_args"], "attention": changed}
+        description["encoder"] = {**description["encoder"], "init_args": encoder}
+        with suppress(CheckpointError):  # a projection may need a larger k
+            other = build_from(Classifier, description).to(model.device)
+            other.encoder.set_statistics(model.encoder.mean, model.encoder.std)
+            if fits(other, len(labels)):
+                found.append(f"--model.encoder.attention.k {smaller}")
+                break
+    del moments
+    return found
+
+
+def _first(inputs: Any, count: int) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs[:count]
+    return {name: value[:count] for name, value in inputs.items()}
