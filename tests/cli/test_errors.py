@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from datamodules import Digits
 from longseq.cli import main
 from longseq.cli.errors import UserError, one_line
 from longseq.cli.inputs import files_of
+from longseq.training.data import lacking
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")
@@ -191,6 +193,22 @@ def test_a_data_module_that_does_not_keep_an_argument_is_named_at_the_start(
     assert done.error == (
         "error: data: Mine must keep its argument level as an attribute; a checkpoint names the data by its arguments"
     )
+
+
+def test_a_data_module_that_lacks_a_part_of_the_contract_is_told_which(
+    command: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "import pytorch_lightning as pl\nclass Bare(pl.LightningDataModule):\n"
+    text += "    num_classes, class_names, shape = 2, ['a', 'b'], (1, 8, 8)\n    def read(self, path): ...\n"
+    (tmp_path / "bare.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    lacks = "bad_files, identity, longest_batch, on_error, predict_paths, predict_suffixes, remember, save_splits, "
+    said = f"error: data: Bare lacks {lacks}splits, statistics; derive it from datamodules.DataModule (docs/data.md)"
+    for name in ("fit", "stats", "check"):
+        config = ["--config", DIGITS] if name == "fit" else []
+        done = command(name, *config, "--data", "bare.Bare", "--allow_class", "bare")
+        assert (done.code, done.error, list(Path().glob("runs/*/*"))) == (2, said, [])
+    assert lacking(Digits()) == []
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_a_configuration_runs_no_program(name: str, place: str, which: str, chec
         ),
         (
             ["--trainer.callbacks+=LambdaCallback", "--trainer.callbacks.on_fit_start=longseq.cli.main"],
-            "trainer.callbacks.on_fit_start: longseq.cli.entry.main may not be named",
+            "trainer.callbacks.on_fit_start: longseq.cli.start.main may not be named",
         ),
         (["--model.encoder", "longseq.ImageEncoder.from_timm"], "model.encoder: "),
         (["--trainer.callbacks+=longseq.training.Classifier"], "trainer.callbacks"),
