@@ -69,8 +69,8 @@ def describe(value: Any) -> Any:
 
 
 def _given(value: Any) -> dict[str, Any]:
-    """The constructor arguments of an object; of another library's, which keeps them in forms of its own, those that
-    are not as they would be without being given."""
+    """The constructor arguments of an object. Of an object of torchvision, which keeps them in forms of its own, only
+    those that differ from the defaults."""
     arguments, kind = arguments_of(value), type(value)
     if kind.__module__.partition(".")[0] != "torchvision":
         return arguments
