@@ -1,8 +1,8 @@
-"""What the experiments of configs/ reach, trained in full by the command line on real data.
+"""What the experiments of configs/ reach in two fifths of their epochs, by the command line, on real data.
 
-One seed is trained, on whatever processor: another one changes the accuracy by up to 3 points. The bounds lie lower
-than that, and above what a program reaches that is wrong: one that trains for a quarter of the time (0.76 to 0.92 on
-digits, 0.93 to 0.95 on spoken digits; docs/results), or one that cuts E where it should carry it.
+One seed is trained, on whatever processor, which changes the accuracy by some points. Measured were 0.955 and 0.916 on
+digits, 0.963 and 0.957 on spoken digits (Linformer, Verma); the bounds lie six to twelve points lower, and above what a
+program reaches that cuts E where it should carry it. What the whole trainings reach is in the README, over five seeds.
 """
 
 import json
@@ -67,18 +67,18 @@ def slowed(clips: Clips) -> Clips:
     return Clips([clip[:length] for clip, length in zip(waveforms, lengths, strict=True)], clips.labels)
 
 
-@pytest.mark.parametrize(("flags", "least"), [([], 0.93), (VERMA, 0.92)], ids=["linformer", "verma"])
+@pytest.mark.parametrize(("flags", "least"), [([], 0.85), (VERMA, 0.80)], ids=["linformer", "verma"])
 def test_digits_with_every_pixel_a_token_also_at_twice_the_size(flags: list[str], least: float, train: Train) -> None:
-    accuracy, model = train(DIGITS, *flags)
+    accuracy, model = train(DIGITS, *flags, "--trainer.max_epochs", "12")
     assert accuracy >= least
     assert accuracy_of(resize(model, (1, 16, 16)), Digits(size=16)) >= accuracy - LOSS
 
 
-@pytest.mark.parametrize(("flags", "least"), [([], 0.955), (VERMA, 0.95)], ids=["linformer", "verma"])
+@pytest.mark.parametrize(("flags", "least"), [([], 0.88), (VERMA, 0.86)], ids=["linformer", "verma"])
 def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_long(
     flags: list[str], least: float, train: Train, real_data: Path
 ) -> None:
-    accuracy, model = train(SPOKEN, "--data.root", str(real_data), *flags)
+    accuracy, model = train(SPOKEN, "--data.root", str(real_data), *flags, "--trainer.max_epochs", "4")
     assert accuracy >= least
     data = FSDD(str(real_data))
     assert accuracy_of(resize(model, hop_ms=5.0), data) >= accuracy - LOSS
