@@ -21,7 +21,7 @@ def draw_images(pictures: Sequence[Float[Tensor, "channels height width"]], name
 
 
 def draw_spectrograms(
-    pictures: Sequence[Float[Tensor, "mels frames"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
+    pictures: Sequence[Float[Tensor, "mels _"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
 ) -> Figure:
     """Draw log-mel spectrograms as long as their clips, 60 dB down from their loudest points, in seconds and hertz."""
     figure, grid = _grid(len(names), cell=(2.6, 2.2))

@@ -84,7 +84,7 @@ class Encoder(nn.Module, ABC):
         """How many rows of each picture are there, those behind being padding; None if all rows of all pictures are."""
         return None
 
-    def draw(self, pictures: Sequence[Float[Tensor, "channels height width"]], names: Sequence[str]) -> Any:
+    def draw(self, pictures: Sequence[Float[Tensor, "channels _ width"]], names: Sequence[str]) -> Any:
         """A matplotlib figure of pictures as ``picture`` makes them, without their padding, under their names."""
         from longseq.encoders.drawing import draw_images  # matplotlib takes half a second to import
 

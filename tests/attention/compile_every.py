@@ -1,9 +1,9 @@
-"""Compile a ViT of every mechanism in one graph, compare all gradients with those of the plain one, and print it."""
+"""Compile a ViT of every kind of layer in one graph, compare its gradients with the plain one's, and print it."""
 
 import torch
-from test_contract import MECHANISMS, gradients, model
+from test_contract import COMPILED, gradients, model
 
-for mechanism in MECHANISMS:
+for mechanism in COMPILED:
     torch.compiler.reset()
     vit = model(mechanism).train()
     expected = gradients(vit)

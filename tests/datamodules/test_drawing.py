@@ -215,11 +215,13 @@ def test_balanced_class_weights_count_each_class_as_much():
         SpectrogramEncoder(8000, 0.1, Linformer(2), num_mels=8, dim=8, depth=1, heads=1), 3, class_weights="balanced"
     )
 
+    data = Digits()
+    data.setup()
+    data.train_set = LabelledTensors(torch.zeros(100, 1), torch.tensor([0] * 70 + [1] * 20 + [2] * 10))
+
     class Trainer:
         ckpt_path = "resumed"  # nothing is measured then
-
-        class datamodule:  # noqa: N801
-            train_set = LabelledTensors(torch.zeros(100, 1), torch.tensor([0] * 70 + [1] * 20 + [2] * 10))
+        datamodule = data
 
     model._trainer = Trainer()
     model.setup("fit")
