@@ -69,7 +69,7 @@ from longseq.compat.lightning import CommandLine, take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.tasks import Task
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, read_checkpoint, refuse_other_shapes
+from longseq.training.checkpoint import CheckpointError, changed_settings, read_checkpoint, refuse_other_shapes
 from longseq.training.description import allow_classes, describe
 from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
 from longseq.training.generators import GeneratorStates
@@ -261,6 +261,8 @@ class Commands(CommandLine):
         if self.subcommand == "fit":
             refuse_other_classes(self.checkpoint, self.settings.ckpt_path, self.model.class_names)
         refuse_other_shapes(self.checkpoint, self.model)
+        for said in changed_settings(self.checkpoint, self.model):
+            rank_zero_warn(f"{said}: its weights were not trained so")
         if self.resumed is not None:
             self._take_findings(self.checkpoint)
         if self.subcommand == "fit":

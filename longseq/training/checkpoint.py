@@ -1,5 +1,6 @@
 """Checkpoints of a classifier: read as tensors and plain values, and held against a model."""
 
+import re
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -9,6 +10,7 @@ import pytorch_lightning as pl
 from longseq.training.description import flatten
 from longseq.training.storage import LAYOUT, CheckpointError, read_whole
 
+_FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
 
 
@@ -31,6 +33,17 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
         f"ckpt_path: does not fit the model: {', '.join(differing) or 'it was made by another version of longseq'}; "
         "leave the flags out, or start a new training from it with --model.init_from"
     )
+
+
+def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[str]:
+    """What a model of the checkpoint's shapes would make another way of its weights: each setting of the encoder that
+    differs, there and here. Rates of dropout, masks and recomputation may differ."""
+    old, new = (dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams))
+    return [
+        f"model.{name} is {old[name]} in the checkpoint and {new[name]} here"
+        for name in old
+        if name.startswith("encoder.") and not _FREE.match(name) and name in new and old[name] != new[name]
+    ]
 
 
 def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: bool = False) -> dict[str, Any]:

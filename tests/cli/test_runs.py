@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -246,6 +247,16 @@ def test_no_file_outside_of_the_run_is_deleted_or_written(command: Callable, pet
     done = command("fit", "--resume", run, "--trainer.max_steps", "6")
     assert (done.code, ".lock: cannot be written" in done.error) == (6, True), done.err
     assert mine.read_text() == "precious"
+
+
+def test_a_setting_that_keeps_all_shapes_does_not_change_silently(command: Callable, pets: Path) -> None:
+    """Two heads where the weights were trained for one."""
+    resume = ["fit", "--resume", "runs/pets/0", "--model.encoder.dropout", "0.1"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*in the checkpoint and")
+        assert command(*resume, "--trainer.max_steps", "4").code == 0
+    with pytest.warns(UserWarning, match="model.encoder.heads is 1 in the checkpoint and 2 here: its weights were"):
+        command(*resume, "--model.encoder.heads", "2", "--trainer.max_steps", "6")
 
 
 # Names
