@@ -62,6 +62,7 @@ from longseq.cli.trainer import (
     is_lightnings,
     is_of_restoring,
     refuse_missing_devices,
+    refuse_useless_precision,
     refuse_wrong_numbers,
     wrong_flag,
 )
@@ -224,6 +225,8 @@ class Commands(CommandLine):
             raise UserError("resume: stands in a configuration, where it has no effect; give it as a flag")
         refuse_wrong_numbers(self.settings)
         refuse_missing_devices(self.settings.trainer)
+        if self.config.subcommand == "fit":
+            refuse_useless_precision(self.settings.trainer)
         seed = self.settings.seed_everything
         if not isinstance(seed, bool) and not 0 <= seed < 2**32:
             raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")

@@ -51,3 +51,7 @@ def run_report(name: str, args: list[str]) -> None:
         report(**settings)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
+    except OSError as error:  # of the folder that it writes to; what it reads is checked where it is read
+        if isinstance(error, BrokenPipeError) or error.filename is None:
+            raise
+        raise UserError(f"{error.filename}: {error.strerror}; give another --out", exit_code=6) from error

@@ -98,6 +98,10 @@ MISTAKES = {
         ["--trainer.gradient_clip_val", "-1"],
         "trainer.gradient_clip_val: must be 0 or more, got -1; 1 is usual, and without it nothing is clipped",
     ),
+    "a precision in which no optimizer works": (
+        ["--trainer.precision", "16-true"],
+        "trainer.precision: 16-true has weights of float16, in which AdamW divides by 0; give 16-mixed or bf16-true",
+    ),
     "steps fewer than none": (["--skip_bad_steps", "-1"], "skip_bad_steps: must be 0 or more, got -1; "),
     "sanity below -1": (
         ["--trainer.num_sanity_val_steps", "-5"],
@@ -295,6 +299,12 @@ def test_a_command_without_what_it_needs_is_one_line(
 def test_inputs_of_predict_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"^input: empty, .*; give a file or a folder$|^/nowhere: no such file or f"):
         files_of(name, frozenset({".png"}))
+
+
+def test_a_folder_that_a_report_cannot_make_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = said(capsys, ["approximation", "--out", str(tmp_path / "file")], 6)
+    assert line == f"{tmp_path}/file: File exists; give another --out"
 
 
 def test_missing_data_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
