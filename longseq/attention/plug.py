@@ -38,7 +38,7 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
             raise ArgumentError(
                 "vit",
                 f"must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
-                f" holds {type(attention).__name__}; choose a plain ViT or DeiT",
+                f" holds {type(attention).__name__}; choose a plain, new ViT or DeiT",
             )
     for block, layer in zip(vit.blocks, mechanism.layers(attentions, token_grid(vit)), strict=True):
         block.attn = layer.train(block.attn.training)  # type: ignore[union-attr]

@@ -33,6 +33,7 @@ from longseq.cli.errors import (
     locate,
     refused_in_training,
     refused_part,
+    user_error_in,
 )
 from longseq.cli.faults import what_was_asked
 from longseq.cli.inputs import files_of, readable
@@ -255,8 +256,11 @@ class Commands(CommandLine):
             wrong = argument_error_in(error)
             if wrong is not None:
                 raise UserError(f"{locate(self.settings.as_dict(), wrong.argument)}: {wrong.what}") from error
+            behind = user_error_in(error)
+            if behind is not None and behind is not error:
+                raise behind from None
             refused = refused_part(error, self.settings.as_dict())
-            if refused is None or hasattr(error, "exit_code"):
+            if refused is None or behind is error:
                 raise
             raise refused from error
         if self.checkpoint is None:

@@ -52,7 +52,8 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "no such class":
             return f"{key}: no class {what}; {nearest(what, _class_names())}"
         case "missing":
-            return f"{what.replace('fit.', '')}: missing; give --config, one of configs/, or these flags"
+            what = what.replace("fit.", "") if key == "arguments" else f"{key}.{what}"
+            return f"{what}: missing; give --config, one of configs/, or these flags"
         case "wrong value":
             return f"{key}: got {what}; give {' or '.join(expected)}"
         case "no such file":
@@ -60,6 +61,15 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "not YAML":
             return f"config: not YAML: {what}; mend the file"
     return f"{key}: {what}; see --help"
+
+
+def user_error_in(error: BaseException | None) -> Any:
+    """The error with an exit code of its own, such as broken data, behind one that jsonargparse has made of it."""
+    while error is not None:
+        if hasattr(error, "exit_code"):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def argument_error_in(error: BaseException | None) -> Any:

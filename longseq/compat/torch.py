@@ -21,6 +21,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
+def without_autocast(x: Tensor) -> torch.autocast:
+    """A context in which x is computed with in its own precision; on the meta device too, which knows no autocast."""
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
+
+
 def gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of GELU(x)."""
     return torch.ops.aten.gelu_backward(grad, x)

