@@ -96,5 +96,5 @@ def test_what_it_names_is_not_decayed():
 
 
 def test_attention_is_not_plugged_over_a_layer_that_has_no_queries():
-    with pytest.raises(ValueError, match=r"block 0 \(Block\) holds ConvolutionLayer; choose a plain ViT"):
+    with pytest.raises(ValueError, match=r"block 0 \(Block\) holds ConvolutionLayer; choose a plain, new ViT"):
         plug(plug(vit(), Convolution()), Softmax())
