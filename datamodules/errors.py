@@ -14,6 +14,8 @@ class DataError(Exception):
 class ArgumentError(ValueError):
     """An argument of a constructor or a function that cannot be.
 
+    longseq has the same class. Neither package imports the other, and the command line knows both by their fields.
+
     Args:
         argument: Its name.
         what: "must ..., got ...; <remedy>".

@@ -13,6 +13,8 @@ from typing import Any, get_type_hints
 class ArgumentError(ValueError):
     """An argument of a constructor or a function that cannot be.
 
+    datamodules has the same class. Neither package imports the other, and the command line knows both by their fields.
+
     Args:
         argument: Its name.
         what: "must ..., got ...; <remedy>".

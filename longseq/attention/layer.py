@@ -64,14 +64,10 @@ class AttentionLayer(TokenMixer):
         is_causal: bool = False,
         num_queries: int | None = None,
     ) -> Float[Tensor, "b q d"]:
-        """Attend.
+        """Attend, as a TokenMixer.
 
-        Args:
-            x: Tokens.
-            attn_mask: (b, 1, 1, n), True where a key is a token, False where it is padding. A sequence that is shorter
-                than the n tokens for which the layer was built needs one, to say that its tokens are the first ones.
-            is_causal: Only False; timm's blocks pass it.
-            num_queries: q, of how many tokens, the first ones, the outcome is wanted; None for all.
+        A sequence that is shorter than the n tokens for which the layer was built needs a mask, to say that its tokens
+        are the first ones.
 
         Raises:
             ValueError: If the mask is another one than of padding, or the tokens are not those that the layer's

@@ -257,10 +257,10 @@ class Commands(CommandLine):
             if wrong is not None:
                 raise UserError(f"{locate(self.settings.as_dict(), wrong.argument)}: {wrong.what}") from error
             behind = user_error_in(error)
-            if behind is not None and behind is not error:
+            if behind is not None:
                 raise behind from None
             refused = refused_part(error, self.settings.as_dict())
-            if refused is None or behind is error:
+            if refused is None:
                 raise
             raise refused from error
         if self.checkpoint is None:

@@ -63,22 +63,22 @@ def one_line(message: str, options: Iterable[str]) -> str:
     return f"{key}: {what}; see --help"
 
 
-def user_error_in(error: BaseException | None) -> Any:
+def user_error_in(error: BaseException) -> Any:
     """The error with an exit code of its own, such as broken data, behind one that jsonargparse has made of it."""
-    while error is not None:
-        if hasattr(error, "exit_code"):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+    return next((each for each in _chain(error) if hasattr(each, "exit_code")), None)
 
 
-def argument_error_in(error: BaseException | None) -> Any:
+def argument_error_in(error: BaseException) -> Any:
     """The ArgumentError (longseq's, or a data module's) behind an error; None if there is none."""
+    found = (each for each in _chain(error) if isinstance(each, ValueError))
+    return next((each for each in found if hasattr(each, "argument") and hasattr(each, "what")), None)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was made of."""
     while error is not None:
-        if isinstance(error, ValueError) and hasattr(error, "argument") and hasattr(error, "what"):
-            return error
+        yield error
         error = error.__cause__ or error.__context__
-    return None
 
 
 def locate(config: Mapping[str, Any], name: str) -> str:

@@ -20,12 +20,10 @@ class CommandLine(LightningCLI):
     data_commands: ClassVar[tuple[str, ...]] = ()
 
     def add_arguments_to_data_command(self, parser: LightningArgumentParser) -> None:
-        """Add the flags of a command that needs data alone."""
-        raise NotImplementedError
+        """Add the flags of a command that needs data alone; it has no others."""
 
     def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
         """Add flags of one command to its parser, which has those that all commands have."""
-        raise NotImplementedError
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         if subcommand in self.data_commands:

@@ -52,7 +52,7 @@ def _written(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Float[Te
 # Every mechanism that longseq.attention exports, by the name of a table's column.
 _EXPORTED: dict[str, Any] = {kind.__name__.lower(): kind for kind in exported(Mechanism)}
 WITH_K = {name for name, kind in _EXPORTED.items() if "k" in inspect.signature(kind).parameters}
-# They are given k, which is None where a mechanism has none.
+# They are given k, which is None where a mechanism has none. The baselines come first.
 MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
     "softmax-written": lambda k: WrittenSoftmax(),
     "softmax": lambda k: Softmax(),

@@ -30,7 +30,7 @@ class Task(ABC):
             is filled in.
 
     Attributes:
-        best: The name of the metric that chooses the best checkpoint, is printed, and is swept.
+        best: The name of the metric that chooses the best checkpoint and is printed. A sweep tabulates accuracy alone.
         mode: Whether the best is the highest (max) or the lowest (min).
 
     Raises:

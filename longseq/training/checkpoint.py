@@ -23,7 +23,7 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
     there, here = checkpoint["state_dict"], model.state_dict()
     if there.keys() == here.keys() and all(there[name].shape == here[name].shape for name in here):
         return
-    old, new = (dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams))
+    old, new = _settings(checkpoint, model)
     differing = [
         f"model.{name} is {old.get(name)} there and {new.get(name)} here"
         for name in {**old, **new}
@@ -38,12 +38,17 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
 def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[str]:
     """What a model of the checkpoint's shapes would make another way of its weights: each setting of the encoder that
     differs, there and here. Rates of dropout, masks and recomputation may differ."""
-    old, new = (dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams))
+    old, new = _settings(checkpoint, model)
     return [
         f"model.{name} is {old[name]} in the checkpoint and {new[name]} here"
         for name in old
         if name.startswith("encoder.") and not _FREE.match(name) and name in new and old[name] != new[name]
     ]
+
+
+def _settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[dict[str, Any]]:
+    """The settings of the checkpoint's model and of a model, plain values by their path."""
+    return [dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams)]
 
 
 def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: bool = False) -> dict[str, Any]:
