@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.cache import cache_folder, kept
 from datamodules.errors import DataError, require
 from datamodules.hold_out import hold_out
+from datamodules.labels import counts, written
 from datamodules.order import CountedSampler, RankSampler
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
 
@@ -214,9 +215,9 @@ class DataModule(pl.LightningDataModule, ABC):
     def save_splits(self, path: Path) -> None:
         """Write down which sample is in which split: a table of where it is, label and split."""
         rows = [
-            {**self.located(name), "label": self.class_names[label], "split": split}
+            {**self.located(name), "label": label, "split": split}
             for split, samples in self.splits().items()
-            for name, label in zip(samples.names, samples.labels.tolist(), strict=True)
+            for name, label in zip(samples.names, written(samples.labels, self.class_names), strict=True)
         ]
         with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are any bytes
             table = csv.DictWriter(file, rows[0])
@@ -234,7 +235,7 @@ class DataModule(pl.LightningDataModule, ABC):
     def statistics(self) -> dict[str, Any]:
         """Sizes of splits and classes, and the training set's figures; computed once for the same content."""
         sizes = {f"{name} samples": len(samples) for name, samples in self.splits().items()}
-        of_classes = self.train_set.labels.bincount(minlength=self.num_classes).tolist()
+        of_classes = counts(self.train_set.labels, self.num_classes).tolist()
         figures = self.remember("figures", lambda: self.figures(self.train_set))
         return {
             **sizes,

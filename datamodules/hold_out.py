@@ -3,15 +3,18 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from datamodules.labels import Labels, classes_of, samples_of_classes
+
 Split = tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]
 
 
-def hold_out(labels: Int64[Tensor, " n"], fraction: float, seed: int) -> Split:
+def hold_out(labels: Labels, fraction: float, seed: int) -> Split:
     """Split 0..n-1 into the indices kept and those held out, the same fraction of every class.
 
     A class of two or more has at least one index on either side, a class of one is kept. Both parts are sorted, and
@@ -19,14 +22,13 @@ def hold_out(labels: Int64[Tensor, " n"], fraction: float, seed: int) -> Split:
     """
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
+    for members in samples_of_classes(labels):
         count = _share(len(members), fraction)
         held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
 
-def hold_out_files(labels: Int64[Tensor, " n"], files: Sequence[str], fraction: float, seed: int) -> Split:
+def hold_out_files(labels: Labels, files: Sequence[str], fraction: float, seed: int) -> Split:
     """As hold_out, but all samples of one file stay together, and the files' names decide, not their number.
 
     Clips of one recording would tell the answers of a test to a training on its other clips. A file that is added moves
@@ -39,9 +41,9 @@ def hold_out_files(labels: Int64[Tensor, " n"], files: Sequence[str], fraction: 
         seed: Of the order, by hash, in which the files are taken.
     """
     samples_of: dict[str, Counter[int]] = {}
-    for file, label in zip(files, labels.tolist(), strict=True):
-        samples_of.setdefault(file, Counter())[label] += 1
-    sizes = Counter(labels.tolist())
+    for file, classes in zip(files, classes_of(labels), strict=True):
+        samples_of.setdefault(file, Counter()).update(classes)
+    sizes = Counter(chain.from_iterable(classes_of(labels)))
     wanted = {label: _share(size, fraction) for label, size in sizes.items()}
     held: Counter[int] = Counter()
     chosen: set[str] = set()

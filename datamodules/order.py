@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from datamodules.errors import DataError, counted
+from datamodules.labels import Labels, weights_of_balanced_draw
 from datamodules.samples import mix
 
 _POOL = 50  # batches that are sorted by length together: enough for little padding, few enough to mix
@@ -38,7 +39,7 @@ class CountedSampler(DistributedSampler):
         batch_size: int,
         seed: int,
         lengths: Int64[Tensor, " n"] | None = None,
-        labels: Int64[Tensor, " n"] | None = None,
+        labels: Labels | None = None,
     ) -> None:
         # a DistributedSampler by kind alone, for Lightning puts its own in the place of every other
         self.num_all, self.batch_size, self.seed = num_samples, batch_size, seed
@@ -72,7 +73,7 @@ class CountedSampler(DistributedSampler):
         if self.labels is None:
             order = torch.randperm(self.num_all, generator=generator)
         else:
-            weights = self.labels.bincount().clamp(min=1).double().reciprocal()[self.labels]
+            weights = weights_of_balanced_draw(self.labels)
             order = torch.multinomial(weights, self.num_all, replacement=True, generator=generator)
         order = order.repeat(world)[: len(self) * world]
         if self.lengths is not None:

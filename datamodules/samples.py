@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from datamodules.labels import Labels
+
 
 class Samples(Dataset):
     """Inputs, read when they are asked for or held in memory, with their labels.
@@ -26,7 +28,7 @@ class Samples(Dataset):
     def __init__(
         self,
         inputs: Sequence[Tensor] | Tensor,
-        labels: Int64[Tensor, " n"],
+        labels: Labels,
         names: Sequence[str] | None = None,
         digest: str | None = None,
     ) -> None:
@@ -119,7 +121,7 @@ class Clips(Samples):
     def __init__(
         self,
         inputs: Sequence[Tensor] | Tensor,
-        labels: Int64[Tensor, " n"],
+        labels: Labels,
         names: Sequence[str] | None = None,
         digest: str | None = None,
         max_samples: int | None = None,

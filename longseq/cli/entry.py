@@ -43,6 +43,7 @@ def run(args: list[str]) -> None:
                 importlib.import_module(package)
             is_report = args[0] in REPORTS
             module = importlib.import_module(f"longseq.cli.{'report' if is_report else 'commands'}")
+            gc.freeze()  # what is imported stays, and looking through it once would take half a second
             gc.enable()
             if is_report:
                 module.run_report(args[0], args[1:])

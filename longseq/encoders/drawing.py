@@ -16,6 +16,7 @@ def draw_images(pictures: Sequence[Float[Tensor, "channels height width"]], name
         pixels = picture.permute(1, 2, 0) if len(picture) == 3 else picture[0]
         axes.imshow((pixels / 255).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(name, parse_math=False)
+        axes.set(xticks=[], yticks=[])
         axes.set_axis_off()
     return figure
 

@@ -71,6 +71,14 @@ class Encoder(nn.Module, ABC):
         """n, the length of the sequence that the attention sees."""
         return self.trunk.patch_embed.num_patches + self.trunk.num_prefix_tokens
 
+    @classmethod
+    @abstractmethod
+    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
+        """Small encoders of each form, each with a batch of inputs as data modules yield it.
+
+        All tests of encoders go over them. Each sees 16 tokens or more.
+        """
+
     @abstractmethod
     def picture(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
         """Make the pictures that the trunk sees, before they are normalised, in float32; they may lack rows at the end,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -59,6 +60,15 @@ class ImageEncoder(Encoder):
         super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing)
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path = mlp_ratio, dropout, drop_path
+
+    @classmethod
+    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
+        small: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 4, "mlp_ratio": 2.0}
+        bytes_ = torch.randint(256, (3, 3, 6, 8), dtype=torch.uint8)
+        return [
+            (cls((3, 6, 8), attention, **small), bytes_),
+            (cls((1, 12, 8), attention, patch_size=2, pool="token", **small), 255 * torch.rand(3, 1, 12, 8)),
+        ]
 
     def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()

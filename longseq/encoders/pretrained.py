@@ -87,6 +87,11 @@ class TimmEncoder(Encoder):
             statistics = [values.mean().expand(picture[0]) for values in statistics]
         self.set_statistics(*(values[:, None, None] for values in statistics))
 
+    @classmethod
+    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
+        image = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+        return [(cls("vit_tiny_patch16_224", attention, shape=(3, 64, 64), pretrained=False), image)]
+
     def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()
 

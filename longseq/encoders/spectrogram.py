@@ -131,6 +131,17 @@ class SpectrogramEncoder(Encoder):
         self.num_samples, self.hop = num_samples, hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
+    @classmethod
+    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
+        small: dict[str, Any] = {"sample_rate_hz": 8000, "seconds": 0.4, "dim": 16, "depth": 2, "heads": 4}
+        lengths = torch.tensor([3200, 1000, 90])
+        padded = torch.randn(3, 3200) * (torch.arange(3200) < lengths[:, None])
+        return [
+            (cls(attention=attention, num_mels=20, **small), {"waveforms": padded, "lengths": lengths}),
+            (cls(attention=attention, num_mels=16, tokens=[8, 4], pool="token", **small), torch.randn(3, 3200)),
+            (cls(attention=attention, num_mels=20, spec_augment=SpecAugment(), **small), torch.randn(3, 3200)),
+        ]
+
     def picture(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         if waveforms.shape[-1] > self.num_samples:

@@ -1,40 +1,103 @@
 """What every data module promises, and the split that they share."""
 
 import copy
+import inspect
 import json
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from small_sets import SMALL, noise, picture
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+import datamodules
 from datamodules import FSDD, MNIST, DataError, Digits, Vowels
 from datamodules.base import hold_out
 from longseq.arguments import arguments_of
+from longseq.training.data import lacking
 from longseq.training.description import describe
 
-ALL = [Digits(size=10), MNIST("nowhere"), Vowels(num_train=180, num_test=60), FSDD("nowhere")]
-EMBEDDED = [Digits(), Vowels(num_train=180, num_test=60)]
+EVERY = pytest.mark.parametrize("kind", SMALL, ids=lambda kind: kind.__name__)
 
 
-def of_class(data):
-    return type(data).__name__
+@pytest.fixture
+def data(kind, tmp_path, monkeypatch):
+    """A data set of this kind in small, as it is before setup."""
+    return SMALL[kind](tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("data", ALL, ids=of_class)
-def test_constructor_arguments_are_kept_as_plain_attributes_that_rebuild_the_module(data):
+def test_every_data_set_that_is_exported_has_a_small_one_and_is_tried():
+    exported = [getattr(datamodules, name) for name in datamodules.__all__]
+    kinds = {kind for kind in exported if issubclass(kind, datamodules.DataModule) and not inspect.isabstract(kind)}
+    assert kinds == set(SMALL), "add a function to small_sets.py"
+
+
+@EVERY
+def test_constructor_arguments_are_kept_as_plain_attributes_that_rebuild_the_module(kind, data):
     arguments = arguments_of(data)
     assert json.loads(json.dumps(describe(arguments))) == describe(arguments)
-    again = type(data)(**arguments)
+    again = kind(**arguments)
     assert arguments_of(again) == arguments
     assert {"batch_size", "num_workers", "val_fraction", "seed", "balanced", "augment"} <= set(arguments)
+    data.setup()
+    again.setup()
+    assert again.identity == data.identity
+    assert again.statistics() == data.statistics()
 
 
-@pytest.mark.parametrize(("data", "shape"), list(zip(ALL, [(1, 10, 10), (1, 28, 28), (3200,), (8000,)], strict=True)))
-def test_shape_and_classes_are_known_before_any_file_is_touched(data, shape):
-    assert data.shape == shape
-    assert data.num_classes == len(set(data.class_names)) == 10
+@EVERY
+def test_shape_and_classes_are_known_before_setup_and_all_that_longseq_asks_for_is_there(kind, data):
+    shape, class_names = data.shape, data.class_names
+    assert data.num_classes == len(set(class_names)) >= 2
+    data.setup()
+    assert lacking(data) == []
+    assert (data.shape, data.class_names) == (shape, class_names)
+
+
+@EVERY
+def test_batches_are_inputs_of_the_shape_with_int64_labels_and_none_is_lost(kind, data):
+    data.batch_size = 7
+    data.setup()
+    for loader, split in (
+        (data.train_dataloader(), data.train_set),
+        (data.val_dataloader(), data.val_set),
+        (data.test_dataloader(), data.test_set),
+    ):
+        inputs, labels = zip(*loader, strict=True)
+        assert all(len(batch) == data.batch_size for batch in labels[:-1])
+        for batch in inputs:
+            if isinstance(batch, dict):
+                assert batch["waveforms"].dtype == torch.float32
+                assert batch["waveforms"].shape[1] == batch["lengths"].max() <= data.shape[0]
+            else:
+                assert batch.dtype == torch.uint8 and batch.shape[1:] == data.shape
+        assert torch.cat(labels).dtype == torch.int64
+        assert torch.equal(torch.cat(labels).sort()[0], split.labels.sort()[0])
+    assert set(data.train_set.labels.tolist()) == set(range(data.num_classes))
+
+
+@EVERY
+def test_a_foreign_file_is_read_as_an_input_of_the_same_kind(kind, data, tmp_path):
+    data.setup()
+    ours = data.train_set.sample(0)
+    foreign = tmp_path / "foreign"
+    if ".wav" in data.predict_suffixes:
+        noise(foreign / "x.wav", 22_050, 0.1)
+        assert data.read(str(foreign / "x.wav")).shape == (int(0.1 * data.sample_rate_hz),)
+    else:
+        picture(foreign / "x.wav.png", 50)
+        assert data.read(str(foreign / "x.wav.png")).shape == data.shape
+    (read,) = map(data.read, map(str, foreign.iterdir()))
+    assert read.dtype == ours.dtype
+
+
+@EVERY
+def test_splits_are_written_down_with_every_sample_once(kind, data, tmp_path):
+    data.setup()
+    data.save_splits(tmp_path / "splits.csv")
+    rows = (tmp_path / "splits.csv").read_text().splitlines()[1:]
+    assert len(set(rows)) == len(rows) == sum(map(len, data.splits().values()))
 
 
 @pytest.mark.parametrize(
@@ -59,24 +122,6 @@ def test_a_bad_argument_is_refused_by_name_with_value_and_remedy(make, name):
     with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*; .+") as error:
         make()
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("data", EMBEDDED, ids=of_class)
-def test_batches_are_inputs_of_the_shape_with_int64_labels_and_none_is_lost(data):
-    data.setup()
-    for loader, split in (
-        (data.train_dataloader(), data.train_set),
-        (data.val_dataloader(), data.val_set),
-        (data.test_dataloader(), data.test_set),
-    ):
-        inputs, labels = zip(*loader, strict=True)
-        assert all(len(batch) == data.batch_size for batch in labels[:-1])
-        if isinstance(inputs[0], dict):
-            assert torch.cat([batch["lengths"] for batch in inputs]).tolist() == [data.shape[0]] * len(split)
-            inputs = [batch["waveforms"] for batch in inputs]
-        assert torch.cat(inputs).shape == (len(split), *data.shape)
-        assert torch.cat(labels).dtype == torch.int64
-        assert torch.equal(torch.cat(labels).sort()[0], split.labels.sort()[0])
 
 
 def test_workers_deliver_the_same_batches_as_none():

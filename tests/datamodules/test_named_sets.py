@@ -1,8 +1,7 @@
 """Data sets with names: their official splits, and what happens to half of one."""
 
-import hashlib
 import io
-import pickle
+import shutil
 import tarfile
 import threading
 import zipfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
+import small_sets
 import torch
 from PIL import Image
 from scipy.ndimage import distance_transform_edt, label
@@ -39,25 +38,7 @@ from datamodules.fetch import unpack
 @pytest.fixture
 def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The archive of CIFAR-10 in its own format, of random images, with the checksums to match."""
-    generator = np.random.default_rng(0)
-    files = {
-        name: pickle.dumps({"data": generator.integers(0, 255, (20, 3072), np.uint8), "labels": [*range(10)] * 2})
-        for name in ("data_batch_1", "data_batch_2", "test_batch")
-    }
-    files["batches.meta"] = pickle.dumps({"label_names": CIFAR10.names})
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as packed:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            member.size = len(content)
-            packed.addfile(member, io.BytesIO(content))
-    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    source = datasets.CIFAR10
-    monkeypatch.setattr(source, "train_list", [[name, sums[name]] for name in ("data_batch_1", "data_batch_2")])
-    monkeypatch.setattr(source, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(source, "meta", {**source.meta, "md5": sums["batches.meta"]})
-    monkeypatch.setattr(source, "tgz_md5", hashlib.md5(archive.getvalue()).hexdigest())
-    (tmp_path / source.filename).write_bytes(archive.getvalue())
+    small_sets.cifar10(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -103,15 +84,18 @@ def test_fashion_mnist_reads_its_own_folder(real_data, tmp_path, monkeypatch):
     assert data.class_names[9] == "Ankle boot"
 
 
-def test_tiny_imagenet_has_its_official_test_and_the_names_of_its_classes(real_data):
+def test_tiny_imagenet_has_its_official_test_and_the_names_of_its_classes(real_data, tmp_path):
     data = TinyImageNet(str(real_data))
     data.setup()
     assert [len(samples) for samples in data.splits().values()] == [4500, 500, 500]
     assert all(name.startswith("tiny-imagenet-200/val/") for name in data.test_set.names)
     assert "goldfish" in data.class_names
-    grey = ImageFolder(str(real_data / "tiny-imagenet-200/train"), size=8, grayscale=True)
+    for path in sorted((real_data / "tiny-imagenet-200/train").rglob("*_1?.JPEG")):
+        (tmp_path / path.parts[-3]).mkdir(exist_ok=True)
+        (tmp_path / path.parts[-3] / path.name).symlink_to(path)
+    grey = ImageFolder(str(tmp_path), size=8, grayscale=True)
     grey.setup()
-    assert grey.shape == (1, 8, 8) and len(grey.train_set) + len(grey.val_set) + len(grey.test_set) == 5000
+    assert grey.shape == (1, 8, 8) and len(grey.train_set) + len(grey.val_set) + len(grey.test_set) == 10 * 10
 
 
 def joined(image: np.ndarray) -> bool:
@@ -188,21 +172,8 @@ def test_speech_commands_has_its_official_lists(real_data):
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> Path:
-    """Speech Commands in small: the ten words, two others, and noise."""
-    base = tmp_path / "SpeechCommands/speech_commands_v0.02"
-    noise = np.random.default_rng(0)
-    lists = {"validation_list.txt": [], "testing_list.txt": []}
-    for word in (*speech_commands.TEN, "bed", "cat"):
-        (base / word).mkdir(parents=True)
-        for number in range(10):
-            soundfile.write(base / word / f"{number}.wav", noise.uniform(-0.5, 0.5, 800), 16000)
-            if number >= 8:
-                lists["validation_list.txt" if number == 8 else "testing_list.txt"].append(f"{word}/{number}.wav")
-    (base / "_background_noise_").mkdir()
-    soundfile.write(base / "_background_noise_/hum.wav", noise.uniform(-0.1, 0.1, 16000 * 30), 16000)
-    for name, paths in lists.items():
-        (base / name).write_text("\n".join(paths) + "\n")
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    small_sets.speech_commands(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -235,17 +206,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """ESC-50 in small, packed, on a server of this machine."""
     folder = tmp_path / "served"
     folder.mkdir()
-    noise = np.random.default_rng(0)
-    rows = ["filename,fold,target,category"]
-    with zipfile.ZipFile(folder / "master.zip", "w") as packed:
-        for fold in range(1, 6):
-            for category in ("rain", "wind"):
-                for number in range(3):
-                    clip = io.BytesIO()
-                    soundfile.write(clip, noise.uniform(-0.5, 0.5, 4000), 8000, format="WAV")
-                    packed.writestr(f"ESC-50-master/audio/{fold}-{category}-{number}.wav", clip.getvalue())
-                    rows.append(f"{fold}-{category}-{number}.wav,{fold},0,{category}")
-        packed.writestr("ESC-50-master/meta/esc50.csv", "\n".join(rows) + "\n")
+    small_sets.esc50(tmp_path / "small", monkeypatch)
+    shutil.make_archive(str(folder / "master"), "zip", tmp_path / "small", "ESC-50-master")
     requests = []
 
     class Handler(SimpleHTTPRequestHandler):

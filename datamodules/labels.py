@@ -1,0 +1,37 @@
+"""What labels say: splits, balanced epochs and tables ask here, so that none of them knows what form labels have.
+
+A sample's label is its class: labels are int64 (n,), from 0.
+"""
+
+from collections.abc import Iterator
+
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+Labels = Int64[Tensor, " n"]
+
+
+def classes_of(labels: Labels) -> list[list[int]]:
+    """The classes of each sample."""
+    return [[label] for label in labels.tolist()]
+
+
+def samples_of_classes(labels: Labels) -> Iterator[Int64[Tensor, " members"]]:
+    """The indices of the samples of each class that has some, class after class."""
+    for label in labels.unique():
+        yield (labels == label).nonzero()[:, 0]
+
+
+def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
+    """How many samples each class has; of as many classes as there are labels for, at least."""
+    return labels.bincount(minlength=num_classes)
+
+
+def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
+    """How likely each sample is to be drawn, so that every class is drawn as often; they do not sum to one."""
+    return counts(labels).clamp(min=1).double().reciprocal()[labels]
+
+
+def written(labels: Labels, class_names: list[str]) -> list[str]:
+    """The label of each sample, as a table has it."""
+    return [class_names[label] for label in labels.tolist()]
