@@ -69,10 +69,11 @@ class _Server:
         self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         self.socket = ours
+        self.outputs = tempfile.TemporaryDirectory(prefix="longseq-output-")
         self.ended: dict[int, int] = {}
 
     def start(self, command: list[str], cwd: str | os.PathLike[str], env: dict[str, str]) -> Forked:
-        output = Path(tempfile.mkdtemp(prefix="longseq-output-"))
+        output = Path(tempfile.mkdtemp(dir=self.outputs.name))
         request = json.dumps({"command": command, "cwd": str(cwd), "env": env}, ensure_ascii=True).encode()
         with open(output / "out", "wb") as out, open(output / "err", "wb") as err:
             socket.send_fds(self.socket, [request], [out.fileno(), err.fileno()])
@@ -116,6 +117,7 @@ def stop() -> None:
     for server in _running:
         server.socket.close()
         server.process.wait()
+        server.outputs.cleanup()
     _running.clear()
 
 

@@ -1,14 +1,36 @@
-"""Compile a ViT of every kind of layer in one graph, compare its gradients with the plain one's, and print it."""
+"""Compile a layer of every kind in one graph, and two ViTs; compare gradients with the plain ones, and print each."""
 
 import torch
-from test_contract import COMPILED, gradients, model
+from small_vit import COMPILED, gradients, model
+
+from longseq.attention import Linformer, Verma
+
+
+def gradients_of_layer(layer):
+    x = torch.randn(2, 65, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    parameters = dict(layer.named_parameters())
+    found = torch.autograd.grad(layer(x).square().sum(), [x, *parameters.values()])
+    return dict(zip(["x", *parameters], found, strict=True))
+
+
+def compare(compiled, expected, what):
+    for name, gradient in compiled.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5, msg=f"{what}: {name}")
+
 
 for mechanism in COMPILED:
+    layer = model(mechanism).train().blocks[1].attn
+    expected = gradients_of_layer(layer)
     torch.compiler.reset()
-    vit = model(mechanism).train()
-    expected = gradients(vit)
-    vit.compile(fullgraph=True, backend="aot_eager")
-    for name, gradient in gradients(vit).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5, msg=f"{mechanism}: {name}")
-    assert not any("_orig_mod" in name for name in vit.state_dict())
+    layer.compile(fullgraph=True, backend="eager")
+    compare(gradients_of_layer(layer), expected, mechanism)
     print(repr(mechanism))
+
+# and through autograd's part of the compiler
+for mechanism in (Linformer(7), Verma()):
+    vit = model(mechanism, depth=1).train()
+    expected = gradients(vit)
+    torch.compiler.reset()
+    vit.compile(fullgraph=True, backend="aot_eager")
+    compare(gradients(vit), expected, f"a whole ViT with {mechanism}")
+    assert not any("_orig_mod" in name for name in vit.state_dict())

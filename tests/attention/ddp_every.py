@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from test_contract import MECHANISMS, images, model
+from small_vit import MECHANISMS, images, model
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -29,4 +29,4 @@ def work(rank: int, folder: str) -> None:
 if __name__ == "__main__":
     folder = sys.argv[1]
     Path(folder).mkdir(exist_ok=True)
-    mp.spawn(work, (folder,), nprocs=2)
+    mp.start_processes(work, (folder,), nprocs=2, start_method="fork")

@@ -2,51 +2,24 @@
 
 import copy
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import safetensors.torch
 import torch
-from small_vit import vit
+from small_vit import COMPILED, MECHANISMS, gradients, images, model
 
 import longseq.attention
 from longseq.attention import Linear, Linformer, Mechanism, Projection, Softmax, Verma, carry, plug
 from longseq.attention.examples import every_mechanism, every_projection, exported
 from longseq.attention.layer import AttentionLayer
 
-MECHANISMS = every_mechanism()
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 # another number of heads needs another list of k
 EVERY_K_A_LAYER = pytest.mark.parametrize(
     "mechanism", [each for each in MECHANISMS if not isinstance(getattr(each, "k", 0), list)], ids=repr
 )
-
-
-def kind_of_layer(mechanism):
-    """What decides the code that runs: the layer's class, its formula, and the classes of its projections."""
-    layer = plug(vit(), mechanism).blocks[0].attn
-    formula = type(layer.formula) if isinstance(layer.formula, torch.nn.Module) else layer.formula
-    return type(layer), formula, tuple(type(part) for part in layer.modules())
-
-
-COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in reversed(MECHANISMS)}.values())
-
-
-def model(mechanism, **options):
-    return plug(vit(**options), mechanism)
-
-
-def images(count=2):
-    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-def gradients(vit, mask=None):
-    vit.zero_grad()
-    vit(images(), attn_mask=mask).square().sum().backward()
-    return {name: p.grad.clone() for name, p in vit.named_parameters()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +144,7 @@ def test_bfloat16_and_autocast_stay_near_float32(mechanism):
 @pytest.mark.parametrize(("script", "mechanisms"), [("compile_every.py", COMPILED), ("ddp_every.py", MECHANISMS)])
 def test_every_one_compiles_in_one_graph_and_trains_on_two_processes(script, mechanisms, tmp_path):
     """In processes of their own: no compiler can follow the tests' checks of shapes."""
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    )
+    done = forked.run(Path(__file__).with_name(script), tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == list(map(repr, mechanisms))
 

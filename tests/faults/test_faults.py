@@ -187,6 +187,7 @@ def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int,
 def test_out_of_memory_says_what_fits(tmp_path: Path) -> None:
     """What it names does fit: the same training, with those flags, under the same limit."""
     large = [*SHORT, "--data.batch_size", "1000", "--model.encoder.dim", "128", "--trainer.max_steps", "1"]
+    large += ["--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"]
     done = run(tmp_path, DIE, "on_train_start", 1, "+700", 0, *large)
     assert done.returncode == 6, done.stderr[-2000:]
     said = last_line(done)
