@@ -179,7 +179,7 @@ def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | 
     return run_apart(__file__, "--apart", *arguments)
 
 
-def measure(device: str, name: str, height: str, width: str, threads: str) -> dict[str, Any]:
+def benchmark_cell(device: str, name: str, height: str, width: str, threads: str) -> dict[str, Any]:
     """The seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the bytes of
     those."""
     torch.set_num_threads(int(threads))
@@ -335,7 +335,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     if options.apart:
-        print_apart(lambda: measure(*options.apart))
+        print_apart(lambda: benchmark_cell(*options.apart))
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("there is no GPU here: the CPU's table follows")

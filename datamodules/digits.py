@@ -6,7 +6,7 @@ import torch
 
 from datamodules.base import hold_out
 from datamodules.errors import require
-from datamodules.images import ImageDataModule, resize
+from datamodules.images import ImageDataModule, scale
 from datamodules.samples import LabelledTensors
 
 _TEST_FRACTION, _TEST_SEED = 0.2, 1797  # fixed: the test split is the same in every experiment
@@ -35,7 +35,7 @@ class Digits(ImageDataModule):
 
         pixels, targets = load_digits(return_X_y=True)
         levels = torch.from_numpy(pixels).mul(255 / 16).round().to(torch.uint8)
-        images = resize(levels.view(-1, 1, 8, 8), self.size, self.size)
+        images = scale(levels.view(-1, 1, 8, 8), self.size, self.size)
         labels = torch.from_numpy(targets).long()
         train, test = hold_out(labels, _TEST_FRACTION, _TEST_SEED)
         return LabelledTensors(images[train], labels[train]), None, LabelledTensors(images[test], labels[test])

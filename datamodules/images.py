@@ -15,7 +15,7 @@ from datamodules.image_files import bands, opened
 from datamodules.samples import LabelledTensors, Samples
 
 
-def resize(images: UInt8[Tensor, "*b c h w"], height: int, width: int) -> UInt8[Tensor, "*b c {height} {width}"]:
+def scale(images: UInt8[Tensor, "*b c h w"], height: int, width: int) -> UInt8[Tensor, "*b c {height} {width}"]:
     """Bilinear resizing that averages where it shrinks."""
     return functional.resize(images, [height, width], antialias=True)
 
@@ -51,8 +51,8 @@ class ImageDataModule(DataModule):
             # along the rows of each band, and then along all columns: bit for bit what resizing in one call gives
             rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
             for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB"):
-                rows[:, top : top + band.shape[1]] = resize(band, band.shape[1], width)
-            made = resize(rows, height, width)
+                rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
+            made = scale(rows, height, width)
         return functional.center_crop(made, list(self.shape[1:])).clone()  # a view would keep all of it in memory
 
     def made_of(self, height: int, width: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ INK, ACCENT = "#1f2933", "#c2410c"
 
 def draw_input(axes: Axes, model: Classifier, inputs: Any, label: str) -> None:
     """The picture that the encoder makes of a batch of one input; every cell is a part of one token."""
-    picture = model.encoder.picture(inputs)[0, 0]
+    picture = model.encoder.front_end(inputs)[0, 0]
     if isinstance(model.encoder, SpectrogramEncoder):
         seconds = len(picture) * model.encoder.hop_ms / 1000
         axes.imshow(picture.T, origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, picture.shape[1]))

@@ -15,9 +15,12 @@ import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
 from longseq.attention import Mechanism, Projection
+from longseq.cli.faults import what_was_asked
 from longseq.cli.start import CONFIGURATIONS, UserError, nearest
 from longseq.compat.jsonargparse import fault_of, options_of
+from longseq.compat.torch import is_out_of_memory
 from longseq.encoders import Encoder
+from longseq.training.fitting import OutOfMemory
 
 
 class OneLineParser(LightningArgumentParser):
@@ -25,6 +28,12 @@ class OneLineParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().parse_args(*args, **kwargs)
+        except UnicodeDecodeError as error:
+            raise UserError("config: not a text file; give one of YAML") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within a parser: the outer one adds its key and reports
@@ -66,6 +75,18 @@ def one_line(message: str, options: Iterable[str]) -> str:
 def user_error_in(error: BaseException) -> Any:
     """The error with an exit code of its own, such as broken data, behind one that jsonargparse has made of it."""
     return next((each for each in _chain(error) if hasattr(each, "exit_code")), None)
+
+
+def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> BaseException | None:
+    """The error to raise where data, model or trainer cannot be built, for a value that one of them refuses. None for a
+    defect of ours."""
+    if is_out_of_memory(error):
+        what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
+        return UserError(what, OutOfMemory.exit_code)
+    wrong = argument_error_in(error)
+    if wrong is not None:
+        return UserError(f"{locate(config, wrong.argument)}: {wrong.what}")
+    return user_error_in(error) or refused_part(error, config)
 
 
 def argument_error_in(error: BaseException) -> Any:

@@ -1,20 +1,27 @@
 """What a command is told: by flags and configurations, by a checkpoint, and by the run that goes on."""
 
 import copy
-import re
+import json
 from argparse import ArgumentParser
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.utilities import rank_zero_only
 
-from longseq.cli.runs import experiment_of, resumed_run
-from longseq.cli.start import UserError
+from longseq.arguments import ArgumentError
+from longseq.cli.resuming import config_of, find_resumed, newest_checkpoint, without_appended
+from longseq.cli.runs import sole_use_of
+from longseq.cli.start import UserError, add_working_folder
+from longseq.cli.trainer import refuse_missing_devices, refuse_wrong_numbers
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, data_of
-from longseq.training.description import naming, planned, planned_arguments
+from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
+from longseq.training.data import lacking
+from longseq.training.description import allow_classes, naming, planned, planned_arguments
 
 # What the data module knows and the model is told; the encoder takes those that its class has.
 LINKS = {
@@ -26,26 +33,95 @@ LINKS = {
 }
 
 
-def parse(parser: LightningArgumentParser, args: list[str]) -> Namespace:
-    try:
-        return parser.parse_args(args)
-    except UnicodeDecodeError as error:
-        raise UserError("config: not a text file; give one of YAML") from error
+@dataclass
+class Asked:
+    """What the command line asks for before the parser reads it.
+
+    Attributes:
+        args: The arguments, over the configuration of the checkpoint or of the run that goes on.
+        has_resume: Whether --resume is among the flags.
+        resumed: The run that goes on.
+        started_with: The configuration that it was started with.
+        checkpoint: That of the run, or the one that --ckpt_path names.
+    """
+
+    args: list[str]
+    has_resume: bool
+    resumed: Path | None = None
+    started_with: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] | None = None
 
 
-def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
-    """The run to go on with; its experiment is that of the command line without --resume, as the parser has it."""
+def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack) -> Asked:
+    """Find out which checkpoint or run a command line names, and put its configuration under all flags.
+
+    Args:
+        parser: Of all commands.
+        args: The command and its arguments.
+        held: Where the lock of a run that goes on is kept.
+
+    Raises:
+        UserError: If the flags contradict each other, or name what is not there.
+    """
+    command, is_help = args[0], bool({"-h", "--help"} & set(args))
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--experiment")
-    finder.add_argument("--trainer.default_root_dir", dest="root")
+    finder.add_argument("--ckpt_path")
+    finder.add_argument("--allow_class", action="append", default=[])
+    finder.add_argument("--resume", nargs="?", const="true", default="false")
     known, others = finder.parse_known_args(args)
-    experiment, root = known.experiment, known.root
-    if folder == "true" and any(re.match(r"(-c|--config|--data)(=|$)", flag) for flag in others):
-        settings = parse(parser, args).fit
-        experiment, root = experiment_of(settings), settings.trainer.default_root_dir
-    elif experiment is not None:
-        experiment = experiment_of(Namespace(experiment=experiment))
-    return resumed_run(folder, Path(root or "."), experiment)
+    if known.allow_class:
+        add_working_folder()
+    try:
+        allow_classes(known.allow_class)
+    except ArgumentError as error:
+        raise UserError(f"{error.argument}: {error.what}") from error
+    if known.resume != "false" and known.ckpt_path is not None:
+        raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
+    has_resume = known.resume != "false"
+    if command == "fit" and has_resume:
+        args = others + [word for package in known.allow_class for word in ("--allow_class", package)]
+        run = find_resumed(parser, known.resume, args)
+        return Asked(args, has_resume) if run is None else _going_on(run, args, held)
+    path = known.ckpt_path
+    if path is None:
+        if command in ("validate", "test", "predict") and not is_help:
+            raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
+        return Asked(args, has_resume)
+    checkpoint = read_checkpoint(path, to_go_on=command == "fit")
+    under = json.dumps(configuration_of(checkpoint, path))
+    return Asked([command, "--config", under, *args[1:]], has_resume, checkpoint=checkpoint)
+
+
+def _going_on(run: Path, args: list[str], held: ExitStack) -> Asked:
+    if rank_zero_only.rank == 0:
+        held.enter_context(sole_use_of(run))  # before its checkpoints are looked at
+    path = newest_checkpoint(run)
+    flags = without_appended(args[1:])
+    checkpoint = read_checkpoint(str(path), to_go_on=True)
+    config = config_of(run)
+    args = ["fit", "--config", json.dumps(config), *flags, "--ckpt_path", str(path)]
+    return Asked(args, True, run, config, checkpoint)
+
+
+def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
+    """Check what the parser cannot: flags that must not stand in a configuration, and numbers out of their ranges.
+
+    Raises:
+        UserError: If something is wrong.
+    """
+    if asked.checkpoint is None and settings.get("ckpt_path") is not None:
+        raise UserError("ckpt_path: stands in a configuration, where nothing checks it; give it as a flag")
+    if settings.get("resume") and not asked.has_resume:
+        raise UserError("resume: stands in a configuration, where it has no effect; give it as a flag")
+    refuse_wrong_numbers(settings)
+    refuse_missing_devices(settings.trainer)
+    seed = settings.seed_everything
+    if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+        raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")
+    for source, target in LINKS.items():
+        if settings.get(target) is not None:
+            key = target.replace("init_args.", "")
+            raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
 
 
 def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
@@ -89,3 +165,16 @@ def _as_description(value: Any) -> Any:
         return plain
     arguments = {**(plain.get("init_args") or {}), **(plain.get("dict_kwargs") or {})}
     return {"class_path": plain["class_path"], "init_args": arguments}
+
+
+def refuse_incomplete_data(datamodule: Any) -> None:
+    """Check that a data module has all that longseq asks of one.
+
+    Raises:
+        UserError: If it has not; the message names what it lacks.
+    """
+    if missing := lacking(datamodule):
+        kind = type(datamodule).__name__
+        raise UserError(
+            f"data: {kind} lacks {', '.join(missing)}; derive it from datamodules.DataModule (docs/data.md)"
+        )

@@ -80,7 +80,7 @@ class Encoder(nn.Module, ABC):
         """
 
     @abstractmethod
-    def picture(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
+    def front_end(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
         """Make the pictures that the trunk sees, before they are normalised, in float32; they may lack rows at the end,
         which are padding then."""
 
@@ -93,7 +93,7 @@ class Encoder(nn.Module, ABC):
         return None
 
     def draw(self, pictures: Sequence[Float[Tensor, "channels _ width"]], names: Sequence[str]) -> Any:
-        """A matplotlib figure of pictures as ``picture`` makes them, without their padding, under their names."""
+        """A matplotlib figure of pictures as ``front_end`` makes them, without their padding, under their names."""
         from longseq.encoders.drawing import draw_images  # matplotlib takes half a second to import
 
         return draw_images(pictures, names)
@@ -109,7 +109,7 @@ class Encoder(nn.Module, ABC):
 
     def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
-        picture, rows = self.picture(inputs), self.rows(inputs)
+        picture, rows = self.front_end(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         if self.training and not self._is_measured:
             self._measure_first_batch(inputs)
@@ -139,10 +139,10 @@ class Encoder(nn.Module, ABC):
         num_pixels = 0
         total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
         for inputs in batches:
-            picture, rows = self.picture(inputs).double(), self.rows(inputs)
+            picture, rows = self.front_end(inputs).double(), self.rows(inputs)
             num_rows = len(picture) * picture.shape[2]
             if rows is not None:
-                picture = picture.masked_fill(~_first(rows, picture.shape[2])[:, None, :, None], 0)
+                picture = picture.masked_fill(~_is_present(rows, picture.shape[2])[:, None, :, None], 0)
                 num_rows = int(rows.sum())
             num_pixels += num_rows * picture.shape[1] * picture.shape[3] // total.numel()
             total = total + picture.sum(0).sum_to_size(total.shape)
@@ -207,8 +207,8 @@ def encode(
     present = None
     if rows is not None:
         height, whole_height = picture.shape[2], trunk.patch_embed.img_size[0]
-        present = _first(_count_tokens(trunk, rows), _count_tokens(trunk, height))
-        picture = picture.masked_fill(~_first(rows, height)[:, None, :, None], 0)
+        present = _is_present(_count_tokens(trunk, rows), _count_tokens(trunk, height))
+        picture = picture.masked_fill(~_is_present(rows, height)[:, None, :, None], 0)
         picture = F.pad(picture, (0, 0, 0, whole_height - height))
     tokens = add_positions(trunk, embed_patches(trunk.patch_embed, picture))
     if present is not None:
@@ -321,6 +321,6 @@ def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _first(counts: Int64[Tensor, " b"], length: int) -> Tensor:
+def _is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:
     """(b, length), True at the first ones of each row."""
     return torch.arange(length, device=counts.device) < counts[:, None]

@@ -70,7 +70,7 @@ class ImageEncoder(Encoder):
             (cls((1, 12, 8), attention, patch_size=2, pool="token", **small), 255 * torch.rand(3, 1, 12, 8)),
         ]
 
-    def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+    def front_end(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()
 
     @staticmethod

@@ -92,7 +92,7 @@ class TimmEncoder(Encoder):
         image = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
         return [(cls("vit_tiny_patch16_224", attention, shape=(3, 64, 64), pretrained=False), image)]
 
-    def picture(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+    def front_end(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()
 
     measured_by = ("model", "shape")

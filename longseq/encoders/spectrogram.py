@@ -142,7 +142,7 @@ class SpectrogramEncoder(Encoder):
             (cls(attention=attention, num_mels=20, spec_augment=SpecAugment(), **small), torch.randn(3, 3200)),
         ]
 
-    def picture(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
+    def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         if waveforms.shape[-1] > self.num_samples:
             raise ArgumentError(

@@ -68,7 +68,9 @@ def approximation(
     print(f"\n{text}\n{folder}/table.md, table.csv, approximation.png")
 
 
-def draw_inputs(n: int, channels: int, smoothness: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def random_inputs(
+    n: int, channels: int, smoothness: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (n, c) of variance 1, keys and values smoothed along the tokens by a Gaussian."""
     queries, keys, values = torch.randn(3, n, channels, dtype=torch.float64, generator=generator)
     if smoothness:
@@ -89,7 +91,7 @@ def relative_error(pair: tuple[Tensor, Tensor], n: int, channels: int, smoothnes
     generator = torch.Generator().manual_seed(1)
     errors = []
     for _ in range(draws):
-        queries, keys, values = draw_inputs(n, channels, smoothness, generator)
+        queries, keys, values = random_inputs(n, channels, smoothness, generator)
         exact = attend(queries, keys, values)
         errors.append(float((exact - attend(queries, E @ keys, F @ values)).norm() / exact.norm()))
     return sum(errors) / len(errors)
@@ -121,7 +123,7 @@ def _ways(channels: int, smoothness: float, steps: int) -> dict[str, Callable[[i
         decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
         generator = torch.Generator().manual_seed(2)
         for _ in range(steps):
-            queries, keys, values = draw_inputs(n, channels, smoothness, generator)
+            queries, keys, values = random_inputs(n, channels, smoothness, generator)
             exact = attend(queries, keys, values)
             error = (exact - attend(queries, E @ keys, F @ values)).square().sum() / exact.square().sum()
             optimizer.zero_grad()

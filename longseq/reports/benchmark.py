@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from longseq.arguments import ArgumentError
-from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, measure_apart
+from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
 from longseq.reports.plots import colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
@@ -127,7 +127,7 @@ def _write(path: Path, found: Sequence[Measured]) -> None:
 def _measure_or_predict(cell: Cell, shorter: Sequence[Measured], most_seconds: float) -> Measured | None:
     seconds, peak = (_extrapolated(shorter, figure, cell.n) for figure in ("seconds", "peak_bytes"))
     if seconds is None or peak is None or (seconds < most_seconds and peak < _SHARE * _free_bytes(cell.device)):
-        result: Result | None = measure_apart(cell)
+        result: Result | None = benchmark_cell_apart(cell)
         if result is not None:
             spread = max(result.seconds) - min(result.seconds)
             return Measured(cell, result.median, spread, float(result.peak_bytes), False, result.largest_batch)

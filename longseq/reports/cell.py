@@ -113,7 +113,7 @@ class Result:
         return statistics.median(self.seconds)
 
 
-def measure(cell: Cell) -> Result:
+def benchmark_cell(cell: Cell) -> Result:
     """Measure in this process."""
     torch.manual_seed(0)
     device = torch.device(cell.device)
@@ -170,7 +170,7 @@ def largest(fits: Callable[[int], bool], known: int) -> int:
     return known
 
 
-def measure_apart(cell: Cell, threads: int | None = None) -> Result | None:
+def benchmark_cell_apart(cell: Cell, threads: int | None = None) -> Result | None:
     """Measure in a process of its own; None if it died, of too little memory in most cases."""
     found = run_apart("-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads}))
     return None if found is None else Result(**found)
@@ -205,7 +205,7 @@ def main() -> None:
     keep_freed_memory()
     if threads := settings.pop("threads"):
         torch.set_num_threads(threads)
-    print_apart(lambda: asdict(measure(Cell(**settings))))
+    print_apart(lambda: asdict(benchmark_cell(Cell(**settings))))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def sweep(
     seeds: int = 3,
     baseline: str | None = None,
     mean_over: str | None = None,
+    metric: str = "test/accuracy",
     flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
     out: str = "sweep",
 ) -> None:
@@ -38,12 +39,14 @@ def sweep(
         baseline: One more setting, key=value, that the others are held against, as model.encoder.attention=Softmax.
         mean_over: A key of the grid whose values are repetitions, as seeds are, and no settings: the folds of a data
             set, for example. Mean and range are then over them too.
+        metric: The figure of each run's metrics.json that is tabulated and drawn.
         flags: Further arguments of every training, as they are.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
         ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is no key of it, there
-            are no seeds, the folder holds runs of another configuration or other flags, or a training fails.
+            are no seeds, the folder holds runs of another configuration or other flags, a training fails, or has no
+            such figure.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
@@ -62,22 +65,29 @@ def sweep(
     _refuse_other_runs(folder, {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)})
     found: dict[Setting, list[float]] = {}
     for setting in [*besides, *settings]:
-        found[setting] = [_accuracy(folder, config, setting, seed, flags) for seed in range(seeds)]
-        print(f"{_said(setting)}: " + ", ".join(f"{accuracy:.4f}" for accuracy in found[setting]), flush=True)
+        found[setting] = [_result(folder, config, setting, seed, flags, metric) for seed in range(seeds)]
+        print(f"{_said(setting)}: " + ", ".join(f"{result:.4f}" for result in found[setting]), flush=True)
     means = averaged(found, mean_over)
     keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
     rows = [
-        [*(dict(setting).get(key, "") for key in keys), f"{statistics.mean(accuracies):.4f}",
-         f"{max(accuracies) - min(accuracies):.4f}", " ".join(f"{accuracy:.4f}" for accuracy in accuracies)]
-        for setting, accuracies in means.items()
+        [*(dict(setting).get(key, "") for key in keys), f"{statistics.mean(results):.4f}",
+         f"{max(results) - min(results):.4f}", " ".join(f"{result:.4f}" for result in results)]
+        for setting, results in means.items()
     ]  # fmt: skip
-    header = [*keys, "test accuracy, mean", "highest less lowest", "each seed" if mean_over is None else "each"]
+    header = [
+        *keys,
+        f"{metric.replace('/', ' ')}, mean",
+        "highest less lowest",
+        "each seed" if mean_over is None else "each",
+    ]
     write_csv(folder / "table.csv", header, rows)
     command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
     if baseline:
         command += f" --baseline {baseline}"
     if mean_over:
         command += f" --mean_over {mean_over}"
+    if metric != "test/accuracy":
+        command += f" --metric {metric}"
     if flags:
         command += f" --flags {shlex.quote(json.dumps(flags))}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
@@ -85,7 +95,7 @@ def sweep(
     alone = means.pop((), None)
     if alone is not None:  # there is nothing but repetitions: the figure shows each
         means |= {setting: found[setting] for setting in settings}
-    draw(means, beside).savefig(folder / "sweep.png")
+    draw(means, beside, metric.replace("/", " ")).savefig(folder / "sweep.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
 
 
@@ -107,11 +117,11 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
 
 
 def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:
-    """The figures of each setting without one of its keys: those of all values of that key together."""
+    """The results of each setting without one of its keys: those of all values of that key together."""
     together: dict[Setting, list[float]] = {}
-    for setting, accuracies in found.items():
+    for setting, results in found.items():
         others = tuple((key, value) for key, value in setting if key != mean_over)
-        together.setdefault(others, []).extend(accuracies)
+        together.setdefault(others, []).extend(results)
     return together
 
 
@@ -125,8 +135,10 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
     record.write_text(json.dumps(trained, indent=1))
 
 
-def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str]) -> float:
-    """The test accuracy of a run, which is made if it is not there."""
+def _result(
+    folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str], metric: str
+) -> float:
+    """A figure of a run, which is made if it is not there."""
     name = f"{_experiment(setting)},seed={seed}"
     done = sorted((folder / "runs" / name).glob("*/metrics.json"))
     if not done:
@@ -141,7 +153,10 @@ def _accuracy(folder: Path, config: Sequence[str], setting: Setting, seed: int, 
             said = ended.stderr.strip().split("\n")[-1].removeprefix("error: ")
             raise ArgumentError("grid", f"must be of settings that train, got {_said(setting)}: {said}")
         done = sorted((folder / "runs" / name).glob("*/metrics.json"))
-    return float(json.loads(done[-1].read_text())["test/accuracy"])
+    figures = json.loads(done[-1].read_text())
+    if metric not in figures:
+        raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}")
+    return float(figures[metric])
 
 
 def _experiment(setting: Setting) -> str:
@@ -168,25 +183,25 @@ def _said(setting: Setting) -> str:
 
 
 @styled
-def draw(found: dict[Setting, list[float]], baseline: Setting | None = None) -> Any:
-    """Accuracy against the first key of the grid, one line for each combination of the others; bars span the seeds."""
+def draw(found: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "test accuracy") -> Any:
+    """A metric against the first key of the grid, one line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
     if baseline is not None:
         found = dict(found)
-        accuracies = found.pop(baseline)
-        axes.axhspan(min(accuracies), max(accuracies), color=COLOURS[0], alpha=0.15, linewidth=0)
-        axes.axhline(statistics.mean(accuracies), color=COLOURS[0], label=_said(baseline))
+        results = found.pop(baseline)
+        axes.axhspan(min(results), max(results), color=COLOURS[0], alpha=0.15, linewidth=0)
+        axes.axhline(statistics.mean(results), color=COLOURS[0], label=_said(baseline))
     lines: dict[Setting, dict[str, list[float]]] = {}
-    for setting, accuracies in found.items():
-        lines.setdefault(setting[1:], {})[setting[0][1]] = accuracies
+    for setting, results in found.items():
+        lines.setdefault(setting[1:], {})[setting[0][1]] = results
     values = list(dict.fromkeys(setting[0][1] for setting in found))
     are_numbers = all(re.fullmatch(r"[\d.e+-]+", value) for value in values)
     for number, ((others, points), colour) in enumerate(zip(lines.items(), itertools.cycle(COLOURS[2:]))):
         beside = 0.12 * (number - (len(lines) - 1) / 2)  # of words, so that bars do not cover each other
         x = [float(value) if are_numbers else values.index(value) + beside for value in points]
-        means = [statistics.mean(accuracies) for accuracies in points.values()]
-        below = [mean - min(accuracies) for mean, accuracies in zip(means, points.values(), strict=True)]
-        above = [max(accuracies) - mean for mean, accuracies in zip(means, points.values(), strict=True)]
+        means = [statistics.mean(results) for results in points.values()]
+        below = [mean - min(results) for mean, results in zip(means, points.values(), strict=True)]
+        above = [max(results) - mean for mean, results in zip(means, points.values(), strict=True)]
         form = "o-" if are_numbers else "o"
         axes.errorbar(x, means, [below, above], fmt=form, capsize=3, color=colour, label=_said(others) or None)
     key = next(iter(found))[0][0]
@@ -195,7 +210,7 @@ def draw(found: dict[Setting, list[float]], baseline: Setting | None = None) -> 
     ticks = [float(value) for value in values] if are_numbers else range(len(values))
     axes.set_xticks(list(ticks), [value.rpartition(".")[2] if not are_numbers else value for value in values])
     axes.minorticks_off()
-    axes.set(xlabel=key.rpartition(".")[2], ylabel="test accuracy", title=f"Accuracy by {key.rpartition('.')[2]}")
+    axes.set(xlabel=key.rpartition(".")[2], ylabel=metric, title=f"{metric.capitalize()} by {key.rpartition('.')[2]}")
     if baseline is not None or any(lines):
         axes.legend(fontsize=7)
     return figure

@@ -61,7 +61,7 @@ def what_fits(
         _give_back_all()
         try:
             with context():
-                loss = model(_first(inputs, count)).logsumexp(1).sum()
+                loss = model(_smaller_batch(inputs, count)).logsumexp(1).sum()
             loss.backward()
         except (RuntimeError, MemoryError) as failure:  # oneDNN says no more than "could not create a primitive"
             traceback.clear_frames(failure.__traceback__)
@@ -99,7 +99,7 @@ def what_fits(
     return found
 
 
-def _first(inputs: Any, count: int) -> Any:
+def _smaller_batch(inputs: Any, count: int) -> Any:
     if isinstance(inputs, Tensor):
         return inputs[:count]
     return {name: value[:count] for name, value in inputs.items()}

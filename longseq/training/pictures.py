@@ -26,7 +26,7 @@ def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
     if model.training and model.mix is not None:
         inputs, targets = model.mix(inputs, model.task.targets(labels, model.num_classes).to(model.device))
     names = [model.task.names(target, model.class_names) for target in targets]
-    pictures, rows = encoder.picture(inputs), encoder.rows(inputs)
+    pictures, rows = encoder.front_end(inputs), encoder.rows(inputs)
     if model.training:
         pictures = encoder.augment((pictures - encoder.mean) / encoder.std) * encoder.std + encoder.mean
     counts = [pictures.shape[2]] * len(names) if rows is None else rows.tolist()

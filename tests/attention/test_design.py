@@ -9,6 +9,7 @@ import pytest
 import test_contract as contract
 
 from longseq.attention import Mechanism, Softmax
+from longseq.attention.examples import exported
 
 DESIGN = Path(__file__).parents[2] / "docs/design.md"
 CLAIMS = [
@@ -44,3 +45,11 @@ def test_it_is_carried_and_short_cuts_give_its_formula(shown: Mechanism) -> None
     contract.test_it_is_carried_to_and_from_every_other(shown, Softmax())
     for is_padded in (False, True):
         contract.test_short_cuts_and_fewer_queries_give_what_the_formula_gives(shown, {"qkv_bias": True}, is_padded)
+
+
+def test_the_table_of_costs_has_every_mechanism_as_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DESIGN.parent))
+    table = importlib.import_module("costs").table()
+    assert table in (DESIGN.parent / "attention.md").read_text(), "put in what python docs/costs.py prints"
+    for mechanism in exported(Mechanism):
+        assert f"`{mechanism.__name__}(" in table

@@ -23,9 +23,10 @@ from jsonargparse import Namespace
 from PIL import Image
 
 import datamodules  # noqa: F401  (its names are what --data resolves)
+from longseq.cli.callbacks import RunRecord
 from longseq.cli.commands import Commands
 from longseq.cli.errors import UserError
-from longseq.cli.runs import RunRecord, experiment_of, new_run, sole_use_of
+from longseq.cli.runs import experiment_of, new_run, sole_use_of
 from longseq.training import Classifier
 from longseq.training.storage import write_checkpoint
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import datamodules
-from longseq.cli import commands
+from longseq.cli import settings
 from longseq.training import Classifier, classifier
 from longseq.training.recovery import Sentinel
 
@@ -51,7 +51,7 @@ def sends(number: int, then: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MOMENTS = {
-    "fit, while the parts are built": (FIT, commands, "refuse_missing_devices"),
+    "fit, while the parts are built": (FIT, settings, "refuse_missing_devices"),
     "fit, while the data is set up": (FIT, datamodules.Digits, "load"),
     "fit, while the model starts from the data": (FIT, classifier, "start_from_data"),
     "fit, in the check of the validation, behind Lightning's handler": (FIT, Classifier, "validation_step"),

@@ -105,7 +105,7 @@ def test_a_measured_one_normalises_its_pictures_unless_its_weights_expect_others
     before = encoder.mean.clone()
     encoder.measure([inputs])
     if encoder.measure.__func__ is Encoder.measure:
-        picture, rows = encoder.picture(inputs), encoder.rows(inputs)
+        picture, rows = encoder.front_end(inputs), encoder.rows(inputs)
         rows = [picture.shape[2]] * len(picture) if rows is None else rows.tolist()
         own = torch.cat([one[:, :count].flatten(1) for one, count in zip(picture, rows, strict=True)], 1)
         assert encoder.mean.mean().item() == pytest.approx(own.mean().item(), rel=1e-4)
@@ -123,7 +123,7 @@ def test_it_counts_its_tokens_its_flops_and_draws_what_it_sees(kind, number):
     assert (tokens == count * encoder.num_tokens) == (not isinstance(inputs, dict))
     flops = flops_per_sample(Classifier(encoder, num_classes=3))
     assert flops.training > 2 * flops.forward > 0
-    figure = encoder.draw(list(encoder.picture(inputs)), ["x"] * count)
+    figure = encoder.draw(list(encoder.front_end(inputs)), ["x"] * count)
     assert len(figure.axes) == count
 
 

@@ -38,14 +38,14 @@ def test_the_log_mel_is_that_of_a_short_time_fourier_transform_by_hand() -> None
         mel.append(triangle @ power)
     expected = torch.from_numpy(np.log(np.array(mel) + 1e-6)).float()
 
-    ours = model.picture(torch.from_numpy(wave).float()[None])[0, 0].T
+    ours = model.front_end(torch.from_numpy(wave).float()[None])[0, 0].T
     torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_tone_lights_the_band_of_its_frequency() -> None:
     model = encoder()
     tone = torch.sin(2 * torch.pi * 1000 * torch.arange(8000) / 8000)
-    band = model.picture(tone[None])[0, 0].mean(0).argmax()
+    band = model.front_end(tone[None])[0, 0].mean(0).argmax()
     centres = 700 * (10 ** (torch.linspace(0, 2595 * np.log10(1 + 4000 / 700), 66)[1:-1] / 2595) - 1)
     assert abs(centres[band] - 1000) < 40
 
@@ -59,9 +59,9 @@ def test_it_says_how_many_tokens_it_makes(tokens: object, count: int) -> None:
 
 def test_the_spectrogram_is_float32_under_mixed_precision() -> None:
     model, waves = encoder(), torch.randn(2, 8000)
-    expected = model.picture(waves)
+    expected = model.front_end(waves)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = model.picture(waves)
+        mixed = model.front_end(waves)
         assert model(waves).isfinite().all()
     assert mixed.dtype == torch.float32
     assert torch.equal(mixed, expected)
@@ -69,7 +69,7 @@ def test_the_spectrogram_is_float32_under_mixed_precision() -> None:
 
 def test_the_spectrogram_is_float32_in_a_bfloat16_model() -> None:
     model = encoder().to(torch.bfloat16)
-    assert model.picture(torch.randn(2, 8000)).dtype == torch.float32
+    assert model.front_end(torch.randn(2, 8000)).dtype == torch.float32
     assert model(torch.randn(2, 8000)).dtype == torch.bfloat16
 
 
@@ -104,6 +104,6 @@ def test_measure_sets_mean_and_deviation_of_each_mel_band() -> None:
     model = encoder(num_mels=20)
     clips = [torch.randn(3, 8000), torch.randn(2, 8000) * 5]
     model.measure(clips)
-    bands = model.picture(torch.cat(clips)).double().permute(3, 0, 1, 2).flatten(1)
+    bands = model.front_end(torch.cat(clips)).double().permute(3, 0, 1, 2).flatten(1)
     torch.testing.assert_close(model.mean.flatten().double(), bands.mean(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model.std.flatten().double(), bands.std(1, correction=0), rtol=1e-5, atol=1e-5)

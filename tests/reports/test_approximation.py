@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longseq.reports.approximation import _ways, attend, draw_inputs, relative_error
+from longseq.reports.approximation import _ways, attend, random_inputs, relative_error
 
 
 def test_without_shortening_there_is_no_error():
@@ -16,7 +16,7 @@ def test_without_shortening_there_is_no_error():
 
 def test_the_theorems_delta_makes_every_weight_the_same():
     E, F = _ways(8, 4.0, 1)["theorem"](256, 64)
-    queries, keys, values = draw_inputs(256, 8, 4.0, torch.Generator().manual_seed(0))
+    queries, keys, values = random_inputs(256, 8, 4.0, torch.Generator().manual_seed(0))
     weights = (queries @ (E @ keys).mT).softmax(-1)
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 64))
     out = attend(queries, E @ keys, F @ values)
@@ -30,7 +30,7 @@ def test_means_beat_uniform_weights_on_smooth_sequences_and_training_beats_means
 
 
 def test_inputs_have_variance_one_and_are_smooth_as_asked():
-    _, keys, values = draw_inputs(2000, 16, 20.0, torch.Generator().manual_seed(0))
+    _, keys, values = random_inputs(2000, 16, 20.0, torch.Generator().manual_seed(0))
     for tokens in (keys, values):
         assert tokens.var().item() == pytest.approx(1, abs=0.2)
         near = (tokens[1:] * tokens[:-1]).mean() / tokens.square().mean()

@@ -17,7 +17,7 @@ from longseq.reports.benchmark import (
     _largest_batches,
     _tables,
 )
-from longseq.reports.cell import MECHANISMS, Cell, Result, largest, measure, measure_apart
+from longseq.reports.cell import MECHANISMS, Cell, Result, benchmark_cell, benchmark_cell_apart, largest
 
 module = importlib.import_module("longseq.reports.benchmark")  # the function has its name
 CELL = Cell("linformer", 64, 16, 1, 16, 2, 2, "train", "cpu", "32", 2)
@@ -79,7 +79,7 @@ def test_the_table_has_the_largest_batches_where_a_gpu_told_them():
 @pytest.mark.parametrize("direction", ["forward", "train"])
 def test_a_cell_of_every_mechanism_is_measured(name, direction):
     k = 16 if name in ("linformer", "verma") else None
-    result = measure(replace(CELL, mechanism=name, k=k, direction=direction))
+    result = benchmark_cell(replace(CELL, mechanism=name, k=k, direction=direction))
     assert len(result.seconds) == 2 and min(result.seconds) > 0
     assert result.peak_bytes >= 0
 
@@ -101,7 +101,7 @@ def test_a_report_measures_predicts_and_writes_its_files(tmp_path, monkeypatch, 
     def told(cell: Cell) -> Result:
         return Result([1e-6 * cell.n**2 if cell.k is None else 1e-3 * cell.n] * 3, 1000 * cell.n)
 
-    monkeypatch.setattr(module, "measure_apart", told)
+    monkeypatch.setattr(module, "benchmark_cell_apart", told)
     module.benchmark(
         n=[256, 512, 1024, 4096], k=[64], mechanisms=["softmax", "linformer"], dim=16, seconds_per_step=1.1,
         out=str(tmp_path / "report"),
@@ -138,6 +138,6 @@ def test_the_tokens_of_a_cell_are_a_sequence():
 
 
 def test_a_cell_that_does_not_fit_has_no_figures_and_one_that_fails_says_why():
-    assert measure_apart(replace(CELL, mechanism="softmax-written", n=1_000_000, direction="forward")) is None
+    assert benchmark_cell_apart(replace(CELL, mechanism="softmax-written", n=1_000_000, direction="forward")) is None
     with pytest.raises(RuntimeError, match="a cell failed: KeyError: 'softmax-writen'"):
-        measure_apart(replace(CELL, mechanism="softmax-writen"))
+        benchmark_cell_apart(replace(CELL, mechanism="softmax-writen"))

@@ -185,7 +185,7 @@ def test_sounds_can_be_heard_at_their_rate_and_full_volume(tmp_path: Path) -> No
 def test_the_frequency_axis_tells_where_a_tone_lies(hertz: int) -> None:
     encoder = SpectrogramEncoder(16000, 0.5, Linformer(4), num_mels=80, **SIZE)
     tone = torch.sin(2 * torch.pi * hertz * torch.arange(8000) / 16000)
-    loudest = int(encoder.picture(tone[None])[0, 0, 25].argmax())
+    loudest = int(encoder.front_end(tone[None])[0, 0, 25].argmax())
     assert mel_row(hertz, 80, 16000) == pytest.approx(loudest + 0.5, abs=1)
 
 

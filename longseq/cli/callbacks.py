@@ -1,0 +1,128 @@
+"""The callbacks of a training from the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import Namespace
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.cli import SaveConfigCallback
+
+from longseq.cli.names import escaped, shown
+from longseq.cli.runs import METRICS
+from longseq.tasks import Task
+from longseq.training.data import data_of
+from longseq.training.generators import GeneratorStates
+from longseq.training.recovery import Sentinel
+from longseq.training.summary import SequenceSummary
+from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
+from longseq.training.throughput import ThroughputLogger
+
+# Those that look for a setting before a training; one that goes on has found it.
+FINDERS = (LearningRateFinder, BatchSizeFinder)
+
+
+class SavedConfig(SaveConfigCallback):
+    """Lightning's, which writes down how a run was started; but not how it was gone on with, which would be done again
+    by whoever starts another run from the file."""
+
+    def __init__(self, parser: Any, config: Namespace, **options: Any) -> None:
+        config = config.clone()
+        config["ckpt_path"], config["resume"] = None, False
+        super().__init__(parser, config, **options)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Lightning's, of the epoch with the task's best figure.
+
+    It goes on with the best score so far where the run's folder has been moved or copied too.
+
+    Attributes:
+        figures: All figures of the validation that was the best.
+    """
+
+    def __init__(self, run: Path, task: Task) -> None:
+        super().__init__(run, "best", monitor=f"val/{task.best}", mode=task.mode, enable_version_counter=False)
+        self.figures: dict[str, float] = {}
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        found = trainer.callback_metrics
+        figure = found.get(self.monitor or "")
+        if not trainer.sanity_checking and figure is not None and self.check_monitor_top_k(trainer, figure):
+            self.figures = {name: float(value) for name, value in found.items() if name.startswith("val/")}
+        super().on_validation_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "figures": self.figures}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        folder = Path(self.dirpath or "")
+
+        def here(path: str) -> str:
+            """The file of that name in this run: a checkpoint of another program may name any file, which would be
+            deleted when a better one comes."""
+            return str(folder / Path(path).name) if path else path
+
+        state_dict = state_dict | {
+            "dirpath": self.dirpath,
+            "best_model_path": here(state_dict["best_model_path"]),
+            "kth_best_model_path": here(state_dict["kth_best_model_path"]),
+            "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
+        }
+        if not Path(state_dict["best_model_path"]).is_file():  # a new run that begins with another one's checkpoint
+            state_dict["dirpath"] = None  # so that Lightning takes nothing of its scores
+        else:
+            self.figures = state_dict.get("figures", {})  # checkpoints of longseq 0.1 have none
+        super().load_state_dict(state_dict)
+
+
+class RunRecord(pl.Callback):
+    """Write down which sample of a run is in which split (splits.csv), and which files were left out (skipped.txt);
+    and know whether it has begun.
+
+    Attributes:
+        has_begun: Whether a training step was done.
+    """
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+        self.has_begun = False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not self.has_begun and trainer.is_global_zero:
+            (self.run / METRICS).unlink(missing_ok=True)  # of an end that the run has left behind
+        self.has_begun = True
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        datamodule = data_of(trainer)
+        if not trainer.is_global_zero or datamodule is None:
+            return
+        datamodule.save_splits(self.run / "splits.csv")
+        skipped = [f"{escaped(path)}: {shown(what)}" for path, what in datamodule.bad_files().items()]
+        if skipped:
+            (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
+
+
+def callbacks_of_training(
+    best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool
+) -> list[pl.Callback]:
+    """All that a training has, besides those that a configuration adds."""
+    callbacks: list[pl.Callback] = [
+        best,
+        SequenceSummary(),
+        ThroughputLogger(settings.peak_flops),
+        GeneratorStates(),
+        record,
+        Sentinel(record.run / "last.ckpt", settings.checkpoint_minutes),
+    ]
+    if settings.trainer.logger is not False:
+        callbacks += [LearningRateMonitor("step"), ConfusionMatrixImage(), InputSamples(), BestFigure(is_resumed)]
+    return callbacks
+
+
+def take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
+    """Take the callbacks of these kinds off a trainer, and return them."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    trainer.callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]  # type: ignore
+    return [callback for callback in callbacks if isinstance(callback, kinds)]

@@ -1,0 +1,83 @@
+"""The command fit, when all is built: train, test what is best, and write down its figures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import Namespace
+from lightning_fabric.utilities.apply_func import move_data_to_device
+from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
+from pytorch_lightning.utilities import rank_zero_warn
+
+from longseq.cli.callbacks import FINDERS, BestCheckpoint, take_off
+from longseq.cli.errors import refused_in_training
+from longseq.cli.faults import what_was_asked
+from longseq.cli.trainer import is_lightnings, is_of_restoring, wrong_flag
+from longseq.compat.lightning import take_average
+from longseq.compat.torch import is_out_of_memory
+from longseq.training import Classifier
+from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
+
+
+def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | None, settings: Namespace) -> None:
+    """Train, from a checkpoint if one is given.
+
+    Raises:
+        OutOfMemory: If a step does not fit; the message says what does.
+        UserError: If a callback or a flag of the trainer refuses its value.
+    """
+    try:
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    except BaseException as error:
+        if is_out_of_memory(error) and trainer.world_size == 1:
+            raise _out_of_memory(error, trainer, model, data) from None
+        if is_of_restoring(error):
+            raise
+        if isinstance(error, Exception) and not hasattr(error, "exit_code"):
+            refused = refused_in_training(error, settings.as_dict())
+            if refused is not None:
+                raise refused from error
+        if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
+            raise wrong_flag(error, settings.trainer) from error
+        raise
+
+
+def evaluate_best(
+    trainer: pl.Trainer, model: Classifier, data: Any, checkpoints: BestCheckpoint
+) -> tuple[str, dict[str, float]]:
+    """Test the best checkpoint of a training, or the average of its weights where it makes one at its end.
+
+    Returns:
+        The checkpoint that was tested, and its figures on the validation split and on the test split.
+    """
+    best, figures = checkpoints.best_model_path, dict(checkpoints.figures)
+    folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # rank zero's
+    if not best:  # the training was shorter than the first validation
+        best = str(folder / "last.ckpt")
+        trainer.save_checkpoint(best)
+    # one that averages weights would bring back those that it averaged, which it keeps in a checkpoint too
+    take_off(trainer, WeightAveraging, *FINDERS)
+    for averaging in take_off(trainer, StochasticWeightAveraging):
+        # its average is no weights of any step, so that nothing has validated or saved it yet
+        if not averaging.n_averaged:
+            rank_zero_warn("StochasticWeightAveraging has averaged nothing: the training ended before its epoch")
+            continue
+        take_average(averaging, model)
+        figures = dict(*trainer.validate(model, datamodule=data, verbose=False))
+        best = str(folder / "averaged.ckpt")
+        trainer.save_checkpoint(best)
+    tested = trainer.test(model, datamodule=data, ckpt_path=best, weights_only=True, verbose=False)
+    return best, {**figures, **dict(*tested)}  # nothing with --trainer.limit_test_batches 0
+
+
+def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier, data: Any) -> OutOfMemory:
+    """The error to raise instead, which says what fits: found by trying."""
+    let_go_of(error)
+    device = trainer.strategy.root_device
+    batch = move_data_to_device(data.longest_batch(), device)
+    context = trainer.precision_plugin.forward_context
+    # after an error Lightning takes everything off a GPU, the optimizer's state too
+    has_moments = device.type == "cpu" and any(optimizer.state for optimizer in trainer.optimizers)
+    fitting = what_fits(model.to(device), batch, context, has_moments)
+    fitting = fitting or ["nothing smaller of what was tried"]
+    return OutOfMemory(f"{what_was_asked(error)}; what fits: {', or '.join(fitting)}")

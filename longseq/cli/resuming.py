@@ -1,0 +1,205 @@
+"""How a run goes on: which one, from which checkpoint, and with what it must have been trained with."""
+
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+
+from longseq.cli.errors import UserError, items_of, keys_of
+from longseq.cli.names import shown
+from longseq.cli.runs import CONFIG, METRICS, experiment_of, numbered
+from longseq.training import Classifier
+from longseq.training.storage import CheckpointError, good_checkpoints
+
+# What the optimizer's state in a checkpoint decides when a training goes on.
+_RESTORED = ("learning_rate", "weight_decay")
+
+
+def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
+    """The run to go on with; its experiment is that of the command line without --resume, as the parser has it."""
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--experiment")
+    finder.add_argument("--trainer.default_root_dir", dest="root")
+    known, others = finder.parse_known_args(args)
+    experiment, root = known.experiment, known.root
+    if folder == "true" and any(re.match(r"(-c|--config|--data)(=|$)", flag) for flag in others):
+        settings = parser.parse_args(args).fit
+        experiment, root = experiment_of(settings), settings.trainer.default_root_dir
+    elif experiment is not None:
+        experiment = experiment_of(Namespace(experiment=experiment))
+    return _resumed_run(folder, Path(root or "."), experiment)
+
+
+def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None:
+    """The run to go on with, or None if there is none.
+
+    Args:
+        folder: A run's, or "true" for that of the newest unfinished run of the experiment.
+        root: Where runs are.
+        experiment: The name of its runs' folder, if the command line has one.
+
+    Raises:
+        UserError: If there is no such folder, or no experiment.
+    """
+    if folder != "true":
+        if not Path(folder).is_dir():
+            raise UserError(f"resume: {folder} is no run folder; give one such as runs/digits/0")
+        return Path(folder)
+    if experiment is None:
+        raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
+    run = _unfinished_run(root, experiment)
+    if run is None:
+        rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
+    return run
+
+
+def _unfinished_run(root: Path, experiment: str) -> Path | None:
+    """The newest run of an experiment that has a checkpoint and did not come to its end."""
+    parent = root / "runs" / experiment
+    runs = sorted(numbered(parent), key=lambda folder: int(folder.name), reverse=True) if parent.is_dir() else []
+    return next((run for run in runs if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The good checkpoint of a run with the most steps.
+
+    Raises:
+        CheckpointError: If the run has none.
+    """
+    good, bad = good_checkpoints(run)
+    for said in bad:
+        rank_zero_only(print)(shown(f"resume: {said}"), file=sys.stderr)
+    if not good:
+        raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
+    rank_zero_only(print)(shown(f"resume: going on from {good[0]}"))
+    return good[0]
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    """The configuration that a run was started with.
+
+    Raises:
+        UserError: If it is not there.
+    """
+    path = run / CONFIG
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read, so the run cannot go on; start anew without --resume") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no configuration, so the run cannot go on; start anew without --resume")
+    return config
+
+
+def restore_config(run: Path, config: Mapping[str, Any]) -> None:
+    """Write the configuration that a run was started with, if it is another one now."""
+    if config_of(run) != config:
+        (run / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+
+
+def without_appended(args: list[str]) -> list[str]:
+    """The arguments of a run that goes on, less those that append to a list (``--data.augment+=X``): the run's own
+    configuration holds what they appended, unless a configuration among them sets the list anew."""
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("-c", "--config", action="append", default=[])
+    files = [Path(path) for path in finder.parse_known_args(args)[0].config]
+    set_anew = {key for file in files if file.is_file() for key in _keys_in(file)}
+    kept, tokens = [], iter(args)
+    for token in tokens:
+        appending = re.fullmatch(r"--([\w.]+)\+(=.*)?", token, re.DOTALL)
+        if appending is None or appending[1] in set_anew:
+            kept.append(token)
+        elif appending[2] is None:
+            next(tokens, None)  # its value
+    return kept
+
+
+def _keys_in(file: Path) -> Iterator[str]:
+    """The keys of a configuration; none of a file that the parser will refuse by name."""
+    with suppress(ValueError, yaml.YAMLError):
+        config = yaml.safe_load(file.read_text())
+        yield from keys_of(config if isinstance(config, dict) else {})
+
+
+def refuse_other_classes(checkpoint: Mapping[str, Any], path: str, class_names: list[str]) -> None:
+    """Check that a training goes on with the classes that its checkpoint was trained on.
+
+    Raises:
+        UserError: If it does not; the message names the first difference.
+    """
+    trained = checkpoint["hyper_parameters"].get("class_names")
+    if not isinstance(trained, list) or trained == class_names:
+        return
+    names = enumerate(zip_longest(trained, class_names))
+    label, before, now = next((label, before, now) for label, (before, now) in names if before != now)
+    before, now = ("absent" if name is None else repr(name) for name in (before, now))
+    counts = f" ({len(trained)} classes before, {len(class_names)} now)" if len(trained) != len(class_names) else ""
+    raise _other_data(path, f"class {label} was {before} and is {now}{counts}")
+
+
+def refuse_other_data(checkpoint: Mapping[str, Any], path: str, identity: Mapping[str, int | str]) -> None:
+    """Check that a training goes on with the samples that its checkpoint was trained on.
+
+    Args:
+        checkpoint: One that holds no identity, being older than that, goes on.
+        path: Its own.
+        identity: Counts and digests of the data that there is now, by what they are of.
+
+    Raises:
+        UserError: If they are others; the message names the first difference.
+    """
+    trained = checkpoint.get("identity")
+    if not isinstance(trained, Mapping):
+        return
+    for what, now in identity.items():
+        before = trained.get(what, now)
+        if before != now:
+            raise _other_data(path, f"{before} {what} before, {now} now" if isinstance(now, int) else f"other {what}")
+
+
+def _other_data(path: str, difference: str) -> UserError:
+    return UserError(
+        f"data: not what {path} was trained on: {difference}; give it the same data, or start a new training from its "
+        f"weights with --model.init_from {path}"
+    )
+
+
+def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> None:
+    """Check that a training goes on with the optimizer of its checkpoint, and warn of settings that its state decides.
+
+    Raises:
+        UserError: If the optimizer is another one.
+    """
+    trained = checkpoint["hyper_parameters"]
+    before = trained.get("optimizer", model.optimizer)
+    if model.optimizer != before:
+        raise UserError(
+            f"model.optimizer: {model.optimizer} cannot go on with the state of the checkpoint's {before}; leave it "
+            "out, or start a new training from it with --model.init_from"
+        )
+    for name in _RESTORED:
+        now, before = getattr(model, name), trained.get(name, getattr(model, name))
+        if now != before:
+            rank_zero_warn(f"model.{name}: {now} has no effect, the checkpoint's optimizer has {before}")
+
+
+def take_findings(
+    checkpoint: Mapping[str, Any], started_with: Mapping[str, Any], settings: Namespace, model: Classifier, data: Any
+) -> None:
+    """Go on with the learning rate and the batch size that callbacks have found in the run, unless a flag changes
+    what was asked for at its start. The run's configuration keeps that, however often the run goes on."""
+    found = dict(items_of({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}))
+    planned, asked = dict(items_of(started_with)), dict(items_of(settings.as_dict()))
+    for part, key in ((model, "model.learning_rate"), (data, "data.batch_size")):
+        if key in found and asked.get(key) == planned.get(key):
+            setattr(part, key.rpartition(".")[2], found[key])
+    model.hparams["learning_rate"] = model.learning_rate
