@@ -1,4 +1,4 @@
-# make demo, make test, make quick, make torture, make bench, make lint: each sets itself up in .venv
+# make demo, test, quick, torture, bench or lint: each target first installs what it needs into .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -12,7 +12,7 @@ demo: .venv/.installed
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# an answer in a minute: the formulas, the seams and the contracts, without a training
+# takes a minute: the tests of formulas, interfaces and contracts, without a training
 quick: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix tests/, \
 		attention/test_formulas.py attention/test_lengths.py attention/test_mixer.py attention/test_plug.py \

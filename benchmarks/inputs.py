@@ -1,9 +1,9 @@
-"""Does the input pipeline keep up? Samples a second of fit on real data, against the same batches' shapes in memory.
+"""Does the input pipeline keep up? Samples per second of fit: A on real data, B on batches that are in memory.
 
     python benchmarks/inputs.py DIR [--steps 40] [--rounds 3]     # DIR holds the data sets, as the README says
 
-Both sides run the same model in the same process, A B A B. B is what no pipeline can beat: batches of random numbers of
-the same shapes and lengths, made before the clock starts.
+Both sides run the same model in the same process, in the order A B A B. No pipeline can beat B: its batches are random
+numbers of the same shapes and lengths, made before the clock starts.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SMALL = {"dim": 64, "depth": 4, "heads": 4}
 
 
 class Clock(pl.Callback):
-    """Samples a second, from the end of the warm-up to the last step."""
+    """Measures samples per second, from the end of the warm-up to the last step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def rate_of(model: Classifier, steps: int, **data: Any) -> float:
 
 
 def like(batch: Any) -> Any:
-    """Random numbers in the place of a batch's."""
+    """The batch with random numbers in place of its inputs."""
     inputs, labels = batch
     if isinstance(inputs, dict):
         return {**inputs, "waveforms": torch.randn_like(inputs["waveforms"]).clamp(-1, 1)}, labels

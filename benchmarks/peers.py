@@ -1,9 +1,9 @@
 """longseq and its peers side by side: make bench, or python benchmarks/peers.py [--device cuda] [--out FILE].
 
-Two things are compared in one process, A B A B, on the same input and with the same optimizer, since a machine's speed
-drifts; memory, and what is measured alone, in a process of its own. On a GPU all of it runs in bfloat16 under
-torch.compile, at the width of a ViT-B, the most telling rows first, and no row is begun after --minutes, for such a
-machine may be lent for a short while; without one the CPU's table is made.
+Two models are compared in one process, in the order A B A B, on the same input and with the same optimizer, because a
+machine's speed drifts. Memory, and whatever is measured alone, has a process of its own. On a GPU everything runs in
+bfloat16 under torch.compile, at the width of a ViT-B. The most telling rows come first there, and no row begins after
+--minutes, because a GPU may be available for a short time only. Without a GPU the CPU's table is made.
 """
 
 import argparse
@@ -51,15 +51,15 @@ Row = list[str]  # what, against whom, at what size, ours, theirs, ratio, its sp
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how large."""
+    """The device, and the sizes that are measured on it."""
 
     device: str
     width: int
     heads: int
-    precisions: tuple[str, ...]  # of classifiers; layers are measured in the first
-    lengths: tuple[int, ...]  # of layers
-    sides: tuple[int, ...]  # of images for classifiers, in pixels
-    softmax_sides: tuple[int, ...]  # where exact attention is tried too
+    precisions: tuple[str, ...]  # of classifiers; layers are measured in the first one
+    lengths: tuple[int, ...]  # in tokens, for layers
+    sides: tuple[int, ...]  # of images, in pixels, for classifiers
+    softmax_sides: tuple[int, ...]  # sides at which exact attention is measured too
 
     @property
     def compiles(self) -> bool:
@@ -127,7 +127,7 @@ def peer_layers(bench: Bench, n: int) -> dict[str, nn.Module]:
 
 
 def classifiers(bench: Bench, height: int, width: int) -> dict[str, Callable[[], nn.Module]]:
-    """Every pixel a token and a class token before them, as all three have it by themselves."""
+    """Each pixel is a token, behind a class token: the default of timm and vit-pytorch, and set for longseq."""
     d, heads = bench.width, bench.heads
     n = height * width
 
@@ -175,13 +175,13 @@ def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | 
     """Seconds and peak bytes of a classifier's training step, in a process of its own; None if it did not fit."""
     arguments = [bench.device, name, str(height), str(width), str(torch.get_num_threads())]
     gc.collect()
-    torch.cuda.empty_cache()  # a GPU's memory is both processes'
+    torch.cuda.empty_cache()  # both processes share the GPU's memory
     return run_apart(__file__, "--apart", *arguments)
 
 
 def benchmark_cell(device: str, name: str, height: str, width: str, threads: str) -> dict[str, Any]:
-    """The seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the bytes of
-    those."""
+    """Seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the bytes that
+    these three take."""
     torch.set_num_threads(int(threads))
     if name in ("longseq", CHECKPOINTING):
         keep_freed_memory()  # as train.py does
@@ -202,10 +202,10 @@ def benchmark_cell(device: str, name: str, height: str, width: str, threads: str
 def layers(bench: Bench, rounds: int) -> Iterator[Row]:
     wanted = {"linformer": "2.5", "nystrom-attention": "6", "linear-attention-transformer": "1.3"}
     for n in bench.lengths:
-        torch.compiler.reset()  # or a second length would be compiled for any length
+        torch.compiler.reset()  # otherwise the second length would be compiled for any length
         for peer, layer in peer_layers(bench, n).items():
             mechanism = Verma() if peer == "linear-attention-transformer" else Linformer(K)
-            ours, theirs = (layer_step(bench, each, n) for each in (our_layer(bench, mechanism, n), layer))
+            ours, theirs = (layer_step(bench, side, n) for side in (our_layer(bench, mechanism, n), layer))
             what = f"{type(mechanism).__name__} layer, forward and backward"
             yield [what, peer, f"n = {n}", *compare(bench, ours, theirs, rounds), wanted.get(peer, "")]
 
@@ -227,7 +227,7 @@ def trainings(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
-    """What torch.compile brings, where the rest of the table is without it."""
+    """What torch.compile brings, on a device where the other rows run without it."""
     for precision in bench.precisions:
         for side in bench.sides:
             torch.compiler.reset()
@@ -243,7 +243,7 @@ def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def memory(bench: Bench, rounds: int) -> Iterator[Row]:
-    """What a step adds to weights, gradients and AdamW's moments, and all of it: our E and F are weights of k x n."""
+    """Memory of a step without and with weights, gradients and AdamW's moments: our E and F are k x n weights."""
     for side in (side for side in bench.sides if side > 64):
         ours = apart(bench, "longseq", side, side)
         for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
@@ -261,7 +261,7 @@ def memory(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def doubling(bench: Bench, rounds: int) -> Iterator[Row]:
-    """A training step at n from 4096 upwards: to 65536 on a CPU, on a GPU as far as it fits."""
+    """A training step while n doubles from 4096: up to 65536 on a CPU, and as far as it fits on a GPU."""
     before: dict[str, Any] = {}
     for doublings in range(5 if bench.device == "cpu" else 13):
         height, width = 64 << doublings // 2, 64 << (doublings + 1) // 2
@@ -280,14 +280,14 @@ def doubling(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
-    """The rate of a training step on the FLOPs counted, and what bfloat16 brings, wider than above on a CPU."""
+    """Counted FLOPs per second of a training step, and what bfloat16 brings; on a CPU wider than the other rows."""
     width, side = (256, 64) if bench.device == "cpu" else (bench.width, 128)
     encoder = ImageEncoder((3, side, side), Linformer(K), dim=width, depth=DEPTH, heads=bench.heads)
     flops = flops_per_sample(Classifier(encoder, CLASSES)).training
     model = nn.Sequential(encoder, nn.Linear(width, CLASSES))
     precision = bench.precisions[0]
     step = training_step(bench, model, side, side, precision)
-    size, times = (2048, 1) if bench.device == "cpu" else (8192, 10)  # a GPU has done a small one before it is asked
+    size, times = (2048, 1) if bench.device == "cpu" else (8192, 10)  # a GPU is too fast to time a small one
     dtype = torch.float32 if precision == "32" else torch.bfloat16
     a, b = (torch.randn(size, size, device=bench.device, dtype=dtype) for _ in range(2))
 
@@ -295,8 +295,8 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
         for _ in range(times):
             a @ b
 
-    for each in (step, product, step, product):
-        each()
+    for run in (step, product, step, product):
+        run()
     of_products = 2 * times * size**3
     pairs = [(flops / seconds_of(bench, step), of_products / seconds_of(bench, product)) for _ in range(rounds)]
     at = f"width {width}, n = {side * side}"
@@ -314,12 +314,12 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
         yield ["training step, bf16-mixed", "float32", at, *compare(bench, low, step, rounds), "1.6"]
 
 
-# What tells most first, for time may be short.
+# The most telling parts come first, because time may be short.
 PARTS = {part.__name__: part for part in (against_the_machine, trainings, memory, layers, doubling, compiled)}
 
 
 def rows(bench: Bench, names: Sequence[str], rounds: int) -> Iterator[Row]:
-    names = [name for name in names if not (bench.compiles and name == "compiled")]  # there everything is
+    names = [name for name in names if not (bench.compiles and name == "compiled")]  # there all parts are
     return itertools.chain.from_iterable(PARTS[name](bench, rounds) for name in names)
 
 
@@ -327,9 +327,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of the table; all unless given")
-    parser.add_argument("--minutes", type=float, help="begin no row after them; on a GPU 6.5 unless given")
-    parser.add_argument("--out", type=Path, help="docs/results/peers.md, or peers-gpu.md, unless given")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of the table; default: all")
+    parser.add_argument("--minutes", type=float, help="begin no row after this time; default on a GPU: 6.5")
+    parser.add_argument("--out", type=Path, help="default: docs/results/peers.md, or peers-gpu.md on a GPU")
     parser.add_argument("--apart", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")

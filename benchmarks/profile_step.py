@@ -1,7 +1,7 @@
 """Draw where the time of a training step goes: python benchmarks/profile_step.py [--out docs/performance.png].
 
-One image of 64x64 pixels, each a token, width 128, depth 4, on the CPU. The same weights go through timm's own forward
-pass with the mechanisms' formulas, and through ours, in turns.
+One image of 64x64 pixels, one token per pixel, width 128, depth 4, on the CPU. The same weights go through timm's own
+forward pass with the mechanisms' formulas, and through longseq's forward pass, in turns.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from longseq.attention.verma import VermaLayer
 from longseq.reports.plots import COLOURS, machine, panels, styled
 
 SIDE, STEPS = 64, 8
-# The first that a profiled operation's name holds is what it counts as.
+# A profiled operation counts as the first kind that has one of its words in the operation's name.
 KINDS = {
     "attention's kernel and softmaxes": ("scaled_dot_product", "softmax"),
     "matrix products": ("mm", "conv"),
@@ -59,14 +59,14 @@ def steps(mechanism: Mechanism, pool: str, precision: str) -> dict[str, Callable
 
 
 def milliseconds(step: Callable[[], None]) -> dict[str, float]:
-    """By kind of operation, a step."""
+    """The milliseconds of one step, by kind of operation."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()
-    found: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     for event in profiler.key_averages():
         kind = next(kind for kind, names in KINDS.items() if any(name in event.key.lower() for name in names))
-        found[kind] += event.self_cpu_time_total / 1e3
-    return found
+        totals[kind] += event.self_cpu_time_total / 1e3
+    return totals
 
 
 @styled
@@ -97,12 +97,12 @@ def main() -> None:
         ("Verma, float32", Verma(), "avg", "32"),
     ):
         both = steps(mechanism, pool, precision)
-        found: dict[str, list[dict[str, float]]] = {how: [] for how in both}
+        measured: dict[str, list[dict[str, float]]] = {how: [] for how in both}
         for _ in range(STEPS):
             for how, step in both.items():
-                found[how].append(milliseconds(step))
-        for how, each in found.items():
-            medians = {kind: sorted(of.get(kind, 0.0) for of in each)[STEPS // 2] for kind in KINDS}
+                measured[how].append(milliseconds(step))
+        for how, times in measured.items():
+            medians = {kind: sorted(time.get(kind, 0.0) for time in times)[STEPS // 2] for kind in KINDS}
             bars[f"{name}\n{how}"] = medians
             print(f"{name}, {how}: " + ", ".join(f"{kind} {ms:.1f}" for kind, ms in medians.items()))
     print(machine())

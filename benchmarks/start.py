@@ -1,4 +1,4 @@
-"""How long commands take to start, each against the imports that it cannot do without, in turns in one run.
+"""How long commands take to start, compared with the import of torch and Lightning, in turns in one run.
 
 python benchmarks/start.py [--rounds 5]
 """
@@ -20,7 +20,7 @@ TINY = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0
 
 
 def seconds(command: list[str], folder: str, until: str | None = None) -> float:
-    """Until a command ends, or has printed some words."""
+    """Seconds until a command ends, or until it has printed some words."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
@@ -40,12 +40,12 @@ def main() -> None:
         Image.new("L", (8, 8)).save(f"{folder}/image.png")
         step = [*LONGSEQ, "fit", "--config", "image/digits", *TINY, "--trainer.limit_test_batches", "0"]
         subprocess.run(step, cwd=folder, check=True, capture_output=True)
-        # the callback says it when the first batch is done
-        (Path(folder) / "said.py").write_text(
-            "import pytorch_lightning as pl\n\nclass Said(pl.Callback):\n    def on_train_batch_end(self, *_):\n"
+        # this callback prints a line when the first batch is done
+        (Path(folder) / "announcing.py").write_text(
+            "import pytorch_lightning as pl\n\nclass Announce(pl.Callback):\n    def on_train_batch_end(self, *_):\n"
             "        print('the first step is done', flush=True)\n"
         )
-        said = ["--allow_class", "said", "--trainer.callbacks+=said.Said"]
+        announce = ["--allow_class", "announcing", "--trainer.callbacks+=announcing.Announce"]
         commands: dict[str, tuple[list[str], str | None]] = {
             "import torch, pytorch_lightning": (IMPORTS, None),
             "longseq --help": ([*LONGSEQ, "--help"], None),
@@ -56,7 +56,7 @@ def main() -> None:
             "predict of one file": (
                 [*LONGSEQ, "predict", "--ckpt_path", "runs/digits/0/last.ckpt", "--input", "image.png"], None,
             ),
-            "fit, until the first step is done": ([*step, *said], "the first step is done"),
+            "fit, until the first step is done": ([*step, *announce], "the first step is done"),
         }  # fmt: skip
         taken: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
@@ -66,8 +66,8 @@ def main() -> None:
     print("| command | seconds, median | against the imports, median (each round) |\n|---|---|---|")
     for name, times in taken.items():
         ratios = [time / one for time, one in zip(times, base, strict=True)]
-        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"| `{name}` | {statistics.median(times):.2f} | **{statistics.median(ratios):.2f}** ({each}) |")
+        per_round = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"| `{name}` | {statistics.median(times):.2f} | **{statistics.median(ratios):.2f}** ({per_round}) |")
 
 
 if __name__ == "__main__":

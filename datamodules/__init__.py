@@ -1,4 +1,4 @@
-"""Data sets, one a file; base.py is their contract."""
+"""Data sets, one in each file; base.py defines their contract."""
 
 from datamodules.audio import AudioDataModule
 from datamodules.audio_folder import AudioFolder

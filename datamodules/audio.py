@@ -1,4 +1,4 @@
-"""What data modules of sounds share: rate, length, and reading any sound file."""
+"""The base of data modules for sounds: rate, length, and reading any sound file."""
 
 import math
 import os
@@ -23,14 +23,14 @@ def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Te
 
 
 class AudioDataModule(DataModule):
-    """Sounds as float32 waveforms in -1..1, all of one rate and each of its own length.
+    """Sounds as float32 waveforms in -1..1, all with one rate and each with its own length.
 
-    Inputs are {"waveforms": (b, s), "lengths": (b,)}: waveforms with zeros behind the shorter ones, and how many
-    samples each has. Batches of training are of sounds of like lengths, so that little is padded.
+    Inputs are {"waveforms": (b, s), "lengths": (b,)}: waveforms, the shorter ones with zeros at the end, and how many
+    samples each has. A training batch holds sounds of similar lengths, so that there is little padding.
 
     Args:
         sample_rate_hz: Samples per second.
-        seconds: Length of the longest waveform; longer sounds are cropped, in training anywhere, else to their middle.
+        seconds: Length of the longest waveform; longer sounds are cropped at random in training, else to the middle.
         augment: Transforms of datamodules/augment.py for each sound in training.
         common: Arguments of every data module.
     """
@@ -52,7 +52,7 @@ class AudioDataModule(DataModule):
         return (round(self.seconds * self.sample_rate_hz),)
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
-        if not details and not isinstance(inputs, Tensor | list):  # files to predict, which are cropped already
+        if not details and not isinstance(inputs, Tensor | list):  # files to predict: `read` has cropped them
             details = {"lengths": torch.zeros(len(inputs), dtype=torch.int64)}
         return Clips(inputs, *arguments, max_samples=self.shape[0], **details)
 

@@ -1,4 +1,4 @@
-"""One's own recordings: a folder of class folders, or a table of paths and labels."""
+"""The user's own recordings: a folder of class folders, or a table of paths and labels."""
 
 import csv
 import math
@@ -20,8 +20,8 @@ from datamodules.image_folder import SPLITS, find_in_class_folders
 from datamodules.scan import Facts, walk
 from datamodules.sound_files import change_rate, examine_sound, read_sound
 
-_COLUMNS = ("path", "label", "start", "end", "fold", "split")  # of a table; others are left aside
-LONGEST_SECONDS = 10.0  # of clips whose length nobody gave
+_COLUMNS = ("path", "label", "start", "end", "fold", "split")  # of a table; other columns are ignored
+LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
 
 
 class AudioFiles(FileDataModule, AudioDataModule):
@@ -29,7 +29,7 @@ class AudioFiles(FileDataModule, AudioDataModule):
 
     Args:
         root: The folder.
-        sample_rate_hz: Rate of the inputs; if absent, that which most files have.
+        sample_rate_hz: Rate of the inputs; if absent, the most common rate of the files.
         seconds: Length of the longest input; if absent, that of the longest clip, but 10 s at most.
         common: Arguments of FileDataModule and AudioDataModule.
     """
@@ -39,7 +39,7 @@ class AudioFiles(FileDataModule, AudioDataModule):
     def __init__(
         self, root: str, sample_rate_hz: int | None = None, seconds: float | None = None, **common: Any
     ) -> None:
-        # absent ones are found when they are asked for
+        # absent values are taken from the files when they are first needed
         super().__init__(root=root, sample_rate_hz=_or(sample_rate_hz, 16_000), seconds=_or(seconds, 1.0), **common)
         self._rate_given, self._seconds_given = sample_rate_hz, seconds
 
@@ -95,7 +95,7 @@ class AudioFiles(FileDataModule, AudioDataModule):
         if round(min(item.start * rate_hz, frames)) < stop:
             return ""
         line = f"line {item.line} of the table: " if item.line else ""
-        return f"{line}holds no sound from {item.start:g} s, being {frames / rate_hz:g} s long; mend start and end"
+        return f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; mend start and end"
 
     def size_of(self, item: Item) -> int:
         return round(4 * self.sample_rate_hz * self._seconds_of(item))
@@ -106,15 +106,15 @@ class AudioFiles(FileDataModule, AudioDataModule):
 
 
 class AudioFolder(AudioFiles):
-    """Recordings in a folder for each class, or in such folders inside train, val and test, or named by a table.
+    """Recordings in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
     A table (.csv, or .tsv with tabs) has a header with the columns path and label, and optionally start and end (in
-    seconds: one recording may hold many clips), fold, and split (train, val or test). Any rate, channels and length. A
-    clip has one label: lists and amounts are refused.
+    seconds: one recording may hold many clips), fold, and split (train, val or test). Recordings may have any rate,
+    channels and length. A clip has one label: lists and amounts are refused.
 
     Args:
         root: Folder of the class folders, or of the files that the table names.
-        table: Path of the table, itself or in root.
+        table: Path of the table; it may be relative to root.
         common: Arguments of AudioFiles.
 
     Raises:
@@ -150,7 +150,7 @@ def read_table(path: Path) -> list[Item]:
     """The rows of a table of path, label and optionally start, end, fold and split.
 
     Raises:
-        DataError: If it cannot be read, or a row says what cannot be.
+        DataError: If the table cannot be read, or a row is invalid.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -166,7 +166,7 @@ def read_table(path: Path) -> list[Item]:
         what = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
     if not items:
-        raise DataError(f"{path}: holds no row; give each clip one")
+        raise DataError(f"{path}: holds no row; give each clip a row")
     splits: dict[str, str] = {}
     labels: dict[str, str] = {}
     for item in items:
@@ -181,24 +181,25 @@ def read_table(path: Path) -> list[Item]:
     return items
 
 
-# A bar, a semicolon or a comma right before a word make a list; "Rock, Paper" and "1,000 Hz" are names of classes.
+# A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.
 _LIST = re.compile(r"[;|]|,(?=[^\s\d])|^\[.*\]$")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def refuse_other_tasks(path: Path, items: Sequence[Item]) -> None:
-    """Check that the labels of a table name one class each, neither several nor an amount.
+    """Check that each label of a table names one class, not several classes and not an amount.
 
-    A label holds several if it looks like a list, or if each part of it between commas stands in another label too.
+    A label names several classes if it looks like a list, or if each of its parts between commas is in another label
+    too.
 
     Raises:
-        DataError: If they do not; the message names the line.
+        DataError: If a label does not; the message names the line.
     """
     parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
-    found_in = Counter(part for label in parts for part in parts[label])
+    occurrences = Counter(part for label in parts for part in parts[label])
     are_numbers = all(_NUMBER.fullmatch(label) for label in parts)
     for item in items:
-        known = all(found_in[part] > 1 for part in parts[item.label])
+        known = all(occurrences[part] > 1 for part in parts[item.label])
         if len(parts[item.label]) > 1 and (known or _LIST.search(item.label)):
             raise DataError(
                 f"{path}: line {item.line}: label {item.label!r} is a list, and a clip has one class; choose one, or "
@@ -230,7 +231,7 @@ def _item(path: Path, line: int, row: dict[str, str | None]) -> Item:
         raise wrong(f"start or end is no number ({error}); give seconds") from error
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
         raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
-    file = os.path.normpath(values["path"])  # a file of two spellings would be in two splits
+    file = os.path.normpath(values["path"])  # one file with two spellings could get into two splits
     return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
 
 

@@ -1,4 +1,4 @@
-"""Changes of a sound in training that leave its class as it is. Each draws from torch's generator."""
+"""Random changes of a sound in training that keep its class. Each draws from torch's generator."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from datamodules.errors import require
 
 
 class SoundTransform(nn.Module, ABC):
-    """A waveform (s,) becomes another, of the same length."""
+    """A random change of a waveform (s,) that keeps its length."""
 
     @abstractmethod
     def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
@@ -22,7 +22,7 @@ class TimeShift(SoundTransform):
     """Move the sound by up to a fraction of its length, to either side; what leaves at one end enters at the other.
 
     Args:
-        fraction: Of the length, in 0..1.
+        fraction: The largest shift as a fraction of the length, in 0..1 (0 excluded).
     """
 
     def __init__(self, fraction: float = 0.1) -> None:
@@ -36,10 +36,10 @@ class TimeShift(SoundTransform):
 
 
 class Gain(SoundTransform):
-    """Make the sound louder or softer, evenly over decibels; what would exceed full scale is clipped.
+    """Make the sound louder or softer by decibels drawn evenly; what would exceed full scale is clipped.
 
     Args:
-        decibels: At most, up or down.
+        decibels: The largest change, up or down.
     """
 
     def __init__(self, decibels: float = 6.0) -> None:
@@ -57,7 +57,7 @@ class Noise(SoundTransform):
 
     Args:
         snr_db: The least and the greatest ratio, in decibels.
-        probability: Of adding any.
+        probability: How likely noise is added.
     """
 
     def __init__(self, snr_db: tuple[float, float] = (10.0, 40.0), probability: float = 0.5) -> None:

@@ -26,10 +26,10 @@ from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Sam
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
-# A batch beyond the training set costs no more than the whole set, and makes one step of an epoch. A number far beyond
-# is a slip: the largest batches that anybody has published had some 2**20 samples, over all processes.
+# A batch larger than the training set costs no more than the whole set, and makes one step of an epoch. A far larger
+# number is a slip: the largest batches that anybody has published had some 2**20 samples, over all processes.
 _LARGEST_BATCH = 2**20
-# A smaller share is a slip too: it leaves one sample of each class, which says nothing.
+# A smaller share is a slip too: it holds out one sample of each class, which measures nothing.
 _SMALLEST_SHARE = 1e-4
 
 
@@ -44,31 +44,31 @@ def _digest(texts: Iterable[str]) -> str:
     return hashing.hexdigest()
 
 
-def _kind(made: Any) -> tuple[Any, ...]:
-    return (list(made.shape), made.dtype) if isinstance(made, Tensor) else (type(made).__name__, None)
+def _kind(value: Any) -> tuple[Any, ...]:
+    return (list(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value).__name__, None)
 
 
 class DataModule(pl.LightningDataModule, ABC):
     """A labelled data set with its three splits, and a way to read foreign files as inputs of the same kind.
 
-    A batch is `(inputs, labels)`, labels int64 (b,). Inputs are a tensor (b, *shape), or, of sounds, a dictionary of
+    A batch is `(inputs, labels)`, labels int64 (b,). Inputs are a tensor (b, *shape), or for sounds a dictionary of
     waveforms and their lengths. A batch of predict_dataloader is inputs only.
 
-    Every constructor argument of a subclass is kept as an attribute of the same name, so that a checkpoint can describe
-    the data module, and is of a plain type (int, float, str, bool, None, list), or a transform. The constructor touches
-    no file. Subclasses hand the arguments below on as keywords.
+    A subclass keeps each constructor argument as an attribute of the same name, so that a checkpoint can describe the
+    data module. Each argument has a plain type (int, float, str, bool, None, list) or is a transform. The constructor
+    touches no file. Subclasses pass the arguments below to this class as keywords.
 
     Args:
-        batch_size: Samples in a batch, of each process.
+        batch_size: Samples in a batch of each process.
         num_workers: Processes that load; 0 loads in the trainer's own process, the best choice for data in memory.
-        val_fraction: Share of the training split that is held out for validation where none is given.
-        seed: Of the splits, of the order of training and of what is random in it: it and the epoch decide them alone.
-        balanced: Whether an epoch of training draws each class as often, with replacement, however many samples it has.
+        val_fraction: Share of the training split that is held out for validation if the data has no such split.
+        seed: Decides the splits. Seed and epoch alone decide the order of training and what is random in it.
+        balanced: Whether a training epoch draws all classes equally often, with replacement, whatever their sizes.
 
     Attributes:
-        num_classes, class_names: Of the labels.
-        shape: Of one input, or of the longest one.
-        augment: Transforms of single inputs, in training alone.
+        num_classes, class_names: The number and the names of the classes.
+        shape: The shape of one input, or of the longest one.
+        augment: Transforms of single inputs, used in training only.
         predict_paths: The files that predict_dataloader reads, in this order.
         train_set, val_set, test_set: The splits, after setup.
 
@@ -80,9 +80,9 @@ class DataModule(pl.LightningDataModule, ABC):
     class_names: list[str]
     shape: tuple[int, ...]
     augment: Sequence[Callable[[Tensor], Tensor]] = ()
-    on_error: Literal["raise", "skip"] = "raise"  # what a file does that cannot be read
+    on_error: Literal["raise", "skip"] = "raise"  # what happens if a file cannot be read
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
-    # The argument whose folder names the data where the class does not: experiments on one's own are called after it.
+    # The argument whose folder names the user's own data: experiments on such data are called after the folder.
     named_by: ClassVar[str | None] = None
 
     train_set: Samples
@@ -120,8 +120,8 @@ class DataModule(pl.LightningDataModule, ABC):
         return {"epoch": epoch + 1, "batches": 0} if is_over else {"epoch": epoch, "batches": batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on where the state was taken: the loader of a training starts there."""
-        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # a test of a checkpoint is no start
+        """Go on where the state was taken: the training loader starts there."""
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not when a checkpoint is only tested
             self._start = (state_dict["epoch"], state_dict["batches"])
 
     @property
@@ -132,7 +132,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> tuple[Samples, Samples | None, Samples]:
-        """The training, validation and test split; without a validation split it is held out from training.
+        """The training, validation and test split; if validation is None, it is held out from the training split.
 
         Raises:
             DataError: If files are missing or broken.
@@ -152,7 +152,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def figures(self, samples: Samples) -> dict[str, Any]:
-        """What there is to know of a split beside its size: means and deviations, lengths."""
+        """Figures of a split besides its size: means and deviations, lengths."""
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         """A data set of inputs of this kind."""
@@ -161,7 +161,7 @@ class DataModule(pl.LightningDataModule, ABC):
     # Splits
 
     def setup(self, stage: str | None = None) -> None:
-        if stage == "predict" or hasattr(self, "test_set"):  # predicting on foreign files needs none of our own
+        if stage == "predict" or hasattr(self, "test_set"):  # predicting on foreign files needs no splits
             return
         train, val, test = self.load()
         if val is None:
@@ -169,16 +169,16 @@ class DataModule(pl.LightningDataModule, ABC):
             train, val = train.subset(of_train), train.subset(of_val)
         for name, samples in (("validation", val), ("test", test)):
             if not len(samples):
-                what = f"nothing is left for the {name}, for each class has one sample, or one file, only"
+                what = f"nothing is left for the {name} split, because each class has only one sample or file"
                 raise DataError(f"data.root: {what}; add some of each class")
         self.train_set, self.val_set, self.test_set = train, val, test
         self._refuse_unfit_augmentations(train)
 
     def _refuse_unfit_augmentations(self, train: Samples) -> None:
-        """Try them on one sample, so that they do not fail in the midst of a training.
+        """Try the transforms on one sample, so that they do not fail in the middle of a training.
 
         Raises:
-            DataError: If one fails, or the last one's output is of another shape or type than its input.
+            DataError: If one fails, or if they change the shape or the type of the sample.
         """
         plain = train.sample(0)
         drawn: Any = plain
@@ -200,7 +200,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @cached_property
     def identity(self) -> dict[str, int | str]:
-        """What a training must find again to go on: the number of samples of each split, and digests of what they are.
+        """What must be the same if a training is resumed: the size of each split, and digests of its samples.
 
         It is the same wherever the data lies, and on any machine.
         """
@@ -213,23 +213,23 @@ class DataModule(pl.LightningDataModule, ABC):
         }
 
     def save_splits(self, path: Path) -> None:
-        """Write down which sample is in which split: a table of where it is, label and split."""
+        """Write down which sample is in which split: a table with the place, the label and the split of each sample."""
         rows = [
             {**self.located(name), "label": label, "split": split}
             for split, samples in self.splits().items()
             for name, label in zip(samples.names, written(samples.labels, self.class_names), strict=True)
         ]
-        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are any bytes
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names hold any bytes
             table = csv.DictWriter(file, rows[0])
             table.writeheader()
             table.writerows(rows)
 
     def located(self, name: str) -> dict[str, Any]:
-        """The columns of that table that say where a sample of this name is: its path, or its number."""
+        """The columns of the table of splits that say where the sample of this name is: its path, or its number."""
         return {"path": name}
 
     def bad_files(self) -> dict[str, str]:
-        """What is wrong with each broken file, by path; none where the data is not of files."""
+        """What is wrong with each broken file, by path; empty if the data is not in files."""
         return {}
 
     def statistics(self) -> dict[str, Any]:
@@ -245,10 +245,10 @@ class DataModule(pl.LightningDataModule, ABC):
         }
 
     def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was computed from the training set before, from the same content, or is now.
+        """A result computed from the training set, now or earlier from the same content.
 
         Args:
-            what: Names the result and everything that it depends on, beside the training set.
+            what: Names the result and everything that it depends on, besides the training set.
             compute: Returns tensors and plain values.
         """
         key = hashlib.sha256(f"{what}\n{self.train_set.digest()}".encode()).hexdigest()
@@ -287,7 +287,7 @@ class DataModule(pl.LightningDataModule, ABC):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            # workers are seeded from it, so that the loader draws nothing from the generator of the training
+            # seeds the workers; without it the loader would draw from the generator of the training
             generator=torch.Generator().manual_seed(self.seed),
             **options,
         )

@@ -1,4 +1,4 @@
-"""What a classifier reaches that sees the mean spectrum alone: the least that a model of sounds must beat."""
+"""The accuracy of a classifier that sees only the mean spectrum: the least that a model of sounds must beat."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from datamodules.samples import Samples
 
 
 def mean_log_spectrum(waveforms: Float32[Tensor, "n s"], num_fft: int = 256) -> Float[Tensor, "n f"]:
-    """Log power, averaged over frames of `num_fft` samples with half of it between them, of each clip's own level."""
+    """Log power, averaged over frames of `num_fft` samples every num_fft / 4 samples, minus the clip's mean level."""
     stft = torch.stft(waveforms, num_fft, window=torch.hann_window(num_fft), return_complex=True)
     spectra = (stft.abs().square() + 1e-8).log().mean(dim=-1)
     return spectra - spectra.mean(dim=1, keepdim=True)
 
 
 def nearest_centroid_accuracy(data: AudioDataModule) -> float:
-    """Accuracy on the test split of the class whose mean log spectrum in training is the nearest."""
+    """Accuracy on the test split if the predicted class is the one with the nearest mean log spectrum in training."""
     data.setup("fit")
     classifier = NearestCentroid().fit(_spectra(data.train_set), data.train_set.labels.numpy())
     predicted = classifier.predict(_spectra(data.test_set))

@@ -1,4 +1,4 @@
-"""Results that are kept from run to run: statistics, scans of folders, pictures made on the spot."""
+"""Results that are kept from run to run: statistics, scans of folders, generated pictures."""
 
 import hashlib
 import os
@@ -13,20 +13,20 @@ from datamodules.errors import DataError
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content."""
+    """The SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder(part: str = "") -> Path:
-    """LONGSEQ_CACHE, or longseq in the user's cache folder, or a part of it; it may be deleted at any time."""
+    """The cache, or a part of it: LONGSEQ_CACHE, or longseq in the user's cache folder. It may be deleted any time."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "longseq"
     folder = Path(os.environ.get("LONGSEQ_CACHE") or default) / part
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"{folder}: cannot be made ({error.strerror}); set LONGSEQ_CACHE to a folder that can"
+            f"{folder}: cannot be created ({error.strerror}); set LONGSEQ_CACHE to a folder that can be"
         ) from error
     return folder
 
@@ -37,7 +37,7 @@ def locked(path: Path) -> Iterator[None]:
     import fcntl
 
     try:
-        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115 (closed below; errors of `yield` are others')
+        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115 (closed below, outside of this try)
     except OSError as error:
         raise _unwritable(path, error) from error
     with lock:
@@ -47,7 +47,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` when all of it was written, and goes if it was not."""
+    """A temporary path. It replaces `path` when the file is complete, and is deleted if it is not."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
@@ -59,11 +59,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def kept(path: Path, compute: Callable[[], Any]) -> Any:
-    """The tensors and plain values in a file of the cache; computed and written if it is not there, or cut off."""
-    with suppress(Exception):  # torch.load meets a cut file with EOFError, RuntimeError, UnpicklingError, ...
+    """The tensors and plain values in a file of the cache; computed and written if the file is missing or cut off."""
+    with suppress(Exception):  # torch.load answers a cut file with EOFError, RuntimeError, UnpicklingError, ...
         return torch.load(path, weights_only=True)
     result = compute()
-    with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would word the disk's errors anew
+    with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would reword the disk's errors
         torch.save(result, file)
     return result
 

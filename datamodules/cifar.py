@@ -29,8 +29,8 @@ _HUNDRED = """
 class CIFAR10(ImageDataModule):
     """50,000 + 10,000 photographs of ten classes, uint8 (3, 32, 32), with the official test split.
 
-    Long Range Arena's task "Image" is this in grey, each of the 1,024 pixels a token, without augmentation. Source:
-    Krizhevsky, Learning multiple layers of features from tiny images (2009).
+    Long Range Arena's task "Image" uses these images in grey, with each of the 1,024 pixels as a token, without
+    augmentation. Source: Krizhevsky, Learning multiple layers of features from tiny images (2009).
 
     Args:
         root: Folder that holds cifar-10-batches-py, or its archive, which is unpacked there.
@@ -59,7 +59,7 @@ class CIFAR10(ImageDataModule):
         is_packed = check_integrity(root / source.filename, source.tgz_md5)
         try:
             with locked(cache_folder() / source.__name__):
-                # torchvision checks each file's md5, takes an archive that is there, and unpacks what is not whole anew
+                # torchvision checks each file's md5, uses an archive that is there, and unpacks incomplete data again
                 train = source(root, train=True, download=self.download or is_packed)
             return self._tensors(train), None, self._tensors(source(root, train=False))
         except RuntimeError as error:
@@ -79,7 +79,7 @@ class CIFAR10(ImageDataModule):
 
 
 class CIFAR100(CIFAR10):
-    """50,000 + 10,000 photographs of a hundred classes, as CIFAR-10's; the folder is cifar-100-python."""
+    """50,000 + 10,000 photographs of a hundred classes, like those of CIFAR-10; the folder is cifar-100-python."""
 
     source = datasets.CIFAR100
     names = _HUNDRED.split()

@@ -1,4 +1,4 @@
-"""What is wrong with data or with an argument, said on one line."""
+"""Errors in data or in arguments, each told in one line."""
 
 import sys
 
@@ -12,12 +12,12 @@ class DataError(Exception):
 
 
 class ArgumentError(ValueError):
-    """An argument of a constructor or a function that cannot be.
+    """A constructor or a function got an argument that it cannot accept.
 
     longseq has the same class. Neither package imports the other, and the command line knows both by their fields.
 
     Args:
-        argument: Its name.
+        argument: The name of the argument.
         what: "must ..., got ...; <remedy>".
     """
 
@@ -46,5 +46,5 @@ def counted(number: int, noun: str) -> str:
 
 @rank_zero_only
 def say(text: str) -> None:
-    """One line for the user, on standard error, of one process; what names hold that cannot be printed is escaped."""
+    """Print a line for the user on standard error, from rank zero only; unprintable characters are escaped."""
     print("".join(part if part.isprintable() else ascii(part)[1:-1] for part in text), file=sys.stderr)

@@ -14,17 +14,17 @@ FOLDER = "ESC-50-master"
 
 
 class ESC50(AudioFiles):
-    """Environmental sounds of 5 seconds at 44.1 kHz; the official five folds, of which one is the test.
+    """Environmental sounds of 5 seconds at 44.1 kHz in the official five folds; one fold is the test.
 
-    Clips of one recording are in one fold: validation is better a fold too (val_fold) than a share of the others. The
-    paper's figure is the mean over five trainings, each fold being the test once. Source: Piczak, ESC: Dataset for
-    Environmental Sound Classification (2015), 2,000 clips, CC BY-NC 3.0.
+    All clips of one recording are in one fold, so a fold (val_fold) is a better validation split than a share of the
+    others. The paper's figure is the mean over five trainings, with each fold as the test once. Source: Piczak, ESC:
+    Dataset for Environmental Sound Classification (2015), 2,000 clips, CC BY-NC 3.0.
 
     Args:
         root: Folder that holds ESC-50-master, or that folder.
         download: Fetch the data if it is missing.
         test_fold: 1 to 5.
-        val_fold: Another one; "before" is the one before test_fold (5 before 1), None a share of the other four.
+        val_fold: Another fold; "before" is the one before test_fold (5 before 1), None is a share of the other four.
         sample_rate_hz: Rate of the inputs.
         seconds: Length of the longest input.
         common: Arguments of AudioFiles.

@@ -20,17 +20,17 @@ from datamodules.errors import DataError
 def fetch_and_unpack(
     url: str, root: Path, folder: str, is_whole: Callable[[], bool], sha256: str | None = None
 ) -> None:
-    """Make root/folder, unless it is whole, from an archive that lies in root, or else from the network.
+    """Make root/folder, unless it is complete, from an archive in root, which is fetched if it is missing.
 
     Args:
-        url: Of a .zip or .tar.gz.
-        root: Where the archive is kept while it is unpacked, and its content goes.
-        folder: What the archive becomes. Where all of its members lie in one folder, that one gets this name.
-        is_whole: Whether all is there. What is half there is made anew.
-        sha256: Of the archive.
+        url: The address of a .zip or .tar.gz.
+        root: The folder of the archive, which stays there, and of its content.
+        folder: The name of the unpacked content. If all members are in one folder, that folder gets this name.
+        is_whole: Tells whether the content is complete. Incomplete content is deleted and made again.
+        sha256: The SHA-256 of the archive.
 
     Raises:
-        DataError: If it cannot be fetched, is not the right one, or holds a member that would leave the folder.
+        DataError: If the archive cannot be fetched, is not the right one, or has a member that would leave the folder.
     """
     with locked(cache_folder() / f"fetch-{hashlib.sha256(url.encode()).hexdigest()[:16]}"):
         if not is_whole():
@@ -45,14 +45,14 @@ def _make(url: str, root: Path, folder: str, sha256: str | None) -> None:
         if not archive.is_file():
             _fetch(url, archive)
         if sha256 is not None:
-            found = sha256_of(archive)
-            if found != sha256:
-                raise DataError(f"{archive}: not the original file (SHA-256 {found[:12]}...); delete it and run again")
+            digest = sha256_of(archive)
+            if digest != sha256:
+                raise DataError(f"{archive}: not the original file (SHA-256 {digest[:12]}...); delete it and run again")
         shutil.rmtree(temporary, ignore_errors=True)
         unpack(archive, temporary)
         inner = list(temporary.iterdir())
         whole = inner[0] if len(inner) == 1 and inner[0].is_dir() else temporary
-        if (root / folder).exists():  # half of it, from a tool that was killed
+        if (root / folder).exists():  # incomplete, from a tool that was killed
             shutil.rmtree(root / folder)
         (root / folder).parent.mkdir(parents=True, exist_ok=True)
         os.replace(whole, root / folder)
@@ -75,7 +75,7 @@ def _fetch(url: str, archive: Path) -> None:
                     file.write(block)
                     bar.update(len(block))
             if size and file.tell() != size:
-                raise OSError(f"{file.tell()} of {size} bytes came")
+                raise OSError(f"only {file.tell()} of {size} bytes arrived")
         os.replace(part, archive)
     finally:
         part.unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack the plain files of a .zip or tar archive, and nothing else: no links, no devices.
 
     Raises:
-        DataError: If it is broken, or a member's name would leave the folder.
+        DataError: If the archive is broken, or a member's name would leave the folder.
     """
     folder.mkdir(parents=True)
     try:
@@ -97,7 +97,7 @@ def unpack(archive: Path, folder: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, open(target, "wb") as file:
                 shutil.copyfileobj(source, file)
-    # RuntimeError is zipfile's for one that is encrypted, or packed in a way that it does not know
+    # zipfile raises RuntimeError for a member that is encrypted, or packed in a way that it does not know
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         what = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{archive}: broken or cut off ({what}); delete it and run again") from error

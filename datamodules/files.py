@@ -1,4 +1,4 @@
-"""What data sets of many files share: their table, their splits, and what is done about broken files."""
+"""The base of data sets of many files: their table, their splits, and what happens to broken files."""
 
 import hashlib
 from abc import abstractmethod
@@ -18,7 +18,7 @@ from datamodules.hold_out import Split, hold_out, hold_out_files
 from datamodules.samples import Files, Samples
 from datamodules.scan import Facts, in_threads, scan
 
-IN_MEMORY_BYTES = 2**30  # of inputs, up to which they are decoded once and kept
+IN_MEMORY_BYTES = 2**30  # inputs of up to this size are decoded once and kept
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Item:
     """One row of a data set's table.
 
     Attributes:
-        path: Of the file, in the root.
+        path: The path of the file, relative to the root.
         label: The name of its class.
-        split: "train", "val", "test", or "" where it is still to be drawn.
-        fold: Of a cross-validation, or "".
+        split: "train", "val", "test", or "" if it is still to be drawn.
+        fold: The fold of a cross-validation, or "".
         start, end: The part of a recording, in seconds; to its end if end is None.
-        line: Of the table that a user wrote, or 0.
+        line: The line in the table that a user wrote, or 0.
     """
 
     path: str
@@ -57,16 +57,16 @@ class FileDataModule(DataModule):
     Args:
         root: The folder.
         on_error: What a broken file does: "raise" ends the run before training, "skip" leaves it out.
-        in_memory: Whether inputs are decoded once and kept in memory, not decoded by workers when they are asked for;
-            decided by their size if absent.
-        class_names: The classes, in the order of their labels; those found in the data if absent.
-        test_fraction: Share that is held out for the test where none is given, in (0, 1).
+        in_memory: Whether inputs are decoded once and kept in memory, or decoded by workers each time they are needed;
+            if absent, their size decides.
+        class_names: The classes, in the order of their labels; if absent, those in the data.
+        test_fraction: Share that is held out for the test if the data has no test split, in (0, 1).
         test_fold: The fold to test on, where the data has folds.
         val_fold: The fold to validate on.
         common: Arguments of every data module.
     """
 
-    # Whether hold_out draws from rows, as results that are published have it, and not from files by their names.
+    # Whether samples are held out by their position, as in published results, and not by the names of their files.
     splits_by_position: ClassVar[bool] = False
 
     def __init__(
@@ -96,15 +96,15 @@ class FileDataModule(DataModule):
 
     @abstractmethod
     def find(self) -> list[Item]:
-        """The table of the data set, of every file that it should have.
+        """The table of the data set: a row for every file that it should have, or for every part of one.
 
         Raises:
-            DataError: If there is none.
+            DataError: If there is no table or no file.
         """
 
     @abstractmethod
     def examine(self, path: Path) -> Facts:
-        """Read a whole file, and say what it is.
+        """Read a whole file and return its facts.
 
         Raises:
             DataError: If it is broken.
@@ -116,10 +116,10 @@ class FileDataModule(DataModule):
 
     @abstractmethod
     def size_of(self, item: Item) -> int:
-        """Bytes of the input of a row in memory."""
+        """How many bytes the input of a row takes in memory."""
 
     def wrong_part(self, item: Item) -> str:
-        """What is wrong with a row of a good file, and its remedy; empty if nothing is."""
+        """What is wrong with a row of a good file, and its remedy; empty if nothing is wrong."""
         return ""
 
     # The table
@@ -163,7 +163,7 @@ class FileDataModule(DataModule):
         return any(item.name != item.path for item in self.items)
 
     def bad_files(self) -> dict[str, str]:
-        """What is wrong with each broken file, or part of a good one, and its remedy, by path or name."""
+        """What is wrong, and its remedy: for each broken file by path, for each wrong part of a good file by name."""
         files = {path: facts["error"] for path, facts in self.facts.items() if "error" in facts}
         parts = {item.name: self.wrong_part(item) for item in self.items if item.path not in files}
         return files | {name: what for name, what in parts.items() if what}
@@ -198,17 +198,17 @@ class FileDataModule(DataModule):
             is_test[self._hold_out(labels, [item.path for item in items], self.test_fraction)[1]] = True
         is_val = self._part(items, "val", self.val_fold)
         is_train = ~is_test if is_val is None else ~is_test & ~is_val
-        train = [item for item, held in zip(items, is_train.tolist(), strict=True) if held]
+        train = [item for item, chosen in zip(items, is_train.tolist(), strict=True) if chosen]
         counts = Counter(item.label for item in train)
         for name in self.class_names:
             if not counts[name]:
                 raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
-        test = [item for item, held in zip(items, is_test.tolist(), strict=True) if held]
+        test = [item for item, chosen in zip(items, is_test.tolist(), strict=True) if chosen]
         if not test:
             raise DataError(f"{self.root}: no readable file to test on; add some, or leave the test split out")
         if is_val is None:
             return self._samples(train), None, self._samples(test)
-        val = [item for item, held in zip(items, (is_val & ~is_test).tolist(), strict=True) if held]
+        val = [item for item, chosen in zip(items, (is_val & ~is_test).tolist(), strict=True) if chosen]
         if not val:
             raise DataError(f"{self.root}: no readable file to validate on; add some, or leave the split out")
         return self._samples(train), self._samples(val), self._samples(test)
@@ -231,7 +231,7 @@ class FileDataModule(DataModule):
         return self._hold_out(train.labels, files, self.val_fraction)
 
     def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
-        """Which rows are of a split that the data or a fold decides; None if nothing does."""
+        """Which rows belong to a split that the data or a fold decides; None if neither decides it."""
         if fold is not None:
             chosen = [item.fold == str(fold) for item in items]
             if not any(chosen):
@@ -258,5 +258,5 @@ class FileDataModule(DataModule):
     reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
 
     def details(self, items: Sequence[Item]) -> dict[str, Any]:
-        """What the data set of these rows is told beside inputs, labels and names."""
+        """Further arguments of samples_of for these rows, by name."""
         return {}

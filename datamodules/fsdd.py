@@ -16,8 +16,8 @@ _REMEDY = "get https://github.com/Jakobovski/free-spoken-digit-dataset and set r
 class FSDD(AudioFiles):
     """Spoken digits at 8 kHz, most of them shorter than a second; index 0 to 4 of each speaker and digit is the test.
 
-    This is the official split: its speakers are those of training. Source: Jackson et al., Free Spoken Digit Dataset,
-    CC BY-SA 4.0, 3,000 recordings in version 1.0.10.
+    This is the official split: training and test have the same speakers. Source: Jackson et al., Free Spoken Digit
+    Dataset, CC BY-SA 4.0, 3,000 recordings in version 1.0.10.
 
     Args:
         root: Folder that holds free-spoken-digit-dataset, or that folder, or the recordings themselves.
@@ -26,7 +26,7 @@ class FSDD(AudioFiles):
         common: Arguments of AudioFiles.
 
     Raises:
-        DataError: From setup, if there are no recordings in root, or none of some digit, or one cannot be read.
+        DataError: From setup, if root has no recordings, or none of some digit, or if one cannot be read.
     """
 
     splits_by_position = True

@@ -1,4 +1,4 @@
-"""Which samples are held out at random, where a data set has no split of its own."""
+"""Which samples are held out at random if a data set has no split of its own."""
 
 import hashlib
 from collections import Counter
@@ -15,10 +15,10 @@ Split = tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]
 
 
 def hold_out(labels: Labels, fraction: float, seed: int) -> Split:
-    """Split 0..n-1 into the indices kept and those held out, the same fraction of every class.
+    """Split 0..n-1 into the indices to keep and the indices to hold out, with the same fraction of every class.
 
-    A class of two or more has at least one index on either side, a class of one is kept. Both parts are sorted, and
-    depend on the arguments alone.
+    A class of two or more samples has at least one on each side; a class of one sample is kept. Both parts are sorted,
+    and depend only on the arguments.
     """
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -29,45 +29,45 @@ def hold_out(labels: Labels, fraction: float, seed: int) -> Split:
 
 
 def hold_out_files(labels: Labels, files: Sequence[str], fraction: float, seed: int) -> Split:
-    """As hold_out, but all samples of one file stay together, and the files' names decide, not their number.
+    """Like hold_out, but all samples of one file stay together, and the names of files decide, not their positions.
 
-    Clips of one recording would tell the answers of a test to a training on its other clips. A file that is added moves
-    hardly another one to the other side, so that a checkpoint's test does not hold what the checkpoint was trained on.
+    A training on some clips of a recording would learn the answers for a test on its other clips. A new file moves few
+    other files to the other side, so that a checkpoint is not tested on the files that it was trained on.
 
     Args:
-        labels: Of each sample.
-        files: Which file each sample is of.
-        fraction: Of each class's samples, as near as whole files allow.
-        seed: Of the order, by hash, in which the files are taken.
+        labels: The label of each sample.
+        files: The file of each sample.
+        fraction: Share of each class's samples to hold out, as near as whole files allow.
+        seed: Decides, by a hash, the order in which files are taken.
     """
     samples_of: dict[str, Counter[int]] = {}
     for file, classes in zip(files, classes_of(labels), strict=True):
         samples_of.setdefault(file, Counter()).update(classes)
     sizes = Counter(chain.from_iterable(classes_of(labels)))
     wanted = {label: _share(size, fraction) for label, size in sizes.items()}
-    held: Counter[int] = Counter()
+    counts: Counter[int] = Counter()  # samples held out so far, by class
     chosen: set[str] = set()
 
     def strays(file: str) -> int:
-        """By how many samples the classes would be further from what is wanted; negative if nearer."""
+        """By how many samples this file would take the classes further from the wanted counts; negative if nearer."""
         return sum(
-            abs(held[label] + count - wanted[label]) - abs(held[label] - wanted[label])
+            abs(counts[label] + count - wanted[label]) - abs(counts[label] - wanted[label])
             for label, count in samples_of[file].items()
         )
 
     def is_spare(file: str) -> bool:
-        return all(held[label] + count < sizes[label] for label, count in samples_of[file].items())
+        return all(counts[label] + count < sizes[label] for label, count in samples_of[file].items())
 
     def take(file: str) -> None:
-        held.update(samples_of[file])
+        counts.update(samples_of[file])
         chosen.add(file)
 
     ranked = sorted(samples_of, key=lambda file: _rank(seed, file))
     for file in ranked:
         if strays(file) < 0 and is_spare(file):
             take(file)
-    for label in sizes:  # files may be larger than the share that is wanted, but no class should go without
-        if wanted[label] and not held[label]:
+    for label in sizes:  # a file may be larger than the wanted share, but each class should have one if it can
+        if wanted[label] and not counts[label]:
             spare = [file for file in ranked if label in samples_of[file] and is_spare(file)]
             for file in sorted(spare, key=strays)[:1]:
                 take(file)

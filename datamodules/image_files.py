@@ -1,4 +1,4 @@
-"""Reading image files of any size and mode, telling broken ones, and what an image may cost in memory."""
+"""Reading image files of any size and mode, finding broken ones, and limiting the memory that an image takes."""
 
 import ctypes
 import os
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from datamodules.errors import DataError
 
-# Named, for Pillow would also hand PostScript to an interpreter.
+# Without this list, Pillow would also pass PostScript to an interpreter.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-_BRIGHTEST = 4.0  # times white: highlights may be so, more is another unit, and all of it would be white
-_MAX_PIXELS = 89_478_485  # Pillow warns above as many, and the scan's threads cannot each turn that into an error
-_PIXELS_OF_A_CORE = 2**24  # of images that are decoded at once: those of a telephone never wait for each other
+_BRIGHTEST = 4.0  # times white: highlights may be as bright; larger values have another unit and would all turn white
+_MAX_PIXELS = 89_478_485  # Pillow only warns above this, and threads cannot each turn a warning into an error
+_PIXELS_OF_A_CORE = 2**24  # of images that are decoded at once: photographs of telephones never wait for each other
 _BAND = 2**20  # pixels that are converted at once, so that only the decoder holds the whole of a large image
-_WHITE = {"I": 65535, "I;16": 65535, "I;16B": 65535, "I;16L": 65535, "I;16N": 65535, "F": 1}  # of deep grey modes
+_WHITE = {"I": 65535, "I;16": 65535, "I;16B": 65535, "I;16L": 65535, "I;16N": 65535, "F": 1}  # in deep grey modes
 
 
 class _Budget:
-    """So many pixels at once in all threads together: one that would take more waits until others are done."""
+    """A limit on the pixels that all threads together hold: a thread that would exceed it waits for others."""
 
     def __init__(self, pixels: int) -> None:
         self._free = pixels
@@ -52,15 +52,15 @@ _budget = _Budget(max(_MAX_PIXELS, _PIXELS_OF_A_CORE * (os.cpu_count() or 1)))
 def opened(
     path: str | os.PathLike[str], made_of: Callable[[int, int], tuple[int, int]] = lambda height, width: (height, width)
 ) -> Iterator[Image.Image]:
-    """A decoded image of any mode, turned as its EXIF orientation says; of an animation it is the first frame.
+    """A decoded image of any mode, turned as its EXIF orientation says; of an animation, the first frame.
 
     Args:
-        path: Of the file.
-        made_of: Says to which height and width the image will be resized.
+        path: The path of the file.
+        made_of: Returns the height and width to which an image of a given height and width will be resized.
 
     Raises:
-        DataError: If the file is absent, broken, of another format, or if it, or what is made of it, has so many pixels
-            (over 89 million) that it may be a decompression bomb; also if an error of Pillow's is met in the context.
+        DataError: If the file is absent, broken or of another format; if it or the resized image has so many pixels
+            (over 89 million) that it may be a decompression bomb; or if the code inside the context raises an error.
     """
     if not Path(path).is_file():
         raise DataError(f"{path}: no such file; check the path")
@@ -82,7 +82,7 @@ def opened(
         raise
     except Image.DecompressionBombError as error:
         raise DataError(f"{path}: more pixels than the limit that guards memory; make it smaller first") from error
-    except Exception as error:  # decoders meet hostile bytes with any exception, from SyntaxError to struct.error
+    except Exception as error:  # decoders raise any exception for hostile bytes, from SyntaxError to struct.error
         what = "unknown format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
         raise DataError(
             f"{path}: not a readable image ({what or type(error).__name__}); convert it to PNG or JPEG"
@@ -90,7 +90,7 @@ def opened(
 
 
 def bands(image: Image.Image, mode: str) -> Iterator[tuple[int, UInt8[Tensor, "c h w"]]]:
-    """The pixels of an image from its top to its bottom, in bands of whole rows, each with its first row's number.
+    """The pixels of an image from top to bottom, in bands of whole rows, each with the number of its first row.
 
     Transparency is laid over white. Values of 16 bits are scaled from 0..65535, floats from 0..1.
 
@@ -107,24 +107,24 @@ def bands(image: Image.Image, mode: str) -> Iterator[tuple[int, UInt8[Tensor, "c
 
 
 def examine_image(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Decode a whole image file, and say its height and width.
+    """Decode a whole image file, and return its height and width.
 
     Raises:
-        DataError: As opened does.
+        DataError: As `opened` does.
     """
     with opened(path) as image:
-        # of deep modes each value may be wrong, of the others one pixel tells whether Pillow can convert the mode
+        # in deep modes any value may be wrong; in other modes one pixel shows whether Pillow can convert the mode
         for _ in bands(image if image.mode in _WHITE else image.crop((0, 0, 1, 1)), "RGB"):
             pass
         return image.height, image.width
 
 
 def too_large(height: int, width: int, made_of: Callable[[int, int], tuple[int, int]]) -> str:
-    """What is wrong with an image of this size, and its remedy: that it would take too much memory; empty if not.
+    """Why an image of this size would take too much memory, and the remedy; empty if it would not.
 
     Args:
-        height, width: Of the image, whichever way its EXIF orientation turns it.
-        made_of: Says to which height and width it is resized.
+        height, width: The size of the image; its EXIF orientation may turn it.
+        made_of: Returns the height and width to which an image of a given height and width is resized.
     """
     if height * width > _MAX_PIXELS:
         return "more pixels than the limit that guards memory; make it smaller first"
@@ -138,23 +138,23 @@ def too_large(height: int, width: int, made_of: Callable[[int, int], tuple[int, 
 
 
 def _pixels_at_once(height: int, width: int, made_of: Callable[[int, int], tuple[int, int]]) -> int:
-    """Most that there are while an image is resized along its rows and then its columns."""
+    """The most pixels in memory while an image, turned or not, is resized along its rows and then its columns."""
     turned = [(high, wide, made_of(high, wide)) for high, wide in ((height, width), (width, height))]
     return max(max(high, made[0]) * max(wide, made[1]) for high, wide, made in turned)
 
 
 def _of_tiles(image: Image.Image) -> int:
-    """Pixels of a tile of a TIFF, which is decoded whole, however small the image is; of other files 0."""
+    """Pixels of a tile of a TIFF, because a whole tile is decoded even for a small image; 0 for other files."""
     tags = getattr(image, "tag_v2", {})
     return tags.get(ExifTags.Base.TileWidth, 0) * tags.get(ExifTags.Base.TileLength, 0)
 
 
 def _forget(image: Image.Image) -> None:
-    """Give the memory of a large image back to the system: each thread would keep as much for its next one."""
+    """Give the memory of a large image back to the system: otherwise each thread keeps it for its next image."""
     pixels = image.height * image.width
     image.close()
     if pixels > _PIXELS_OF_A_CORE:
-        with suppress(OSError, AttributeError):  # another C library than GNU's keeps less
+        with suppress(OSError, AttributeError):  # C libraries other than GNU's keep less memory
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 

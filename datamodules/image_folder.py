@@ -1,4 +1,4 @@
-"""One's own images: a folder of class folders."""
+"""The user's own images: a folder of class folders."""
 
 import os
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ from datamodules.images import ImageDataModule
 from datamodules.scan import Facts, leads_up, walk
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-LONGEST_SIDE = 64  # of images whose size nobody gave: 4096 tokens where each pixel is one
+LONGEST_SIDE = 64  # the most if `size` is not given: 4096 tokens if each pixel is a token
 
 
 class ImageFolder(FileDataModule, ImageDataModule):
-    """Images in a folder for each class, or in such folders inside train, val and test: any size, mode and rotation.
+    """Images in one folder for each class, or in such folders inside train, val and test: any size, mode and rotation.
 
-    Without a test folder a share of the images is held out, and so for validation.
+    Without a test folder a share of the images is held out for the test. The same holds for validation.
 
     Args:
         root: Folder of the class folders, or of train, val (or valid) and test.
-        size: Height and width of the inputs, or one number for both. If absent, that of the images, or, where they
-            differ, a square of their median side, but of 64 pixels at most.
+        size: Height and width of the inputs, or one number for both. If absent, the size of the images if all have the
+            same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most.
         grayscale: Whether inputs are grey, of one channel.
-        keep_aspect: Whether images are cut to that shape, not stretched.
+        keep_aspect: Whether images are cut to the shape of the inputs, not stretched.
         common: Arguments of FileDataModule and ImageDataModule.
 
     Raises:
@@ -104,11 +104,11 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     """The rows of a folder of class folders, or of such folders inside train, val and test.
 
     Raises:
-        DataError: If a class has no file or a name that is not UTF-8, or the splits are without train.
+        DataError: If a class has no file or a name that is not UTF-8, or if there are splits but no train.
     """
     folders = [path for path in sorted(root.iterdir()) if _may_be_class(path)]
     named = [folder for folder in folders if folder.name.lower() in SPLITS]
-    # a class may have the name of a split, but then no folders in it
+    # a class may have the name of a split, but then its folder holds no folders
     parts = [folder for folder in named if any(map(_may_be_class, folder.iterdir()))]
     is_split = any(SPLITS[folder.name.lower()] == "train" for folder in parts)
     if not is_split and (parts or folders == named != []):
@@ -118,7 +118,7 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
         split = SPLITS[part.name.lower()] if is_split else ""
         for folder in sorted(filter(_may_be_class, part.iterdir())):
             name = os.fsencode(folder.name).decode(errors="backslashreplace")
-            if name != folder.name:  # it would be drawn and written down, which takes text
+            if name != folder.name:  # names of classes are drawn and written, so they must be text
                 raise DataError(f"{part}/{name}: the name of a class is not UTF-8; rename the folder")
             files = list(walk(folder, suffixes))
             if not files:

@@ -1,4 +1,4 @@
-"""What data modules of images share: their layout in memory, and how any image file becomes an input."""
+"""The base of data modules for images: their layout in memory, and how any image file becomes an input."""
 
 import os
 from collections.abc import Sequence
@@ -39,24 +39,25 @@ class ImageDataModule(DataModule):
         self.augment = augment
 
     def read(self, path: str | os.PathLike[str]) -> UInt8[Tensor, "c h w"]:
-        """One input from an image file of any size and mode, as opened and bands have it.
+        """One input from an image file of any size and mode that `opened` and `bands` can read.
 
-        It is stretched to `shape`, or, with keep_aspect, made just large enough to cover it and cut to its middle.
+        The image is stretched to `shape`. With keep_aspect it is scaled until it just covers `shape`, and its middle is
+        cut out.
 
         Raises:
             DataError: If the file is absent, broken, of another format, or too large.
         """
         with opened(path, self.made_of) as image:
             height, width = self.made_of(image.height, image.width)
-            # along the rows of each band, and then along all columns: bit for bit what resizing in one call gives
+            # resize the rows of each band, then all columns: bit for bit the same as resizing in one call
             rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
             for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB"):
                 rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
-            made = scale(rows, height, width)
-        return functional.center_crop(made, list(self.shape[1:])).clone()  # a view would keep all of it in memory
+            resized = scale(rows, height, width)
+        return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would keep all of it in memory
 
     def made_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that an image of this size gets before it is cut to `shape`."""
+        """The height and width to which an image of this size is scaled before it is cut to `shape`."""
         to_height, to_width = self.shape[1:]
         if not self.keep_aspect:
             return to_height, to_width

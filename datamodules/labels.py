@@ -1,4 +1,4 @@
-"""What labels say: splits, balanced epochs and tables ask here, so that none of them knows what form labels have.
+"""What labels mean: splits, balanced epochs and tables use these functions, so that only this file knows their form.
 
 A sample's label is its class: labels are int64 (n,), from 0.
 """
@@ -17,21 +17,21 @@ def classes_of(labels: Labels) -> list[list[int]]:
 
 
 def samples_of_classes(labels: Labels) -> Iterator[Int64[Tensor, " members"]]:
-    """The indices of the samples of each class that has some, class after class."""
+    """For each class that has samples, in order, the indices of its samples."""
     for label in labels.unique():
         yield (labels == label).nonzero()[:, 0]
 
 
 def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
-    """How many samples each class has; of as many classes as there are labels for, at least."""
+    """How many samples each class has, for `num_classes` classes or more if the labels hold more."""
     return labels.bincount(minlength=num_classes)
 
 
 def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
-    """How likely each sample is to be drawn, so that every class is drawn as often; they do not sum to one."""
+    """Weights with which all classes are drawn equally often, one for each sample; they do not sum to one."""
     return counts(labels).clamp(min=1).double().reciprocal()[labels]
 
 
 def written(labels: Labels, class_names: list[str]) -> list[str]:
-    """The label of each sample, as a table has it."""
+    """The label of each sample, as a table shows it."""
     return [class_names[label] for label in labels.tolist()]

@@ -19,7 +19,7 @@ class MNIST(ImageDataModule):
 
     Args:
         root: Folder that holds MNIST/raw with the four files, packed (.gz) or not; packed ones are unpacked there.
-        download: Fetch the files that are missing from the network.
+        download: Fetch missing files from the network.
         common: Arguments of ImageDataModule.
 
     Raises:
@@ -64,14 +64,14 @@ class MNIST(ImageDataModule):
         return self._split(train=True), None, self._split(train=False)
 
     def _missing(self) -> Path | None:
-        """The archive of the first of the four files that is not there unpacked."""
+        """The archive of the first of the four files that is not there in unpacked form; None if all are."""
         archives = (self._folder / name for name, _ in self.source.resources)
         return next((archive for archive in archives if not archive.with_suffix("").is_file()), None)
 
     def _split(self, train: bool) -> LabelledTensors:
         try:
             split = self.source(Path(self.root).expanduser(), train=train)
-        except Exception as error:  # torchvision's reader asserts, or fails to reshape
+        except Exception as error:  # torchvision's reader fails in an assert or a reshape
             raise DataError(f"{self._folder}: broken files; delete those without .gz and run again") from error
         return LabelledTensors(split.data[:, None], split.targets.long())
 

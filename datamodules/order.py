@@ -1,4 +1,4 @@
-"""The order of samples, by counting: a function of seed and epoch, whatever ran before, and on however many workers."""
+"""The order of samples: it depends on seed and epoch, not on what ran before or on the number of workers."""
 
 from collections.abc import Iterator
 
@@ -12,25 +12,26 @@ from datamodules.errors import DataError, counted
 from datamodules.labels import Labels, weights_of_balanced_draw
 from datamodules.samples import mix
 
-_POOL = 50  # batches that are sorted by length together: enough for little padding, few enough to mix
+_POOL = 50  # batches that are sorted by length together: enough for little padding, few enough for a random order
 
 
 def _ranks() -> tuple[int, int]:
-    """This process's rank and how many there are."""
+    """This process's rank and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
 class CountedSampler(DistributedSampler):
-    """Indices of a training epoch, that (seed, epoch) decides, dealt to the ranks in turn.
+    """Indices of a training epoch, in an order that (seed, epoch) decides, dealt to the ranks in turn.
 
-    Every rank gets as many: where the ranks do not divide the samples, the first ones are dealt again.
+    All ranks get the same number: if the samples cannot be divided equally, the first ones are dealt again.
 
     Args:
-        num_samples: Of the training set.
-        batch_size: Of each rank; what was done is counted in batches.
-        seed: Of the order.
-        lengths: Of each sample: batches are then of samples of like lengths, so that little is padded.
-        labels: Of each sample: an epoch then draws as many samples as there are, with replacement, each class as often.
+        num_samples: Size of the training set.
+        batch_size: Batch size of each rank; finished work is counted in batches.
+        seed: Decides the order, together with the epoch.
+        lengths: Length of each sample. If given, a batch holds samples of similar lengths, for little padding.
+        labels: Label of each sample. If given, an epoch draws `num_samples` samples with replacement, and all classes
+            equally often.
     """
 
     def __init__(
@@ -41,23 +42,23 @@ class CountedSampler(DistributedSampler):
         lengths: Int64[Tensor, " n"] | None = None,
         labels: Labels | None = None,
     ) -> None:
-        # a DistributedSampler by kind alone, for Lightning puts its own in the place of every other
+        # DistributedSampler is subclassed only so that Lightning does not replace this sampler by its own
         self.num_all, self.batch_size, self.seed = num_samples, batch_size, seed
         self.lengths, self.labels = lengths, labels
         self.epoch = 0
         self._start = (0, 0)
 
     def start(self, epoch: int, batches: int) -> None:
-        """Go on in an epoch of which some batches are done; other epochs are whole."""
+        """Go on in an epoch after its first `batches` batches; all other epochs are whole."""
         self._start = (epoch, batches)
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Of a whole epoch, on one rank: what is done counts too."""
+        """Samples of a whole epoch on one rank, finished ones included."""
         return -(-self.num_all // _ranks()[1])
 
     def __iter__(self) -> Iterator[int]:
-        """Of each sample epoch * num_samples + index: what is drawn at random for a sample depends on the epoch."""
+        """Yield epoch * num_samples + index for each sample, so that its random changes can depend on the epoch."""
         done = self._start[1] if self.epoch == self._start[0] else 0
         for index in self._dealt()[done * self.batch_size :]:
             yield self.epoch * self.num_all + index
@@ -67,7 +68,7 @@ class CountedSampler(DistributedSampler):
         return self._dealt()[number * self.batch_size :][: self.batch_size]
 
     def _dealt(self) -> list[int]:
-        """What this rank has of the epoch."""
+        """The indices of this rank in the epoch."""
         rank, world = _ranks()
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         if self.labels is None:
@@ -81,7 +82,7 @@ class CountedSampler(DistributedSampler):
         return order[rank::world].tolist()
 
     def _by_length(self, order: Int64[Tensor, " n"], batch: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
-        """Sort within pools of batches, and shuffle the batches; the last one, which is short, stays the last."""
+        """Sort within pools of batches, and shuffle the batches; the last batch, which may be short, stays the last."""
         assert self.lengths is not None
         pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(_POOL * batch)]
         *batches, last = torch.cat(pools).split(batch)
@@ -89,11 +90,11 @@ class CountedSampler(DistributedSampler):
 
 
 class RankSampler(DistributedSampler):
-    """Indices of an evaluation, dealt to the ranks in turn, each sample once: by length if lengths are given."""
+    """Indices of an evaluation, dealt to the ranks in turn, each sample once; sorted by length if lengths are given."""
 
     def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None) -> None:
         world = _ranks()[1]
-        if num_samples < world > 1:  # some ranks would pass over the evaluation, and the others wait for them
+        if num_samples < world > 1:  # ranks without samples would skip the evaluation while the others wait
             raise DataError(
                 f"trainer.devices: {world} processes for {counted(num_samples, 'sample')} of a split; ask for fewer"
             )

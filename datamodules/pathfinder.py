@@ -18,23 +18,24 @@ from datamodules.samples import LabelledTensors
 
 SIZES = (32, 64, 128, 256)
 _VERSION = 1  # of the drawing: a change makes new files in the cache
-_FROM_DOTS = 3.0  # how far other paths keep from where a dot may be
+_FROM_DOTS = 3.0  # least distance of other paths from where a dot may be
 _CHUNK = 50  # images that one process makes at a time
 
 
 class Pathfinder(ImageDataModule):
     """SYNTHETIC images, uint8 (1, size, size): two long dashed paths, shorter ones that distract, and two dots.
 
-    The dots sit on both ends of one path ("joined"), or on an end of each ("apart"), as often. Everything grows with
-    the size, so that the task is the same at every length of the sequence. Source: Linsley, Kim, Veerabadran, Windolf
-    and Serre, Learning long-range spatial dependencies with horizontal gated recurrent units (2018); Tay et al., Long
-    Range Arena (2021), which trains on 160,000 images of 32 and 128 pixels a side. The drawing is our own, by the
-    rules at draw_paths, and there are fewer images: accuracies do not compare with those of Long Range Arena.
+    Half of the images have the dots on both ends of one long path ("joined"), half on one end of each long path
+    ("apart"). Everything grows with the size, so that the task is the same at every length of the sequence. Source:
+    Linsley, Kim, Veerabadran, Windolf and Serre, Learning long-range spatial dependencies with horizontal gated
+    recurrent units (2018); Tay et al., Long Range Arena (2021), which trains on 160,000 images of 32 and 128 pixels a
+    side. The drawing is our own (draw_paths has the rules), and there are fewer images, so accuracies cannot be
+    compared with those of Long Range Arena.
 
     Args:
         size: Height and width: 32, 64, 128 or 256.
-        dashes: Of a long path; 6, 9 and 14 are the paper's degrees of difficulty.
-        distractors: Shorter paths, of a third as many dashes.
+        dashes: Dashes of a long path; 6, 9 and 14 are the paper's degrees of difficulty.
+        distractors: The number of shorter paths, which have a third as many dashes.
         num_train: Images to train on, validation included.
         num_test: Images to test on.
         common: Arguments of ImageDataModule.
@@ -89,28 +90,28 @@ class Pathfinder(ImageDataModule):
             ]
         )
 
-    def __reduce__(self) -> Any:  # to the processes that draw go the settings alone
+    def __reduce__(self) -> Any:  # only the settings are sent to the drawing processes
         settings = (self.size, self.dashes, self.distractors, self.num_train, self.num_test)
-        return _again, (*settings, self.seed)
+        return _rebuilt, (*settings, self.seed)
 
 
-def _again(size: int, dashes: int, distractors: int, num_train: int, num_test: int, seed: int) -> Pathfinder:
+def _rebuilt(size: int, dashes: int, distractors: int, num_train: int, num_test: int, seed: int) -> Pathfinder:
     return Pathfinder(size, dashes, distractors, num_train, num_test, seed=seed)
 
 
 def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: list[int]) -> np.ndarray:
     """One image, uint8 (size, size).
 
-    Lengths are in 32nds of the side: dashes of 2 with gaps of 1, 0.6 thick, turning by up to 30 degrees from one to
-    the next (more where there is no room), no two paths closer than 2; dots of radius 1.5, no other path closer
-    than 3.
+    Lengths are in 32nds of the side. Dashes are 2 long and 0.6 thick, with gaps of 1. From one dash to the next a path
+    turns by up to 30 degrees, or more if there is no room. Two paths are at least 2 apart. The dots have a radius of
+    1.5, and no other path is closer to them than 3.
 
     Args:
         size: Height and width.
-        dashes: Of each of the two long paths.
-        distractors: Paths of a third as many dashes.
+        dashes: Dashes of each of the two long paths.
+        distractors: The number of paths with a third as many dashes.
         joined: Whether the dots are on one path.
-        seed: Decides the image, with all of the above.
+        seed: Decides the image, together with the arguments above.
     """
     generator = np.random.default_rng(seed)
     paths: list[np.ndarray] | None = None
@@ -131,7 +132,7 @@ def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: lis
 
 
 def _place(lengths: list[int], generator: np.random.Generator) -> list[np.ndarray] | None:
-    """The corners of paths that keep their distance, (begin, end) of each dash; None where there was no room."""
+    """The corners of paths that keep their distance: (begin, end) of each dash. None if there was no room."""
     paths, taken, ends = [], np.empty((0, 2)), np.empty((0, 2))
     for length in lengths:
         may_have_dots = len(paths) < 2
@@ -153,7 +154,7 @@ def _walk(length: int, taken: np.ndarray, ends: np.ndarray, generator: np.random
     corners: list[np.ndarray] = []
     own = np.empty((0, 2))
     for _ in range(length):
-        for most in np.linspace(math.pi / 6, math.pi / 2, 10):  # a sharper turn only where a gentle one finds no room
+        for most in np.linspace(math.pi / 6, math.pi / 2, 10):  # a sharper turn only if a gentle one finds no room
             turned = angle + generator.uniform(-most, most)
             ahead = np.array([math.cos(turned), math.sin(turned)])
             dash = position + ahead * np.array([[0.0], [1.0], [2.0]])
@@ -173,12 +174,12 @@ def _apart(points: np.ndarray, others: np.ndarray, least: float) -> bool:
 
 
 def _along(path: np.ndarray) -> np.ndarray:
-    """Points a unit apart, on dashes and in gaps."""
+    """Points on dashes and in gaps, at most one unit apart."""
     return np.concatenate([path, (path[:-1] + path[1:]) / 2])
 
 
 def _distance(points: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Of points (..., 2) from a line between two."""
+    """The distance of points (..., 2) from the line between two points."""
     line = end - begin
     along = ((points - begin) @ line / (line @ line)).clip(0, 1)
     return np.linalg.norm(points - begin - along[..., None] * line, axis=-1)

@@ -14,15 +14,15 @@ from datamodules.labels import Labels
 
 
 class Samples(Dataset):
-    """Inputs, read when they are asked for or held in memory, with their labels.
+    """Inputs with their labels, in memory or read from files when they are needed.
 
     A batch is `(inputs, labels)`, made of all its samples at once.
 
     Args:
-        inputs: One tensor a sample.
-        labels: Of each sample, from 0.
-        names: Of each sample, for people: a path in most cases. Their numbers if absent.
-        digest: Stands for the inputs' content where they are in files; computed where they are in memory.
+        inputs: One tensor for each sample.
+        labels: The label of each sample, from 0.
+        names: A name of each sample for people, in most cases a path. If absent, the samples are numbered.
+        digest: A hash for the content of inputs in files; that of inputs in memory is computed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Samples(Dataset):
         return len(self.labels)
 
     def sample(self, index: int, generator: torch.Generator | None = None) -> Tensor:
-        """One input; with a generator as it is drawn for training, without as it is for evaluation."""
+        """One input: with a generator drawn as for training, without one as for evaluation."""
         return self.inputs[index]
 
     def collate(self, inputs: list[Tensor]) -> Any:
@@ -51,17 +51,17 @@ class Samples(Dataset):
         return self.sample(index), self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> tuple[Any, Tensor]:
-        """A batch: the name through which DataLoader fetches all samples of it at once."""
+        """A batch. DataLoader looks for a method of this name to fetch all samples of a batch at once."""
         return self.collate([self.sample(index) for index in indices]), self.labels[indices]
 
     @property
     def lengths(self) -> Int64[Tensor, " n"] | None:
-        """Of each sample, where they differ and batches are padded."""
+        """The length of each sample if lengths differ and batches are padded; else None."""
         return None
 
     @property
     def is_cropped(self) -> bool:
-        """Whether a sample is longer than what is drawn of it."""
+        """Whether any sample is longer than the part that is drawn of it."""
         return False
 
     def subset(self, indices: Int64[Tensor, " m"]) -> "Samples":
@@ -76,7 +76,7 @@ class Samples(Dataset):
         )
 
     def _details(self, indices: Int64[Tensor, " m"]) -> dict[str, Any]:
-        """Further arguments of a subset."""
+        """Further constructor arguments of a subset."""
         return {}
 
     def digest(self) -> str:
@@ -90,14 +90,14 @@ class Samples(Dataset):
         return hashing.hexdigest()
 
     def exact_digest(self) -> str:
-        """The same of inputs that any machine reads alike; empty where they were computed as floats, whose last bits
-        are the processor's, or would have to be read for it."""
+        """The digest, if it is the same on every machine and needs no reading of files; else empty. Inputs that were
+        computed as floats have none, because their last bits depend on the processor."""
         is_exact = isinstance(self.inputs, Tensor) and not self.inputs.is_floating_point()
         return self.digest() if is_exact or self._digest is not None else ""
 
 
 class LabelledTensors(Samples):
-    """Inputs of one shape in one tensor: a batch is one indexing of it, not a stack of samples."""
+    """Inputs of one shape in one tensor: a batch is made by indexing the tensor once, not by stacking samples."""
 
     inputs: Shaped[Tensor, "n ..."]
 
@@ -110,12 +110,12 @@ class Clips(Samples):
     longest clip and zeros follow the shorter ones.
 
     Args:
-        inputs: Waveforms, each of its own length, or all of one in a tensor (n, s).
-        labels: Of each clip.
-        names: Of each clip.
-        digest: Stands for the content of clips in files.
-        max_samples: Longer clips are cropped: for training anywhere, else to their middle.
-        lengths: Of each clip, where its waveform is in a file.
+        inputs: Waveforms, each of its own length, or a tensor (n, s) if all have the same length.
+        labels: The label of each clip.
+        names: The name of each clip.
+        digest: A hash for the content of clips in files.
+        max_samples: Longer clips are cropped: at random for training, else to their middle.
+        lengths: The length of each clip, if the waveforms are in files.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Clips(Samples):
 
 
 class Files(Sequence[Tensor]):
-    """Inputs in files, each read when it is asked for."""
+    """Inputs in files. Each file is read when its input is needed."""
 
     def __init__(self, sources: Sequence[Any], read: Callable[[Any], Tensor]) -> None:
         self.sources, self.read = sources, read
@@ -174,7 +174,7 @@ class Files(Sequence[Tensor]):
 
 
 class Inputs(Dataset):
-    """The inputs alone, of files to predict."""
+    """Inputs without labels, for files to predict."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -187,14 +187,14 @@ class Inputs(Dataset):
 
 
 class ForTraining(Dataset):
-    """Samples as an epoch of training draws them: cropped anywhere and augmented, by (seed, epoch, index) alone.
+    """Samples as a training epoch draws them: cropped at random and augmented. Only (seed, epoch, index) decides how.
 
-    An index here is epoch * n + index, so that the epoch reaches the workers that live through all of them.
+    An index here is epoch * n + index. In this way the workers, which live through all epochs, learn the epoch.
 
     Args:
-        samples: What is drawn from.
+        samples: The samples to draw from.
         transforms: Applied to each input in turn; they draw from torch's own generator.
-        seed: Of all of it.
+        seed: The seed of crops and transforms.
     """
 
     def __init__(self, samples: Samples, transforms: Sequence[Callable[[Tensor], Tensor]], seed: int) -> None:
@@ -223,13 +223,13 @@ class ForTraining(Dataset):
 
 
 def pad_clips(waveforms: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
-    """Clips of any lengths as one tensor, with zeros behind the shorter ones, and their lengths."""
+    """Clips of any lengths as one tensor, with zeros after the shorter ones, and their lengths."""
     lengths = torch.tensor([len(waveform) for waveform in waveforms])
     return {"waveforms": pad_sequence(list(waveforms), batch_first=True), "lengths": lengths}
 
 
 def mix(*numbers: int) -> int:
-    """A seed that has nothing to do with that of any neighbouring numbers (splitmix64)."""
+    """A seed that is unrelated to the seeds of neighbouring numbers (splitmix64)."""
     mixed = 0
     for number in numbers:
         mixed = (mixed * 0x9E3779B97F4A7C15 + number + 1) % 2**64

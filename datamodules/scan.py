@@ -1,4 +1,4 @@
-"""Every file of a data set is opened once, before any training, and what it is, or what is wrong with it, is kept."""
+"""Open every file of a data set once, before any training, and keep its facts, or what is wrong with it."""
 
 import hashlib
 import json
@@ -13,22 +13,22 @@ from tqdm import tqdm
 from datamodules.cache import cache_folder, locked, replacing, sha256_of
 from datamodules.errors import DataError
 
-_VERSION = 3  # goes up when a scan finds what earlier ones passed
+_VERSION = 3  # goes up when a scan finds faults that earlier versions missed
 
 Facts = dict[str, Any]  # of a file: its SHA-256 and what `examine` found, or the error that it raised
 
 
 def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kind: str) -> dict[str, Facts]:
-    """Examine the files of a folder, those that have not changed since by what is kept of them.
+    """Examine the files of a folder. For files that have not changed since the last scan, use the kept facts.
 
     Args:
         root: The folder.
         names: Paths in it.
         examine: Reads a whole file and returns plain values, or raises a DataError.
-        kind: What is examined: part of the cache's name.
+        kind: Names the kind of scan, as part of the cache's file name.
 
     Returns:
-        By name: what examine returned and "sha256", or "error", what is wrong and its remedy.
+        By name: the facts of examine and "sha256"; or "error", which says what is wrong and its remedy.
     """
     names = list(names)
     what = f"{kind} {_VERSION}\n{root.resolve()}"
@@ -48,10 +48,10 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
         for name, facts in zip(changed, in_threads(record, changed, f"checking {root}"), strict=True):
             known[name] = [stamps[name], facts]
         if changed:
-            # what was broken is read again: a disk, a permission or a missing decoder may have been to blame
-            kept = {name: entry for name, entry in known.items() if "error" not in entry[1]}
+            # broken files are read again next time: a disk, a permission or a missing decoder may have been to blame
+            good = {name: entry for name, entry in known.items() if "error" not in entry[1]}
             with replacing(path) as temporary:
-                temporary.write_text(json.dumps(kept))
+                temporary.write_text(json.dumps(good))
     return {name: known[name][1] for name in names}
 
 
@@ -62,7 +62,7 @@ def in_threads(work: Callable[[Any], Any], items: list[Any], title: str) -> list
 
 
 def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
-    """The files below a folder with one of the suffixes, sorted, but hidden ones; links are followed once, not up."""
+    """The files below a folder with one of the suffixes, sorted, no hidden ones. Links are followed once, never up."""
     seen: set[tuple[int, int]] = set()
 
     def inside(folder: Path) -> Iterator[Path]:
@@ -85,7 +85,7 @@ def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
 
 
 def leads_up(path: Path) -> bool:
-    """Whether a link leads to a folder that it lies in: what else is there has other labels."""
+    """Whether a link leads to a folder that contains the link: other files in that folder have other labels."""
     if not path.is_symlink() or not path.is_dir():
         return False
     above = {*path.absolute().parents, path.parent.resolve(), *path.parent.resolve().parents}
@@ -93,7 +93,7 @@ def leads_up(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, list[Any]]:
-    """What was kept; nothing if it is not there, or cut off."""
+    """The kept facts; empty if the file is missing or cut off."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

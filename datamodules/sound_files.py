@@ -1,4 +1,4 @@
-"""Reading sound files of any format that soundfile knows, and telling broken ones."""
+"""Reading sound files of any format that soundfile knows, and finding broken ones."""
 
 import os
 import re
@@ -17,13 +17,13 @@ from torchaudio.transforms import Resample
 from datamodules.errors import DataError
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
-DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, where they are
-_LOUDEST = 4.0  # of floats, whose full scale is 1: 12 dB are a mixture's headroom, more is another unit
-_BLOCK = 2**20  # samples that are read at once where a file is only looked at
+DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
+_LOUDEST = 4.0  # of floats with full scale 1: a mixture may need 12 dB more; larger values have another unit
+_BLOCK = 2**20  # samples that are read at once when a file is only examined
 
 
 def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
-    """A waveform (s,), its channels averaged, and its rate in Hz; of a part if start and end, in seconds, say so.
+    """A waveform (s,) with its channels averaged, and its rate in Hz; only the part from start to end, in seconds.
 
     Raises:
         DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite or
@@ -43,7 +43,7 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
 
 
 def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
-    """The middle of a sound file: an hour costs no more than that."""
+    """The middle of a sound file. The rest is not read, so a file of an hour costs no more than its middle."""
     with opened(path) as file:
         length = file.frames / file.samplerate
     start = max(length - seconds, 0) / 2
@@ -51,11 +51,11 @@ def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, i
 
 
 def examine_sound(path: Path) -> dict[str, Any]:
-    """Read a whole sound file, and say what it is: frames, rate_hz, channels, and whether it is silent.
+    """Read a whole sound file, and return its frames, rate_hz, channels, and whether it is silent.
 
     Raises:
-        DataError: If it is broken, also in ways in which it could be read: cut off, or of values that are not finite or
-            far beyond full scale.
+        DataError: If the file is broken, even if it could be read: cut off, or with values that are not finite or far
+            beyond full scale.
     """
     with opened(path) as file:
         declared = file.frames
@@ -86,7 +86,7 @@ class opened:  # noqa: N801 (a context, as `open` is)
         if Path(self.path).suffix.lower() in DECODED_ELSEWHERE:
             return _Decoded(self.path)
         try:
-            path: Any = os.fsencode(self.path)  # as text it would have to be UTF-8
+            path: Any = os.fsencode(self.path)  # as text the path would have to be UTF-8
             self.file = soundfile.SoundFile(path)
         except Exception as error:
             raise self._unreadable(error) from error
@@ -108,7 +108,7 @@ class opened:  # noqa: N801 (a context, as `open` is)
 
 
 class _Decoded:
-    """A file that torchcodec decodes, with as much of SoundFile's ways as is used here."""
+    """A file that torchcodec decodes, with the part of SoundFile's interface that is used here."""
 
     extra_info = ""
 
@@ -140,8 +140,9 @@ class _Decoded:
 
 @lru_cache(maxsize=64)
 def _resampler(from_hz: int, to_hz: int) -> nn.Module:
-    """Made once for each pair of rates. Rates whose ratio has large terms get one near it, for the filter of the exact
-    ratio would take minutes and gigabytes: 16001 to 16000 Hz stays as it is, 6e-5 off, unheard; 3e-4 is the most."""
+    """The resampler of a pair of rates, made once. A ratio of large numbers is replaced by a near one: the filter of
+    the exact ratio would take minutes and gigabytes. So 16001 Hz is taken for 16000 Hz, an error of 6e-5 that cannot be
+    heard. The largest error is 3e-4."""
     ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
     return Resample(ratio.denominator, ratio.numerator)
 
@@ -166,10 +167,10 @@ def _peak(path: str | os.PathLike[str], frames: np.ndarray) -> float:
 
 
 def _contradiction(header: str) -> str:
-    """What a header says that the file does not hold, by libsndfile's log; empty if all is well."""
-    for declared, there in re.findall(r"(\d+) \(should be (\d+)\)", header):
-        if int(there) < int(declared) < 2**31:  # a recorder that streams writes the largest number there is
-            return f"cut off, {there} of {declared} bytes are there"
+    """Where a header contradicts its file, as libsndfile's log says; empty if all is well."""
+    for declared, actual in re.findall(r"(\d+) \(should be (\d+)\)", header):
+        if int(actual) < int(declared) < 2**31:  # a recorder that streams declares the largest possible number
+            return f"cut off, {actual} of {declared} bytes are there"
     bits = re.search(r"WAVE_FORMAT_PCM.*?Bit Width\s+: (\d+)", header, re.DOTALL)
     if bits and int(bits[1]) % 8:
         return f"says {bits[1]} bits a sample, which no player writes"

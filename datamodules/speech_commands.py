@@ -17,20 +17,20 @@ FOLDER = "SpeechCommands/speech_commands_v0.02"
 NUM_CLIPS = 105_829  # of the whole data set
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 NOISE = "_background_noise_"
-_EXTRA = 0.1  # of the clips of the ten words, as many of silence and of unknown words
+_EXTRA = 0.1  # clips of silence, and also of unknown words, for each clip of the ten words
 
 
 class SpeechCommands(AudioFiles):
     """Spoken words of a second at 16 kHz; validation_list.txt and testing_list.txt name the official splits.
 
-    Source: Warden, Speech Commands (2018), CC BY 4.0, 105,829 clips. The 12 classes are his, but "unknown" and
-    "silence" are drawn anew, by `seed`, in the test too: they are not the clips of his own test archive, so that
-    accuracies compare only roughly with those on it, and between seeds.
+    Source: Warden, Speech Commands (2018), CC BY 4.0, 105,829 clips. The 12 classes are his, but `seed` draws the clips
+    of "unknown" and "silence", also for the test. They are not the clips of his own test archive, so accuracies can be
+    compared only roughly with those on that archive, and only roughly between seeds.
 
     Args:
         root: Folder that holds SpeechCommands/speech_commands_v0.02, or that folder.
         task: Which classes: "35", every word; "10", yes, no, up, down, left, right, on, off, stop and go; "12", these
-            with "unknown", a tenth as many clips of other words, and "silence", as many seconds of background noise.
+            ten, "unknown" (a tenth as many clips, of other words) and "silence" (as many again, of background noise).
         download: Fetch the archive if the data is missing or not whole.
         sample_rate_hz: Rate of the inputs.
         seconds: Length of the longest input.
@@ -69,11 +69,11 @@ class SpeechCommands(AudioFiles):
             for split, file in (("val", "validation_list.txt"), ("test", "testing_list.txt"))
             for name in (base / file).read_text().split()
         }
-        found = {f"{path.parent.name}/{path.name}" for path in base.glob("[a-z]*/*.wav")}
-        # what is listed should be there; the scan says so of what is not
+        present = {f"{path.parent.name}/{path.name}" for path in base.glob("[a-z]*/*.wav")}
+        # a listed file should be there; the scan reports those that are missing
         items = [
             Item(str(prefix / name), name.partition("/")[0], listed.get(name, "train"))
-            for name in sorted(found | set(listed))
+            for name in sorted(present | set(listed))
         ]
         if self.task == "35":
             return items
@@ -91,7 +91,7 @@ class SpeechCommands(AudioFiles):
         return chosen
 
     def _silence(self, base: Path, words: list[Item]) -> list[Item]:
-        """Seconds of the noises: of each recording the first 80 % for training, 10 % for each other split."""
+        """Clips of one second of noise: the first 80 % of each recording for training, 10 % for each other split."""
         paths = sorted((base / NOISE).glob("*.wav"))
         if not paths:
             raise DataError(f"{base / NOISE}: no background noise; the 12-class task needs it, 10 and 35 do not")

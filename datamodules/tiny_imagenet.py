@@ -21,7 +21,7 @@ class TinyImageNet(ImageFolder):
     Args:
         root: Folder that holds tiny-imagenet-200, or that folder.
         download: Fetch the archive if it is missing.
-        size: As ImageFolder's.
+        size: As in ImageFolder.
         common: Arguments of ImageFolder.
 
     Raises:
@@ -58,10 +58,10 @@ class TinyImageNet(ImageFolder):
         return next((base for base in (root / FOLDER, root) if (base / "val/val_annotations.txt").is_file()), None)
 
     def _names(self, base: Path) -> Any:
-        """From WordNet's number to the first of its words, with the number where words are there twice."""
+        """A function from a WordNet number to its first word; if two classes share that word, the number is added."""
         words = base / "words.txt"
         lines = words.read_text().splitlines() if words.is_file() else []
         named = {number: word.split(",")[0] for number, word in (line.split("\t") for line in lines)}
-        found = {folder.name: named.get(folder.name, folder.name) for folder in sorted((base / "train").iterdir())}
-        twice = {name for name in found.values() if list(found.values()).count(name) > 1}
-        return lambda number: f"{found[number]} ({number})" if found.get(number) in twice else found.get(number, number)
+        names = {folder.name: named.get(folder.name, folder.name) for folder in sorted((base / "train").iterdir())}
+        twice = {name for name in names.values() if list(names.values()).count(name) > 1}
+        return lambda number: f"{names[number]} ({number})" if names.get(number) in twice else names.get(number, number)

@@ -1,4 +1,4 @@
-"""Synthetic vowels, made on the spot from the formant frequencies that Peterson and Barney measured."""
+"""Synthetic vowels, generated from the formant frequencies that Peterson and Barney measured."""
 
 import math
 from typing import Any
@@ -40,9 +40,9 @@ class Vowels(AudioDataModule):
     """SYNTHETIC speech: ten English vowels of random men, women and children, in noise. No one ever said them.
 
     A glottal pulse train (Rosenberg's, with jitter and a pitch glide) passes five resonators. F1 to F3 are those of
-    Peterson and Barney (1952), table II, changed at random by speaker (length of the vocal tract), by the speaker's
-    way with a vowel, and by clip. Pitch, length, place in the clip, level and noise (10 to 40 dB below the voice) are
-    random too. A speaker says each vowel twice. No speaker is in two of the splits, validation included.
+    Peterson and Barney (1952), table II, changed at random for each speaker (length of the vocal tract), for each vowel
+    of a speaker, and for each clip. Pitch, length, place in the clip, level and noise (10 to 40 dB below the voice) are
+    random too. A speaker says each vowel twice. No speaker is in two splits, validation included.
 
     Args:
         num_train: Clips of the training split, validation included: a multiple of 60 (one man, woman and child).
@@ -78,8 +78,8 @@ class Vowels(AudioDataModule):
     def split_validation(self, train: Clips) -> tuple[Tensor, Tensor]:
         """Whole speakers are held out, the same share of men, women and children."""
         speakers = torch.arange(len(train)).view(-1, _CLIPS_OF_SPEAKER)
-        kept, held_out = hold_out(torch.arange(len(speakers)) % 3, self.val_fraction, self.seed)
-        return speakers[kept].flatten(), speakers[held_out].flatten()
+        of_train, of_val = hold_out(torch.arange(len(speakers)) % 3, self.val_fraction, self.seed)
+        return speakers[of_train].flatten(), speakers[of_val].flatten()
 
     def _speak(self, num_clips: int, generator: torch.Generator) -> Clips:
         clips = [speak(self.shape[0], self.sample_rate_hz, generator) for _ in range(num_clips // _CLIPS_OF_TRIPLE)]
@@ -88,7 +88,7 @@ class Vowels(AudioDataModule):
 
 
 def speak(num_samples: int, sample_rate_hz: int, generator: torch.Generator) -> Float32[Tensor, "60 s"]:
-    """The clips of a new man, woman and child: of each the ten vowels in the order of the table, then again."""
+    """The clips of a new man, woman and child: each says the ten vowels in the order of the table, twice."""
 
     def uniform(low: float, high: float, *size: int) -> Tensor:
         return low + (high - low) * torch.rand(size, generator=generator)
@@ -126,9 +126,9 @@ def render(
 ) -> Float32[Tensor, "n s"]:
     """Source and filter: Rosenberg's pulses through a cascade of resonators, and the lips' differentiation.
 
-    A resonator of frequency F and bandwidth B is F^2 / (F^2 - f^2 + i f B). The product with the source is taken in
-    the frequency domain, from a source at twice the rate, and cut off at the Nyquist frequency: formants beyond it need
-    no care, and next to nothing aliases. The filter's tail wraps around into the first 20 ms.
+    A resonator of frequency F and bandwidth B is F^2 / (F^2 - f^2 + i f B). A source at twice the rate is multiplied
+    by the resonators in the frequency domain, and cut off at the Nyquist frequency. So formants above that frequency
+    need no care, and almost nothing aliases. The filter's tail wraps around into the first 20 ms.
 
     Args:
         pitch_hz: Mean pitch.

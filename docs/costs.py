@@ -29,7 +29,7 @@ def table() -> str:
     for mechanism in every_mechanism():
         described: Any = mechanism
         k = getattr(mechanism, "k", None)
-        if isinstance(k, list):  # as many layers as it has entries; its cost is that of each k
+        if isinstance(k, list):  # one k for each layer: a layer costs what it costs with that k alone
             continue
         if k is not None:
             described = dataclasses.replace(described, k=K)
@@ -44,7 +44,7 @@ def table() -> str:
 
 
 def shown(mechanism: Any) -> str:
-    """A mechanism with those of its arguments that differ from their defaults."""
+    """A mechanism with only the arguments that differ from their defaults."""
     changed = [
         f"{field.name}={getattr(mechanism, field.name)!r}"
         for field in dataclasses.fields(mechanism)

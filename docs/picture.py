@@ -1,7 +1,7 @@
 """Draw the README's picture from two runs: python docs/picture.py runs/digits/0 runs/vowels/0.
 
-One row a run: an input as the model reads it, what the first layer's learned E makes of its tokens, and the run's
-validation accuracy. Needs the run's data where the checkpoint says that it was (``--root DIR`` where it is now).
+Each run gets one row: an input as the model reads it, the first layer's learned E, and the run's validation accuracy.
+The script needs the run's data where the checkpoint says that it was, or in another folder with ``--root DIR``.
 """
 
 from argparse import ArgumentParser
@@ -23,7 +23,7 @@ INK, ACCENT = "#1f2933", "#c2410c"
 
 
 def draw_input(axes: Axes, model: Classifier, inputs: Any, label: str) -> None:
-    """The picture that the encoder makes of a batch of one input; every cell is a part of one token."""
+    """Draw the picture that the encoder makes of a batch of one input; every cell is a part of one token."""
     picture = model.encoder.front_end(inputs)[0, 0]
     if isinstance(model.encoder, SpectrogramEncoder):
         seconds = len(picture) * model.encoder.hop_ms / 1000

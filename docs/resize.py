@@ -1,7 +1,8 @@
-"""Draw what a model keeps at another resolution, untrained any further: python docs/resize.py RUN [--root DATA].
+"""Draw a model's accuracy at other resolutions, without further training: python docs/resize.py RUN [--root DATA].
 
-Beside E as longseq.resize carries it (E' B = E, B the interpolation of tokens) stand E interpolated itself, E cut or
-filled with zeros, and E anew; the picture shows a row of E, and the table goes to standard output as Markdown.
+The script compares E as longseq.resize carries it (E' B = E, where B interpolates the tokens), E itself interpolated, E
+cut or filled with zeros, and a new random E. The picture also shows a row of E; the table goes to standard output as
+Markdown.
 """
 
 import copy
@@ -27,7 +28,7 @@ INK, COLOURS = "#1f2933", ("#c2410c", "#0f766e", "#6b7280", "#a8a29e")
 
 
 def interpolated(E: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Each row drawn as a picture, enlarged bilinearly, scaled to the number of tokens and shifted to its sum."""
+    """Each row as a picture, resized bilinearly, scaled to the number of tokens and shifted so that its sum is kept."""
     shrinks = math.prod(new) < math.prod(old)
     rows = F.interpolate(E.view(1, -1, *old), new, mode="bilinear", antialias=shrinks)[0].flatten(1)
     rows = rows * math.prod(old) / math.prod(new)
@@ -99,7 +100,7 @@ def main() -> None:
             data = build({**description, "init_args": {**options, **of_data}}, pl.LightningDataModule)
             for way, function in WAYS.items():
                 curves[way].append(accuracy(resized(trained, function, **change), data))
-            at = "8 x 8 pixels" if is_image else f"hop {trained.encoder.hop_ms:g} ms"
+            at = f"{options['size']} x {options['size']} pixels" if is_image else f"hop {trained.encoder.hop_ms:g} ms"
             tokens = resize(trained, **change).encoder.num_tokens
             values = " | ".join(f"{curves[way][-1]:.3f}" for way in WAYS)
             print(f"| {name}, {run.parent.name} | {at} | {label} | {tokens} | {values} |")

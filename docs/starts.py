@@ -1,8 +1,8 @@
 """Measure how E should start in a model that was trained with exact attention: python docs/starts.py RUN [--root DATA].
 
-RUN is a run with Softmax. Its attention becomes Linformer's or Verma's, with E random, as means over windows, or as
-singular vectors; the table says how far the logits move, and what is left and what comes back with fine-tuning. Verma
-without E stands beside them.
+RUN is a run with Softmax. Its attention becomes Linformer's or Verma's, with an E that starts random, as means over
+windows, or as singular vectors. The table says how far the logits move, and the accuracy before and after fine-tuning.
+It also has Verma without E.
 """
 
 import logging
@@ -48,8 +48,8 @@ def main() -> None:
     data.setup()
     expected, labels = logits(exact, data), data.test_set.labels
 
-    def accuracy(found: torch.Tensor) -> float:
-        return (found.argmax(1) == labels).float().mean().item()
+    def accuracy(outputs: torch.Tensor) -> float:
+        return (outputs.argmax(1) == labels).float().mean().item()
 
     print(f"Softmax: test accuracy {accuracy(expected):.3f}; k = {arguments.k} of {exact.encoder.num_tokens} tokens\n")
     after = f"accuracy after {arguments.epochs} epochs"
@@ -66,9 +66,9 @@ def main() -> None:
             if start == "singular":
                 inputs, _ = next(iter(data.train_dataloader()))
                 start_from_inputs(model.encoder, lambda model=model, inputs=inputs: model.encoder(inputs))
-            found = logits(model, data)
-            moves.append(((found - expected).norm() / expected.norm()).item())
-            before.append(accuracy(found))
+            outputs = logits(model, data)
+            moves.append(((outputs - expected).norm() / expected.norm()).item())
+            before.append(accuracy(outputs))
             trainer = pl.Trainer(
                 accelerator="cpu", max_epochs=arguments.epochs, logger=False, enable_checkpointing=False,
                 enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: ``longseq --help`` need not wait for torch."""
+    """Import a public name when it is first used, so that ``longseq --help`` does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from longseq import attention, encoders

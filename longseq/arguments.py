@@ -1,7 +1,7 @@
-"""The constructor arguments of an object, which its attributes hold.
+"""The constructor arguments of an object, read from its attributes.
 
-Mechanisms, encoders, the classifier and the data modules keep each argument as an attribute of the same name, or, where
-torch has taken the name, of the name with an underscore in front. So they can be described, and built again.
+Mechanisms, encoders, the classifier and the data modules keep each argument as an attribute of the same name, with an
+underscore in front where torch already uses the name. So longseq can describe these objects, and build them again.
 """
 
 import inspect
@@ -11,12 +11,12 @@ from typing import Any, get_type_hints
 
 
 class ArgumentError(ValueError):
-    """An argument of a constructor or a function that cannot be.
+    """An argument of a constructor or a function has a value that cannot be used.
 
-    datamodules has the same class. Neither package imports the other, and the command line knows both by their fields.
+    datamodules has the same class. Neither package imports the other: the command line knows both by their fields.
 
     Args:
-        argument: Its name.
+        argument: Name of the argument.
         what: "must ..., got ...; <remedy>".
     """
 
@@ -39,23 +39,23 @@ def argument_names(kind: type) -> list[str]:
 def argument_hints(kind: type) -> dict[str, Any]:
     """The type hints of a constructor's arguments, including those forwarded as keywords to the base class.
 
-    A constructor whose hints name something that is not installed has none.
+    If a constructor's hints name something that is not installed, its arguments are left out.
     """
     hints: dict[str, Any] = {}
     for parameters, constructor in _constructors(kind):
         with suppress(NameError):
-            found = get_type_hints(constructor)
-            hints = {p.name: found[p.name] for p in parameters if p.name in found} | hints
+            types = get_type_hints(constructor)
+            hints = {p.name: types[p.name] for p in parameters if p.name in types} | hints
     return hints
 
 
 def _constructors(kind: type) -> Iterator[tuple[list[inspect.Parameter], Any]]:
-    """The constructor's parameters, and those of the base classes to which it forwards keywords."""
-    for each in kind.__mro__:
-        if "__init__" not in vars(each):
+    """Parameters and function of the constructor, and of each base class's constructor that gets its keywords."""
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
             continue
-        parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
-        yield parameters, each.__init__
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+        yield parameters, base.__init__
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
             return
 
@@ -64,12 +64,12 @@ def arguments_of(value: Any) -> dict[str, Any]:
     """Each argument of an object's constructor and its value.
 
     Raises:
-        TypeError: If the object does not hold one.
+        TypeError: If the object does not keep an argument as an attribute.
     """
-    held = {}
+    values = {}
     for name in argument_names(type(value)):
         attribute = f"_{name}" if f"_{name}" in vars(value) else name
         if not hasattr(value, attribute):
             raise TypeError(f"{type(value).__qualname__} must keep its argument {name} as an attribute")
-        held[name] = getattr(value, attribute)
-    return held
+        values[name] = getattr(value, attribute)
+    return values

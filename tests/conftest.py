@@ -1,5 +1,6 @@
 """What tests of several folders use: real data, and the command line as a user runs it."""
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -17,7 +18,12 @@ ROOT = Path(__file__).parents[1]
 TrainPy = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests:  # and does not only deal them out to others
+        # before longseq: the hook that checks its types compiles anew what is imported while it is at work
+        for name in forked.LIBRARIES:
+            importlib.import_module(name)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is promised bit by bit is promised of a CPU
     os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
 
@@ -80,6 +86,20 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Done(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def forked_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes in which reports measure and train, which saves the seconds that Python takes to start."""
+
+    def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        option, module, *others = arguments
+        assert option == "-m"
+        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        return forked.run("-c", code, *others, cwd=Path.cwd())
+
+    for user in ("apart", "sweep"):
+        monkeypatch.setattr(f"longseq.reports.{user}.run_python", run_python)
 
 
 @pytest.fixture

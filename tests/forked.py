@@ -26,10 +26,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
+LIBRARIES = [
+    "matplotlib.backends.backend_agg", "pytorch_lightning.cli", "scipy.ndimage", "sklearn.datasets",
+    "sklearn.neighbors", "soundfile", "tensorboard.backend.event_processing.event_accumulator", "timm",
+    "torch.utils.tensorboard", "torchaudio.transforms", "torchmetrics.classification", "torchvision.transforms.v2",
+]  # fmt: skip
 IMPORTED = [
-    "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.report", "longseq.reports.benchmark",
-    "longseq.reports.spectrum", "longseq.reports.sweep", "matplotlib.backends.backend_agg", "sklearn.datasets",
-    "tensorboard.backend.event_processing.event_accumulator", "torch.utils.tensorboard", "torchaudio.transforms",
+    *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.report",
+    "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep",
 ]  # fmt: skip
 _SIZE = 1 << 20  # of a message, at most
 

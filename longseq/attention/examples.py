@@ -1,4 +1,4 @@
-"""All mechanisms in all their forms, for tests, measurements and tables that leave none out."""
+"""Every mechanism in every form, for tests, measurements and tables that must cover all of them."""
 
 import dataclasses
 import inspect
@@ -11,34 +11,37 @@ Kind = TypeVar("Kind")
 
 def exported(kind: type[Kind]) -> list[type[Kind]]:
     """The concrete classes of a kind that longseq.attention exports."""
-    found: list[Any] = [getattr(attention, name) for name in attention.__all__]
-    return [x for x in found if inspect.isclass(x) and issubclass(x, kind) and not inspect.isabstract(x)]
+    values: list[Any] = [getattr(attention, name) for name in attention.__all__]
+    return [x for x in values if inspect.isclass(x) and issubclass(x, kind) and not inspect.isabstract(x)]
 
 
 def every_projection() -> list[attention.Projection]:
     """The examples of every projection that longseq.attention exports.
 
     Raises:
-        TypeError: If a class has none.
+        TypeError: If a projection has no example.
     """
     return [example for kind in exported(attention.Projection) for example in _examples_of(kind)]
 
 
 def every_mechanism() -> list[attention.Mechanism]:
-    """The examples of every mechanism that longseq.attention exports; one that takes a projection with each of them.
+    """The examples of every mechanism that longseq.attention exports.
+
+    Where a mechanism takes a projection, one of its examples is repeated with every projection.
 
     Raises:
-        TypeError: If a class has none.
+        TypeError: If a mechanism or a projection has no example.
     """
-    found: list[Any] = []
+    mechanisms: list[Any] = []
     for kind in exported(attention.Mechanism):
         examples = _examples_of(kind)
-        found += examples
-        plain: Any = next((each for each in examples if isinstance(getattr(each, "k", None), int)), examples[0])
+        mechanisms += examples
+        with_k = (example for example in examples if isinstance(getattr(example, "k", None), int))
+        plain: Any = next(with_k, examples[0])
         if hasattr(plain, "projection"):
             others = (projection for projection in every_projection() if projection != plain.projection)
-            found += [dataclasses.replace(plain, projection=projection) for projection in others]
-    return found
+            mechanisms += [dataclasses.replace(plain, projection=projection) for projection in others]
+    return mechanisms
 
 
 def _examples_of(kind: Any) -> list[Any]:

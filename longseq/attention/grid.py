@@ -12,7 +12,7 @@ from longseq.arguments import ArgumentError
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """A grid (height, width) of tokens, row by row, after some prefix tokens; of sound (frames, bands).
+    """A grid (height, width) of tokens, row by row, behind the prefix tokens; for sound (frames, bands).
 
     Args:
         size: Rows and columns of the grid, in tokens.
@@ -28,7 +28,7 @@ class TokenGrid:
         return self.num_prefix_tokens + math.prod(self.size)
 
     def window_means(self, k: int) -> Float[Tensor, "k n"]:
-        """The matrix of means over k windows: one for each prefix token, and near-square ones that tile the grid.
+        """The matrix of means over k windows: one for each prefix token, and nearly square ones that tile the grid.
 
         Raises:
             ValueError: If the prefix tokens leave no window for the grid.

@@ -1,4 +1,4 @@
-"""The attention layer: queries, keys, values, heads and output, round a mechanism's formula."""
+"""The attention layer: queries, keys, values, heads and output, around a mechanism's formula."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,27 +14,27 @@ from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, carry_projections
 
-# A mechanism's formula, once the heads are split: queries (b, h, n, c), keys and values (b, h, k, c), which queries
-# (b, 1, n, 1) and which keys (b, 1, 1, k) are there or None if all are, and the dropout rate of the weights, to
-# (b, h, n, c). The values of absent tokens are zero.
+# A mechanism's formula, applied after the heads are split. It takes queries (b, h, n, c), keys and values (b, h, k, c),
+# a mask of the queries (b, 1, n, 1) and one of the keys (b, 1, 1, k), False at padding and None without padding, and
+# the dropout rate of the weights. It returns (b, h, n, c). The values of absent tokens are zero.
 Formula = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float], Tensor]
 
 
 class AttentionLayer(TokenMixer):
     """Takes the place of one of timm's attention layers, with its weights under the same state-dict names.
 
-    Where a projection commutes with the key and value matrices, X is shortened first, (E X) W for E (X W), so that
-    keys and values cost 2 k d^2 and not 2 n d^2; a bias b becomes (E 1) b, and the result is the paper's exactly. This
-    reads the weights of ``qkv`` without calling it, so it is done only where they are all that a call would use: where
-    it is wrapped (by LoRA, hooks, pruning, quantisation, FSDP) it is called on all n tokens. A norm of the keys
-    (qk_norm) falls on the shortened ones, which are those that meet the queries.
+    Where a projection commutes with the key and value matrices, this layer shortens X first: it computes (E X) W and
+    not E (X W). Keys and values then cost 4 k d^2 FLOPs and not 4 n d^2. A bias b becomes (E 1) b, and the result is
+    the paper's exactly. This short cut reads the weights of ``qkv`` without calling it. So it is taken only where a
+    call would use nothing but these weights: a wrapped ``qkv`` (LoRA, hooks, pruning, quantisation, FSDP) is called on
+    all n tokens. A norm of the keys (qk_norm) is applied to the shortened keys, because these meet the queries.
 
     Args:
-        trained: timm's layer; its parameters are taken over, not copied.
-        formula: The mechanism's; it may be a module, with weights of its own.
+        trained: timm's layer, or an AttentionLayer; this layer holds the same parameters, not copies.
+        formula: The mechanism's formula; it may be a module with weights of its own.
         project_keys: E, or None to keep all n keys.
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
-        independent_queries: Whether the formula's outcome for a query depends on no other query.
+        independent_queries: Whether the formula's result for a query does not depend on other queries.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class AttentionLayer(TokenMixer):
     ) -> Float[Tensor, "b q d"]:
         """Attend, as a TokenMixer.
 
-        A sequence that is shorter than the n tokens for which the layer was built needs a mask, to say that its tokens
-        are the first ones.
+        A sequence shorter than the n tokens that the layer was built for needs a mask, which says that its tokens are
+        the first ones.
 
         Raises:
-            ValueError: If the mask is another one than of padding, or the tokens are not those that the layer's
-                projection was built for.
+            ValueError: If is_causal is True, the mask is not a padding mask, or the tokens are not those that the
+                layer's projection was built for.
         """
         if is_causal:
             raise ArgumentError("is_causal", "must be False: shortened keys mix the future into every token")
         present = None if attn_mask is None else _present(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and not for each product that it goes into
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
         if num_queries is not None and not self.independent_queries:
             return self.attend(x, x, present)[:, :num_queries]
         return self.attend(x, x[:, :num_queries], present)
@@ -85,16 +85,16 @@ class AttentionLayer(TokenMixer):
     def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b q d"]:
-        """By the mechanism's formula; a subclass may multiply in another order.
+        """Attend by the mechanism's formula; a subclass may multiply in another order.
 
         Args:
-            x: Tokens, which give keys and values.
-            queried: Those of them that give queries.
+            x: The tokens that give keys and values.
+            queried: The first q of them, which give the queries.
             present: False where a token is padding.
         """
         queries, keys, values = self._queries_keys_values(x, queried, present)
         queries = self.q_norm(_split(queries, self.num_heads))
-        if isinstance(self.project_keys, RaggedProjection):  # a head has its own k, and is mixed alone
+        if isinstance(self.project_keys, RaggedProjection):  # each head has its own k, so heads run one by one
             heads = zip(queries.split(1, dim=1), self.project_keys, keys, values, strict=True)
             mixed = torch.cat([self._by_formula(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)  # type: ignore[arg-type]
         else:
@@ -112,19 +112,19 @@ class AttentionLayer(TokenMixer):
         values: Float[Tensor, "b k hc"],
         present: Bool[Tensor, "b n 1"] | None,
     ) -> Float[Tensor, "b h q c"]:
-        filled = present if present is None or project_keys is None else project_keys.filled(present)
+        key_mask = present if present is None or project_keys is None else project_keys.filled(present)
         heads = queries.shape[1]
         return self.formula(
             queries,
             self.k_norm(_split(keys, heads)),
             _split(values, heads),
             None if present is None else present[:, None, : queries.shape[2]],
-            None if filled is None else filled[:, None].mT,
+            None if key_mask is None else key_mask[:, None].mT,
             self.attn_drop.p if self.training else 0.0,
         )
 
     def linear(self, tokens: Float[Tensor, "b n d"], rows: slice, scale: float = 1.0) -> Float[Tensor, "b n rows"]:
-        """Some rows of the matrix of queries, keys and values, applied to tokens, times a factor."""
+        """Apply some rows of the matrix of queries, keys and values to tokens, times a factor."""
         weight, bias = self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]
         if scale != 1.0:
             weight, bias = weight * scale, None if bias is None else bias * scale
@@ -133,9 +133,9 @@ class AttentionLayer(TokenMixer):
     def _queries_keys_values(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ):
-        """Queries (b, q, d), keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
+        """Queries (b, q, d), keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
         d = self.attn_dim
-        if not is_plain(self.qkv, nn.Linear):  # the paper's order, in which it is called
+        if not is_plain(self.qkv, nn.Linear):  # call it, in the paper's order: its weights alone lack the wrapper
             queries, keys, values = self.qkv(x).split(d, dim=-1)
             queries = queries[:, : queried.shape[1]]
             if self.project_keys is not None and self.project_values is not None:
@@ -150,7 +150,7 @@ class AttentionLayer(TokenMixer):
         return queries, keys, values if present is None else values.masked_fill(~present, 0)
 
     def shortened_keys_values(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None):
-        """Keys and values (b, k, d); of a ragged projection lists of (b, k of the head, c)."""
+        """Keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
         weights, bias = self.qkv.weight, self.qkv.bias
         d = self.attn_dim
 
@@ -170,7 +170,7 @@ class AttentionLayer(TokenMixer):
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights but those of the projections, which are interpolated along the grid of tokens."""
+        """Copy all weights except the projections', which are interpolated along the grid of tokens."""
         projections = ("project_keys", "project_values")
         fresh = copy_weights(self, trained, set(projections))
         for name in projections:
@@ -191,10 +191,10 @@ def softmax_formula(
     key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
 ) -> Float[Tensor, "b h n c"]:
-    """softmax(Q K' / sqrt(c)) V, by the fastest way that torch has for it."""
+    """softmax(Q K' / sqrt(c)) V, in the fastest way that torch has for it."""
     is_short = 8 * keys.shape[-2] <= queries.shape[-2]
     if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 and is_short and key_mask is None:
-        # torch's fused kernel has no fast products in bfloat16 on a CPU: 9 ms against 5, n = 4096, k = 128, 4 heads
+        # torch's fused kernel has no fast bfloat16 on a CPU: it takes 9 ms, this code 5 (n = 4096, k = 128, 4 heads)
         with torch.autocast("cpu", enabled=False):
             scaled = (keys * queries.shape[-1] ** -0.5).to(queries.dtype)
             return F.dropout((queries @ scaled.mT).softmax(dim=-1), dropout) @ values.to(queries.dtype)
@@ -206,7 +206,7 @@ def _present(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
         raise ArgumentError(
             "attn_mask",
             f"must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
-            f"{mask.dtype} and {tuple(mask.shape)}: keys that sum over tokens have no place for a mask of each query",
+            f"{mask.dtype} and {tuple(mask.shape)}; a shortened key sums over tokens, so it cannot be masked per query",
         )
     return mask[:, 0, 0, :, None]
 

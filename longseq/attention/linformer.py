@@ -14,12 +14,12 @@ from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, sha
 class Linformer(Mechanism):
     """Y = softmax_k(Q (E K)' / sqrt(c)) (F V), with E and F of k x n: time and memory grow with n k, not n^2.
 
-    A layer costs 4 n d^2 FLOPs for queries and output, 2 n k d for E (twice where F is another), 4 k d^2 for keys and
-    values, and 4 n k d for scores and mix; it holds n k weights in each matrix.
+    A layer costs 4 n d^2 FLOPs for queries and output, 2 n k d for E (twice where F is another matrix), 4 k d^2 for
+    keys and values, and 4 n k d for the scores and their product with the values. Each matrix has n k weights.
 
     Args:
-        k: Length of the shortened sequence, 1 <= k <= n: a number, a list of one a layer, or, with sharing ``none``, a
-            list a layer of one a head.
+        k: Length of the shortened sequence, 1 <= k <= n: one number, a list with one number per layer, or, with sharing
+            ``none``, a list of lists with one number per head of each layer.
         sharing: Which heads, keys and values, and layers share a matrix.
         projection: What E and F are.
     """

@@ -14,16 +14,16 @@ from longseq.attention.mixer import TokenMixer
 class Mechanism(ABC):
     """A small description of an attention mechanism, which builds all the layers of a stack at once.
 
-    All at once, because sharing a projection is a property of the stack: two layers share weights exactly when they
-    hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
+    It builds them together because sharing a projection is a property of the stack: two layers share weights exactly
+    when they hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
     """
 
     @classmethod
     @abstractmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        """Some of each form that the mechanism has, the plainest first; all tests of mechanisms go over them.
+        """Examples of every form of the mechanism, the plainest first; all tests of mechanisms use them.
 
-        Each fits a stack of two layers of four heads, over 16 tokens or more.
+        Each example fits a stack of two layers of four heads, over 16 tokens or more.
         """
 
     @abstractmethod
@@ -35,8 +35,8 @@ class Mechanism(ABC):
             grid: The tokens that the layers will see; its ``num_tokens`` is the longest sequence.
 
         Returns:
-            One TokenMixer a block.
+            One TokenMixer per block.
 
         Raises:
-            ValueError: If the mechanism does not fit the stack, naming the argument that is at fault.
+            ValueError: If the mechanism does not fit the stack; the message names the wrong argument.
         """

@@ -28,28 +28,28 @@ class TokenMixer(nn.Module, ABC):
 
         Args:
             x: Tokens.
-            attn_mask: (b, 1, 1, n), True where a token is there, False where it is padding; None if all are there. A
-                padded token must not change the outcome for the others.
-            is_causal: Only False; timm's blocks pass it.
-            num_queries: q, of how many tokens, the first ones, the outcome is wanted; None for all.
+            attn_mask: (b, 1, 1, n), True at tokens and False at padding; None without padding. Padding must not change
+                the outcome for the tokens.
+            is_causal: Always False; it is an argument because timm's blocks pass it.
+            num_queries: q; the layer returns the outcome for the first q tokens only. None for all tokens.
 
         Raises:
-            ValueError: If the mask is of another kind, or the tokens are not those that the layer was built for.
+            ValueError: If the mask has another form, or the tokens are not those that the layer was built for.
         """
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Take over the weights of a trained layer. Here every weight is copied that the trained layer has too.
+        """Take over the weights of a trained layer. This method copies every weight that both layers have.
 
         A layer with weights that depend on the grid of tokens overrides this and interpolates them.
 
         Args:
-            trained: The layer that has the same place in the trained model, of this class or of another one.
-            old: The tokens that it was built for.
+            trained: The layer at the same place in the trained model, of this class or of another one.
+            old: The tokens that the trained layer was built for.
             new: The tokens that this layer was built for.
 
         Returns:
-            The names of the weights that start anew, because the trained layer has none of their name.
+            The names of the weights that start anew because the trained layer has no weight of the same name.
 
         Raises:
             ValueError: If a weight of the same name has another shape; the message begins with the name.
@@ -66,12 +66,12 @@ def copy_weights(layer: nn.Module, trained: nn.Module, left_out: set[str]) -> li
     """Copy the weights of a trained layer into a new one.
 
     Args:
-        layer: The new one.
-        trained: The trained one.
-        left_out: Names of parts of the layer whose weights are not to be copied.
+        layer: The new layer.
+        trained: The trained layer.
+        left_out: Names of parts of the layer whose weights are not copied.
 
     Returns:
-        The names of the weights of the new layer that the trained one has not.
+        The names of the new layer's weights that the trained layer lacks.
 
     Raises:
         ValueError: If a weight of the same name has another shape; the message begins with the name.

@@ -1,4 +1,4 @@
-"""Whether a layer's weights say all that it does, so that a short cut may use them without calling it."""
+"""Whether a layer only applies its weights, so that a short cut may read them without calling the layer."""
 
 from torch import Tensor, nn
 
@@ -6,10 +6,10 @@ from longseq.compat.torch import is_hooked
 
 
 def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a layer is of one of these very classes, and nothing stands round it that only a call of it would run.
+    """Whether a layer is exactly of one of these classes, and a call of it would run nothing besides its weights.
 
-    Adapters (LoRA), quantisation and FSDP change the class of a layer or of its weight; pruning, old weight norms and
-    users hang hooks on it; a parametrization changes its class.
+    Adapters (LoRA), quantisation and FSDP change the class of a layer or of its weight. Pruning, old weight norms and
+    users register hooks on it. A parametrization changes its class.
     """
     if type(layer) not in kinds or is_hooked(layer):
         return False

@@ -16,7 +16,7 @@ from longseq.attention.mechanism import Mechanism
 
 
 def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
-    """Replace the attention of every block of a timm ViT by a mechanism's, in place, keeping all its weights.
+    """Replace the attention in every block of a timm ViT by a mechanism's, in place; all weights are kept.
 
     State-dict names stay timm's, so pretrained weights load before and after. Only the projections E and F are new.
 
@@ -55,14 +55,15 @@ def token_grid(vit: VisionTransformer) -> TokenGrid:
 def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
     """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
 
-    Position embeddings are resampled as timm does. Each attention layer carries itself: E and F are interpolated along
-    the grid, row sums kept, and a convolution's kernel is stretched with its window. All else is copied.
+    Position embeddings are resampled as timm resamples them. Each attention layer carries its own weights: it
+    interpolates E and F along the grid, keeps their row sums, and stretches a convolution's kernel with its window.
+    Everything else is copied.
 
     Returns:
-        The weights and projections that start anew, because the trained model has none like them.
+        The names of the weights and projections that start anew because the trained model has none like them.
 
     Raises:
-        ValueError: If a weight that does not depend on the grid has another shape, naming it.
+        ValueError: If a weight that does not depend on the grid has another shape; the message begins with its name.
     """
     old_grid, new_grid = token_grid(trained), token_grid(new)
     weights = {name: weight for name, weight in trained.state_dict().items() if not _is_of_attention(name)}
@@ -88,5 +89,5 @@ def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
 
 
 def _is_of_attention(name: str) -> bool:
-    """Whether a weight of a ViT is one of the layers that carry themselves."""
+    """Whether a weight of a ViT belongs to an attention layer, which carries its own weights."""
     return re.match(r"blocks\.\d+\.attn\.", name) is not None

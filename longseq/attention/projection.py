@@ -20,7 +20,7 @@ class ProjectionLayer(nn.Module, ABC):
 
     Attributes:
         commutes: Whether shortening commutes with a linear map of the features, E (X W) = (E X) W. Only then may keys
-            and values be made from k shortened tokens; otherwise they are made from n tokens and shortened after.
+            and values be made from k shortened tokens; otherwise they are made from n tokens and then shortened.
     """
 
     commutes: ClassVar[bool]
@@ -30,20 +30,20 @@ class ProjectionLayer(nn.Module, ABC):
         """Shorten as if absent tokens did not exist, to (b, k, d).
 
         Args:
-            tokens: A sequence; one shorter than the configured n meets the projection's first columns or windows.
-            present: False where a token is padding, which is behind the others; None if all are there.
+            tokens: A sequence; one shorter than the configured n uses the projection's first columns or windows.
+            present: False where a token is padding, which follows all other tokens; None without padding.
 
         Raises:
-            ValueError: If the projection is bound to n tokens, and these are not they.
+            ValueError: If the projection takes only the n tokens that it was built for, and these are others.
         """
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None:
-        """Which of the k shortened tokens hold anything; None if each holds a share of every token."""
+        """Which of the k shortened tokens hold any token; None if every one of them sums over all tokens."""
         return None
 
     @torch.no_grad()
     def carry(self, trained: Any, old: TokenGrid, new: TokenGrid) -> None:
-        """Take over the weights of a trained projection of the same k, interpolated from its grid of tokens to ours."""
+        """Take over the weights of a trained projection of the same k, interpolated from the old grid to the new."""
 
 
 class Projection(ABC):
@@ -51,7 +51,7 @@ class Projection(ABC):
 
     @classmethod
     def examples(cls) -> "Sequence[Projection]":
-        """Some of each form that the projection has; all tests of projections go over them."""
+        """Examples of every form of the projection; all tests of projections use them."""
         return [cls()]
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Projection(ABC):
             grid: The n tokens that it shortens.
             k: Tokens out, 1 <= k <= n.
             dim: Width of a token.
-            heads: None for one projection of all heads, or their number for one of each.
+            heads: None for one projection that all heads share; the number of heads for one projection per head.
         """
 
     def pair(
@@ -74,7 +74,7 @@ class Projection(ABC):
 
 
 class LinearProjection(ProjectionLayer):
-    """Shorten a sequence with a matrix for all heads, E X: Linformer (arXiv:2006.04768), equation 7.
+    """Shorten a sequence with one matrix for all heads, E X: Linformer (arXiv:2006.04768), equation 7.
 
     Args:
         weight: E, (k, n): learned if it is a Parameter, fixed if it is a Buffer.
@@ -97,7 +97,7 @@ class LinearProjection(ProjectionLayer):
 
 
 class LinearProjectionByHead(ProjectionLayer):
-    """Shorten each head's channels with a matrix of its own; channels differ, so it does not commute.
+    """Shorten each head's channels with a matrix of its own; the matrices differ by channel, so it does not commute.
 
     Args:
         weight: (h, k, n): learned if it is a Parameter, fixed if it is a Buffer.
@@ -121,7 +121,7 @@ class LinearProjectionByHead(ProjectionLayer):
 
 
 class RaggedProjection(nn.ModuleList):
-    """A projection a head, each to a length of its own: (b, n, d) -> a list of (b, k of the head, c)."""
+    """One projection per head, each to a length of its own: (b, n, d) -> a list of (b, k of the head, c)."""
 
     commutes = False
 
@@ -135,9 +135,9 @@ class Linear(Projection):
     """Learned matrices E and F, as in the paper's main experiments (Linformer, equation 7).
 
     Args:
-        start: ``random``, N(0, 1/n); ``mean``, the means over windows that tile the token grid, near to what the keys
-            of a pretrained model expect; or ``singular``: random until ``start_from_inputs`` sets it to the k leading
-            left singular vectors, over tokens, of the layer's inputs, which a training does with its first batch.
+        start: ``random``: N(0, 1/n). ``mean``: the means over windows that tile the token grid, which suit the keys of
+            a pretrained model. ``singular``: random until ``start_from_inputs`` sets it to the k leading left singular
+            vectors, over tokens, of the layer's inputs; a training calls this with its first batch.
     """
 
     start: Literal["random", "mean", "singular"] = "random"
@@ -149,7 +149,7 @@ class Linear(Projection):
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         if self.start == "mean":
             weight = grid.window_means(k).repeat(heads or 1, 1, 1)
-        else:  # fan-in keeps the keys' variance; 1/k would raise it by n/k
+        else:  # fan-in keeps the keys' variance; a variance of 1/k would raise it by n/k
             weight = torch.randn(heads or 1, k, grid.num_tokens) * grid.num_tokens**-0.5
         return _linear(weight, heads, nn.Parameter)
 
@@ -158,11 +158,11 @@ class Linear(Projection):
 class Gaussian(Projection):
     """The fixed matrices of the theorems: E = delta R and F = exp(-delta) R, R of N(0, 1/k) (Linformer, theorem 2).
 
-    For trying the theorems, not for training. Keys and values of a layer have the same R whatever the sharing; with
-    ``layerwise`` sharing all layers have.
+    It is for trying the theorems, not for training. Keys and values of a layer have the same R with every sharing;
+    with ``layerwise`` sharing, all layers have the same R.
 
     Args:
-        delta: The theorems let it fall to 2^-n, where all scores vanish and the softmax is uniform.
+        delta: The theorems let it be as small as 2^-n, where all scores vanish and the softmax is uniform.
     """
 
     delta: float = 1.0
@@ -182,11 +182,11 @@ class Gaussian(Projection):
 
 
 def carry_projections(ours: nn.Module | None, trained: nn.Module | None, old: TokenGrid, new: TokenGrid) -> list[str]:
-    """Carry a projection, or one a head, from a trained layer.
+    """Carry a projection, or one per head, from a trained layer.
 
     Returns:
-        The names, within ours, of the projections that start anew, because the trained layer has none of their class
-        and k.
+        The names, within ``ours``, of the projections that start anew because the trained layer has none of the same
+        class and k.
     """
     theirs = {} if trained is None else dict(trained.named_modules())
     fresh = []
@@ -201,7 +201,7 @@ def carry_projections(ours: nn.Module | None, trained: nn.Module | None, old: To
 
 
 def _shapes_but_last(layer: Any) -> list[tuple[int, ...]]:
-    """Of all weights; the last dimension is the grid's."""
+    """The shapes of all weights, without the last dimension, which depends on the grid."""
     return [tuple(weight.shape[:-1]) for weight in layer.state_dict().values()]
 
 
@@ -211,25 +211,25 @@ def columns_for(
     """The columns of E that meet these tokens: all, or the first ones where a mask says that the sequence is shorter.
 
     Raises:
-        ValueError: If there are more tokens, or fewer for another reason: E would meet tokens of other places.
+        ValueError: If there are more tokens than columns, or fewer without a mask: E would meet tokens of other places.
     """
     m, n = tokens.shape[1], weight.shape[-1]
     if m > n or (m < n and present is None):
         raise ArgumentError(
             "tokens",
             f"must be the {n} that E was built for, got {m}; carry the model to another size with "
-            "longseq.resize, leave patch dropout out, and give a shorter sequence a padding mask",
+            "longseq.resize, turn patch dropout off, or give a shorter sequence a padding mask",
         )
     return weight[..., :m]
 
 
 def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "*h k m"]:
-    """Carry E from one grid of tokens to another so that it says the same of the same picture: E' (B X) = E X.
+    """Carry E from one grid of tokens to another so that the same picture gives the same result: E' (B X) = E X.
 
-    B is linear interpolation of tokens along rows and columns (smoothed where the grid shrinks), and E' = E B^+ its
-    pseudo-inverse's answer, as FlexiViT (arXiv:2212.08013, section 3.4) resizes patches. To interpolate E itself would
-    blur it, for learned columns are rough. Each row keeps its sum: exactly where the grid grows, since B 1 = 1, and by
-    an even correction where it shrinks. Columns of prefix tokens are copied.
+    B interpolates tokens linearly along rows and columns (smoothed where the grid shrinks). E' = E B^+ uses its
+    pseudo-inverse, as FlexiViT (arXiv:2212.08013, section 3.4) does to resize patches. Interpolating E itself would
+    blur it, because learned columns are rough. Each row keeps its sum: exactly where the grid grows, since B 1 = 1,
+    and by an even correction where it shrinks. Columns of prefix tokens are copied.
     """
     if new == old:
         return weight

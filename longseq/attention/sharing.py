@@ -10,7 +10,7 @@ from longseq.attention.projection import Projection, ProjectionLayer, RaggedProj
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 
-# The shortened length: of all layers, one a layer, or one a head of each layer.
+# The shortened length k: one for all layers, one per layer, or one per head of each layer.
 Lengths = int | list[int] | list[list[int]]
 
 Pair = tuple[ProjectionLayer, ProjectionLayer] | tuple[RaggedProjection, RaggedProjection]
@@ -23,15 +23,16 @@ def shared_projections(
 
     Args:
         projection: What E and F are.
-        sharing: ``none``: an E and an F for each head; ``headwise``: an E and an F a layer; ``key_value``: one E = F a
-            layer; ``layerwise``: one E = F in all. At 12 layers of 12 heads these are 288, 24, 12 and 1 matrices.
+        sharing: ``none``: an E and an F per head; ``headwise``: an E and an F per layer; ``key_value``: one E = F per
+            layer; ``layerwise``: one E = F for all layers. For 12 layers of 12 heads these are 288, 24, 12 and 1
+            matrices.
         k: Tokens of the shortened sequence.
         grid: The tokens of the sequence.
         stack: The layers, which know the width of keys and values and the number of heads.
 
     Raises:
-        ValueError: If a k is not in 1..n, there are not as many as layers and heads, or the sharing forbids that they
-            differ.
+        ValueError: If the sharing is unknown, a k is not in 1..n, the number of ks does not match the layers or heads,
+            or the sharing does not allow different ks.
     """
     if sharing not in get_args(Sharing):
         raise ArgumentError(
@@ -54,7 +55,7 @@ def shared_projections(
 
 
 def examples_of_lengths(mechanism: Callable[..., Any]) -> list[Any]:
-    """A mechanism of k and sharing in every form: each sharing, k by layer and by head."""
+    """A mechanism with k and sharing in every form: every sharing, one k per layer, one k per head."""
     return [
         *(mechanism(7, sharing=sharing) for sharing in ("key_value", "none", "headwise", "layerwise")),
         mechanism([5, 7]),
@@ -63,7 +64,7 @@ def examples_of_lengths(mechanism: Callable[..., Any]) -> list[Any]:
 
 
 def _by_layer(k: Lengths, sharing: Sharing, n: int, heads: int, depth: int) -> list[int] | list[list[int]]:
-    """k of each layer, checked against all that it must fit."""
+    """The k of each layer, checked against the sharing, n, and the numbers of heads and layers."""
     by_layer = k if isinstance(k, list) else [k] * depth
     if len(by_layer) != depth:
         raise ArgumentError(
@@ -75,7 +76,7 @@ def _by_layer(k: Lengths, sharing: Sharing, n: int, heads: int, depth: int) -> l
                 raise ArgumentError(
                     "sharing",
                     f"must be none for a k of each head, got {sharing!r}, whose heads share a matrix; "
-                    "give one k a layer, or set sharing to none",
+                    "give one k per layer, or set sharing to none",
                 )
             if len(lengths) != heads:
                 raise ArgumentError("k", f"must be one number for each of the {heads} heads, got {lengths}; count them")

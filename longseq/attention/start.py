@@ -14,13 +14,16 @@ from longseq.attention.projection import LinearProjection, LinearProjectionByHea
 def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
     """Set each learned E and F to the k leading left singular vectors, over tokens, of its layers' inputs.
 
-    Inputs of a layer are X of (b, n, d), or of all layers that share the matrix; written side by side they make
-    (n, b d), whose left singular vectors are patterns over tokens. Rows of E are orthonormal then, and of the length
-    that random ones have on average. Layers are taken as they are now: those behind see the outputs of random ones.
+    The inputs X (b, n, d) of a layer, or of all layers that share the matrix, are written side by side as one matrix
+    (n, b d). Its left singular vectors are patterns over tokens. So the rows of E become orthonormal, with the length
+    that random rows have on average. The model runs as it is now: later layers see the outputs of layers with random E.
 
     Args:
         model: Holds AttentionLayers.
-        forward: Runs the model once on a batch; columns of E for tokens that it lacks become zero.
+        forward: Runs the model once on a batch; columns of E for tokens that the batch lacks become zero.
+
+    Raises:
+        ValueError: If the inputs of the batch have fewer than k directions.
     """
     inputs: dict[LinearProjection | LinearProjectionByHead, list[Tensor]] = {}
 
@@ -49,7 +52,7 @@ def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
         left = vectors if n <= X.shape[1] else nn.functional.normalize(X @ vectors, dim=0)
         if left.shape[1] < k:
             raise ArgumentError(
-                "k", f"must be in 1..{left.shape[1]} (tokens times width of the batch), got {k}; lower k"
+                "k", f"must be in 1..{left.shape[1]} (the directions in the batch's inputs), got {k}; lower k"
             )
         projection.weight.zero_()
         projection.weight[..., : len(X)] = left[:, :k].T

@@ -1,4 +1,4 @@
-"""Verma's attention (arXiv:2101.10277): the softmax taken apart, so that nothing of size n x k is ever made."""
+"""Verma's attention (arXiv:2101.10277): two softmaxes instead of one, so that no n x k matrix of scores is made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ Normalize = Literal["rows", "columns"]
 class Verma(Mechanism):
     """H = softmax_c(Q / sqrt(c)), L = softmax_k((E K)' / sqrt(c)), Y = H (L (F V)).
 
-    Multiplied as H ((L V) W_o): L V is c x c, so the mix costs 2 (k + d) d c FLOPs and k and n have left the product
-    with the queries. The paper's O(n d^2), independent of k, counts this and the projections of width d (4 n d^2 for
-    queries and output, 4 k d^2 for keys and values), but not E itself: a learned E costs 2 n k d more (twice where F
-    is another). With k absent there is no E, and keys and values cost 4 n d^2: the mechanism is then the Efficient
-    Attention of Shen et al. (arXiv:1812.01243) with a scale of 1/sqrt(c) on either side.
+    The layer multiplies in the order H ((L V) W_o). L V is c x c in each head, so (L V) W_o costs 2 (k + d) d c FLOPs,
+    and its size depends on neither k nor n. The paper's O(n d^2), independent of k, counts this and the linear maps of
+    width d (4 n d^2 for queries and output, 4 k d^2 for keys and values), but not E itself: a learned E costs 2 n k d
+    more (twice where F is another matrix). Without k there is no E, and keys and values cost 4 n d^2: the mechanism is
+    then the Efficient Attention of Shen et al. (arXiv:1812.01243) with a scale of 1/sqrt(c) in both softmaxes.
 
     Args:
-        k: Length of the shortened sequence, 1 <= k <= n: a number, a list of one a layer, or, with sharing ``none``, a
-            list a layer of one a head. None keeps all n tokens.
-        sharing: Which heads, keys and values, and layers share a matrix; of no effect without k.
-        projection: What E and F are; of no effect without k.
+        k: Length of the shortened sequence, 1 <= k <= n: one number, a list with one number per layer, or, with sharing
+            ``none``, a list of lists with one number per head of each layer. None keeps all n tokens.
+        sharing: Which heads, keys and values, and layers share a matrix; it has no effect without k.
+        projection: What E and F are; it has no effect without k.
         normalize: ``rows``: each softmax runs along the rows of its matrix, so every row of H L sums to one and Y is a
-            weighted mean of the values. ``columns``: the letter of the paper's proof, whose normalisers are column
-            sums: H over the n tokens and L over the c channels; rows of H L then sum to no fixed number.
+            weighted mean of the values. ``columns``: as the paper's proof is written, with column sums as normalisers:
+            H over the n tokens and L over the c channels; rows of H L then have no fixed sum.
     """
 
     k: Lengths | None = None
@@ -65,11 +65,11 @@ class Verma(Mechanism):
 
 
 class VermaLayer(AttentionLayer):
-    """Rows normalised, and multiplied in the order that leaves two matrix products of n tokens after the softmaxes.
+    """Verma with normalised rows, in an order that leaves only two matrix products of n tokens after the softmaxes.
 
-    Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o): values are never made where there is no E, and what
-    meets the n rows of H is one (d, d) matrix, with the heads' contexts and the output's weights in it. Where something
-    stands before the output, or the linear layers are wrapped, the base class calls all of them in the paper's order.
+    Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o). Without E, values are never made. The n rows of H meet
+    one (d, d) matrix, which contains the heads' contexts L V and the output's weights. Where a norm or a gate comes
+    before the output, or the linear layers are wrapped, the base class calls all of them in the paper's order.
     """
 
     def attend(
@@ -89,15 +89,15 @@ class VermaLayer(AttentionLayer):
         return (self.attn_dim // self.num_heads) ** -0.5
 
     def _scores(self, tokens: Float[Tensor, "b n d"], rows: slice, norm: nn.Module) -> Float[Tensor, "b n h c"]:
-        """Queries or keys of tokens over sqrt(c); without a norm the factor meets d x d weights, not n x d scores."""
+        """Queries or keys of tokens, divided by sqrt(c); without a norm it scales d x d weights, not n x d scores."""
         heads = (self.num_heads, -1)
         if is_plain(norm, nn.Identity):
             return self.linear(tokens, rows, self._scale).unflatten(-1, heads)
         return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self._scale
 
-    def _token_weights(self, scores: Float[Tensor, "b k hc"], there: Bool[Tensor, "b k 1"] | None) -> Tensor:
-        """L', (b, k, hc): it stays token by token as the keys are, for a transpose would be a copy."""
-        L = _softmax(scores if there is None else scores.masked_fill(~there, -float("inf")), dim=1)
+    def _token_weights(self, scores: Float[Tensor, "b k hc"], filled: Bool[Tensor, "b k 1"] | None) -> Tensor:
+        """L', (b, k, hc): laid out token by token as the keys are, because a transpose would copy it."""
+        L = _softmax(scores if filled is None else scores.masked_fill(~filled, -float("inf")), dim=1)
         return F.dropout(L, self.attn_drop.p, self.training)
 
     def _context_of_few(
@@ -106,9 +106,9 @@ class VermaLayer(AttentionLayer):
         """L V over keys and values that a projection has shortened."""
         keys, values = self.shortened_keys_values(x, present)
         if isinstance(self.project_keys, RaggedProjection):
-            of_heads = zip(self.project_keys, keys, values, strict=True)
-            each = [self._context(E, K, V, present) for E, K, V in of_heads]  # type: ignore[arg-type]
-            return torch.cat(each, dim=1)
+            heads = zip(self.project_keys, keys, values, strict=True)
+            contexts = [self._context(E, K, V, present) for E, K, V in heads]  # type: ignore[arg-type]
+            return torch.cat(contexts, dim=1)
         return self._context(self.project_keys, keys, values, present)  # type: ignore[arg-type]
 
     def _context(
@@ -139,10 +139,10 @@ class VermaLayer(AttentionLayer):
 
 
 class OverTokens(torch.autograd.Function):
-    """L' X, (b, n, c) and (b, n, d) to (b, c, d), whose gradients lie token by token as L and X do.
+    """L' X, (b, n, c) and (b, n, d) to (b, c, d), with gradients laid out token by token as L and X are.
 
-    Autograd's gradient of a transposed factor is transposed too, and the softmax behind L would copy all of it: a tenth
-    of a layer's step.
+    Autograd's gradient of a transposed factor is transposed too. The backward pass of L's softmax would copy all of
+    it, which takes a tenth of a layer's step.
     """
 
     generate_vmap_rule = True
@@ -169,7 +169,7 @@ def verma_formula(
     key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
 ) -> Float[Tensor, "b h n c"]:
-    """H (L V), rows normalised; dropout falls on L, the weights of the tokens, as it does on softmax attention's."""
+    """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
     scale = queries.shape[-1] ** -0.5
     H = _softmax(queries * scale, dim=-1)
     scores = keys.mT * scale
@@ -185,7 +185,7 @@ def verma_formula_by_columns(
     key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
 ) -> Float[Tensor, "b h n c"]:
-    """H (L V), columns normalised: H over the n tokens, L over the c channels; absent values are zero already."""
+    """H (L V) with normalised columns: H over n tokens, L over c channels; L needs no mask: absent values are zero."""
     scale = queries.shape[-1] ** -0.5
     scores = queries * scale
     H = _softmax(scores if query_mask is None else scores.masked_fill(~query_mask, -float("inf")), dim=-2)
@@ -194,5 +194,5 @@ def verma_formula_by_columns(
 
 
 def _softmax(scores: Tensor, dim: int) -> Tensor:
-    """In the scores' own precision: by itself autocast on a GPU makes float32 of it, and both are kept."""
+    """Softmax in the scores' own precision: autocast on a GPU would make it float32, and both copies would be kept."""
     return scores.softmax(dim, dtype=scores.dtype)

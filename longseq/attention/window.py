@@ -13,14 +13,14 @@ from longseq.attention.projection import Projection, ProjectionLayer, blank
 
 
 class WindowProjection(ProjectionLayer):
-    """Windows of ceil(n / k) tokens, side by side along the sequence, the last one short where k does not divide n.
+    """Windows of ceil(n / k) tokens, side by side along the sequence; the last may be shorter if k does not divide n.
 
-    There are ceil(n / window) of them, which is k or, where rounding up leaves no token for the last ones, fewer. The
-    window follows from the configured n: a shorter sequence has fewer windows, not smaller ones.
+    There are ceil(n / window) windows: k, or fewer where rounding up leaves no token for the last ones. The window's
+    length follows from the configured n: a shorter sequence has fewer windows, not smaller ones.
 
     Args:
         n: Tokens in.
-        k: Tokens out at most.
+        k: Tokens out, at most.
     """
 
     def __init__(self, n: int, k: int) -> None:
@@ -39,7 +39,7 @@ class WindowProjection(ProjectionLayer):
 
 
 class MeanProjection(WindowProjection):
-    """The mean over each window, of the tokens that are there."""
+    """The mean over each window, without absent tokens."""
 
     commutes = True
 
@@ -72,9 +72,9 @@ class ConvProjection(WindowProjection):
 
     Args:
         n: Tokens in.
-        k: Tokens out at most.
+        k: Tokens out, at most.
         dim: Channels in and out.
-        groups: dim for a depthwise kernel, 1 for a full one, the number of heads for a full one in each head.
+        groups: dim for a depthwise kernel, 1 for a full one, the number of heads for one full kernel per head.
     """
 
     commutes = False
@@ -82,7 +82,7 @@ class ConvProjection(WindowProjection):
     def __init__(self, n: int, k: int, dim: int, groups: int) -> None:
         super().__init__(n, k)
         self.convolution = nn.Conv1d(dim, dim, self.window, self.window, groups=groups, bias=False)
-        nn.init.normal_(self.convolution.weight, std=(dim // groups * self.window) ** -0.5)  # as learned E: by fan-in
+        nn.init.normal_(self.convolution.weight, std=(dim // groups * self.window) ** -0.5)  # by fan-in, as learned E
 
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
@@ -119,7 +119,8 @@ class Conv(Projection):
     """A learned convolution with kernel and stride n / k.
 
     Args:
-        full: Mix the channels, (d, d, n/k) weights, or with sharing ``none`` those of a head; else depthwise, (d, n/k).
+        full: Whether the kernel combines all channels, with (d, d, n/k) weights, or with sharing ``none`` the channels
+            of a head. Otherwise it is depthwise, with (d, n/k) weights.
     """
 
     full: bool = False

@@ -18,13 +18,15 @@ from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
 from longseq.training.throughput import ThroughputLogger
 
-# Those that look for a setting before a training; one that goes on has found it.
+# Callbacks that search for a setting before a training. A resumed training has its setting already.
 FINDERS = (LearningRateFinder, BatchSizeFinder)
 
 
 class SavedConfig(SaveConfigCallback):
-    """Lightning's, which writes down how a run was started; but not how it was gone on with, which would be done again
-    by whoever starts another run from the file."""
+    """Lightning's callback that saves the configuration of a run, here without ckpt_path and resume.
+
+    With them, a new run that is started from the file would resume this run.
+    """
 
     def __init__(self, parser: Any, config: Namespace, **options: Any) -> None:
         config = config.clone()
@@ -33,12 +35,12 @@ class SavedConfig(SaveConfigCallback):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's, of the epoch with the task's best figure.
+    """Lightning's callback that saves a checkpoint, for the epoch with the task's best figure.
 
-    It goes on with the best score so far where the run's folder has been moved or copied too.
+    A resumed run keeps its best score so far, even if its folder was moved or copied.
 
     Attributes:
-        figures: All figures of the validation that was the best.
+        figures: All figures of the best validation.
     """
 
     def __init__(self, run: Path, task: Task) -> None:
@@ -46,10 +48,10 @@ class BestCheckpoint(ModelCheckpoint):
         self.figures: dict[str, float] = {}
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        found = trainer.callback_metrics
-        figure = found.get(self.monitor or "")
+        metrics = trainer.callback_metrics
+        figure = metrics.get(self.monitor or "")
         if not trainer.sanity_checking and figure is not None and self.check_monitor_top_k(trainer, figure):
-            self.figures = {name: float(value) for name, value in found.items() if name.startswith("val/")}
+            self.figures = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         super().on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,8 +61,8 @@ class BestCheckpoint(ModelCheckpoint):
         folder = Path(self.dirpath or "")
 
         def here(path: str) -> str:
-            """The file of that name in this run: a checkpoint of another program may name any file, which would be
-            deleted when a better one comes."""
+            """The file of that name in this run. A checkpoint of another program may name any file, and Lightning would
+            delete that file when a better checkpoint comes."""
             return str(folder / Path(path).name) if path else path
 
         state_dict = state_dict | {
@@ -69,16 +71,16 @@ class BestCheckpoint(ModelCheckpoint):
             "kth_best_model_path": here(state_dict["kth_best_model_path"]),
             "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
         }
-        if not Path(state_dict["best_model_path"]).is_file():  # a new run that begins with another one's checkpoint
-            state_dict["dirpath"] = None  # so that Lightning takes nothing of its scores
+        if not Path(state_dict["best_model_path"]).is_file():  # a new run that starts from another run's checkpoint
+            state_dict["dirpath"] = None  # so that Lightning ignores the scores of the other run
         else:
             self.figures = state_dict.get("figures", {})  # checkpoints of longseq 0.1 have none
         super().load_state_dict(state_dict)
 
 
 class RunRecord(pl.Callback):
-    """Write down which sample of a run is in which split (splits.csv), and which files were left out (skipped.txt);
-    and know whether it has begun.
+    """Write down which sample of a run is in which split (splits.csv) and which files were left out (skipped.txt), and
+    remember whether the training has begun.
 
     Attributes:
         has_begun: Whether a training step was done.
@@ -91,7 +93,7 @@ class RunRecord(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if not self.has_begun and trainer.is_global_zero:
-            (self.run / METRICS).unlink(missing_ok=True)  # of an end that the run has left behind
+            (self.run / METRICS).unlink(missing_ok=True)  # an earlier end of this run wrote it, but now the run goes on
         self.has_begun = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -107,7 +109,7 @@ class RunRecord(pl.Callback):
 def callbacks_of_training(
     best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool
 ) -> list[pl.Callback]:
-    """All that a training has, besides those that a configuration adds."""
+    """All callbacks of a training, except those that a configuration adds."""
     callbacks: list[pl.Callback] = [
         best,
         SequenceSummary(),

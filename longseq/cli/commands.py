@@ -1,4 +1,4 @@
-"""The commands that train and use a model: LightningCLI with longseq's defaults and manners."""
+"""The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
 from argparse import SUPPRESS
 from contextlib import ExitStack
@@ -43,7 +43,8 @@ from longseq.training.checkpoint import CheckpointError, changed_settings, refus
 from longseq.training.description import describe
 from longseq.training.storage import WholeCheckpoints
 
-# Defaults of Lightning's callbacks that config.yaml would not take, and without which the run cannot go on.
+# Lightning's callbacks have devices and enums as defaults. Without these two lines config.yaml could not hold them, and
+# the run could not be resumed.
 register_type(torch.device)
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 
@@ -51,13 +52,13 @@ yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represe
 class Commands(CommandLine):
     """Parses, builds data, model and trainer, and runs one command."""
 
-    data_commands = ("stats", "check")  # what a configuration says of the rest is left aside
+    data_commands = ("stats", "check")  # they ignore the model and the trainer of a configuration
 
     def __init__(self, args: list[str]) -> None:
         self.args = args
         self.asked = Asked(args, has_resume=False)
         self.record: RunRecord | None = None
-        self.held = ExitStack()  # the run, until the command ends
+        self.held = ExitStack()  # keeps the lock of the run until the command ends
         try:
             with self.held:
                 super().__init__(
@@ -70,14 +71,14 @@ class Commands(CommandLine):
                     save_config_callback=SavedConfig,
                     save_config_kwargs={"overwrite": True},
                     trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
-                    auto_configure_optimizers=False,  # the classifier's own, which knows what not to decay
-                    load_from_checkpoint_support=False,  # the classifier describes itself, from Python too
+                    auto_configure_optimizers=False,  # the classifier knows which weights must not decay
+                    load_from_checkpoint_support=False,  # the classifier stores its own description, also from Python
                 )
         except BaseException as error:
             if self.record is not None and not self.record.has_begun:
                 if self.asked.resumed is None:
                     rank_zero_only(forget)(self.record.run)
-                else:  # or what was refused now would be refused for ever
+                else:  # otherwise the next --resume would read the settings that failed now
                     rank_zero_only(restore_config)(self.record.run, self.asked.started_with)
             if self.asked.checkpoint is not None and is_of_restoring(error):
                 what = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -99,25 +100,31 @@ class Commands(CommandLine):
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--experiment", type=str | None, help="Name of the runs' folder; else the config file's.")
         parser.add_argument(
-            "--peak_flops", type=float | None, help="The device's dense peak in FLOP/s, for MFU where it is not known."
+            "--experiment",
+            type=str | None,
+            help="Name of the runs' folder; by default that of your data or config file.",
+        )
+        parser.add_argument(
+            "--peak_flops",
+            type=float | None,
+            help="The device's dense peak in FLOP/s, to log MFU if longseq does not know it.",
         )
         parser.add_argument(
             "--resume", type=bool | str, default=False,
-            help="Go on with the newest unfinished run of the experiment, or with this run folder.",
+            help="Resume the newest unfinished run of the experiment, or the run in this folder.",
         )  # fmt: skip
         parser.add_argument(
-            "--checkpoint_minutes", type=float, default=10.0, help="Longest time between two checkpoints of a training."
+            "--checkpoint_minutes", type=float, default=10.0, help="Most minutes between two checkpoints of a training."
         )
         parser.add_argument(
-            "--skip_bad_steps", type=int, default=0, help="Steps in a row to leave out whose loss is not finite."
+            "--skip_bad_steps", type=int, default=0, help="Most steps in a row to leave out if the loss is not finite."
         )
         parser.add_argument(
             "--allow_class",
             type=str | list[str],
             default=[],
-            help="A package whose classes may be named, besides ours.",
+            help="A package whose classes may be named, besides those of longseq.",
         )
         parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
         for source, target in LINKS.items():
@@ -141,7 +148,7 @@ class Commands(CommandLine):
     # Parsing
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse, with the configuration of a checkpoint or of the resumed run under all flags."""
+        """Parse the flags. They override the configuration of the checkpoint or of the resumed run."""
         self.asked = asked_for(parser, self.args, self.held)
         self.config = parser.parse_args(self.asked.args)
         is_of_data = self.config.subcommand in self.data_commands
@@ -175,8 +182,8 @@ class Commands(CommandLine):
         if self.subcommand == "fit":
             refuse_other_classes(checkpoint, self.settings.ckpt_path, self.model.class_names)
         refuse_other_shapes(checkpoint, self.model)
-        for said in changed_settings(checkpoint, self.model):
-            rank_zero_warn(f"{said}: its weights were not trained so")
+        for change in changed_settings(checkpoint, self.model):
+            rank_zero_warn(f"{change}: the weights were trained with the checkpoint's value")
         if self.asked.resumed is not None:
             take_findings(checkpoint, self.asked.started_with, self.settings, self.model, self.datamodule)
         if self.subcommand == "fit":
@@ -185,11 +192,11 @@ class Commands(CommandLine):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
         if self.subcommand != "fit":
-            self.save_config_callback = None  # it belongs to a run, and this is none
+            self.save_config_callback = None  # only fit has a run folder to save it in
             kwargs["logger"] = False
             if self.subcommand == "predict":
-                kwargs["enable_progress_bar"] = False  # standard output is for the predictions alone
-                kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # and each process has a share of them
+                kwargs["enable_progress_bar"] = False  # standard output is for the predictions only
+                kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share
             return self._trainer(**kwargs)
         refuse_incomplete_data(self.datamodule)
         try:
@@ -197,7 +204,7 @@ class Commands(CommandLine):
         except TypeError as error:
             raise UserError(f"data: {error}; a checkpoint names the data by its arguments") from error
         root = Path(config.trainer.default_root_dir or ".")
-        # the other ranks are told the folder by Lightning, which broadcasts rank zero's
+        # only rank zero makes the folder; Lightning broadcasts its path to the other ranks
         rank_zero = rank_zero_only.rank == 0
         resumed = self.asked.resumed
         run = resumed or (new_run(root, self.experiment) if rank_zero else root / "runs" / self.experiment)
@@ -207,7 +214,7 @@ class Commands(CommandLine):
                 self.held.enter_context(sole_use_of(run))
             refuse_full_disk(run, self.model)
         if config.trainer.logger in (None, True):
-            # points that the resumed run will draw again are taken out of its curves
+            # the resumed run logs the points after its checkpoint again: without this, its curves would hold them twice
             again = {"purge_step": self.asked.checkpoint["global_step"]} if resumed and self.asked.checkpoint else {}
             kwargs["logger"] = TensorBoardLogger(
                 run.parent.parent, run.parent.name, run.name, default_hp_metric=False, **again
@@ -225,16 +232,16 @@ class Commands(CommandLine):
     def _trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
             return super().instantiate_trainer(**kwargs)
-        except Exception as error:  # it runs Lightning's code alone, on what the flags say
+        except Exception as error:  # only Lightning's code runs here, so a flag of the trainer is wrong
             raise wrong_flag(error, self.settings.trainer) from error
 
     # Running
 
     def fit(self, model: Classifier, datamodule: Any, ckpt_path: str | None = None) -> None:
-        """Train, test the best checkpoint, and say where everything is."""
+        """Train, test the best checkpoint, and print where everything is."""
         if self.asked.checkpoint is not None and rank_zero_only.rank == 0:
             datamodule.prepare_data()
-            datamodule.setup("fit")  # before anything of the run is written
+            datamodule.setup("fit")  # check the data before the run writes anything
             refuse_other_data(self.asked.checkpoint, self.settings.ckpt_path, datamodule.identity)
         train(self.trainer, model, datamodule, ckpt_path, self.settings)
         tested, figures = evaluate_best(self.trainer, model, datamodule, self.best)
@@ -257,19 +264,19 @@ class Commands(CommandLine):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print path, class and probability of each input, names escaped (names.py)."""
+        """Print path, class and probability of each input, with names escaped (names.py)."""
         paths = files_of(self.config.predict.input, datamodule.predict_suffixes)
         datamodule.predict_paths = readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
-        for path, row in zip(datamodule.predict_paths, rows, strict=False):  # there may be a limit of batches
+        for path, row in zip(datamodule.predict_paths, rows, strict=False):  # a limit on batches leaves some paths out
             for name, probability in model.task.answer(row, model.class_names):
                 print(f"{escaped(path)}\t{escaped(name)}\t{probability:.4f}")
 
     def _report(self, results: Any) -> None:
         if not results:
-            raise UserError(f"trainer: no batch of the split was looked at; leave out the limit of {self.subcommand}")
+            raise UserError("trainer: no batch of the split was evaluated; remove the limit on its batches")
         if self.trainer.is_global_zero:
             for name, value in sorted(results[0].items()):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")

@@ -33,7 +33,7 @@ from longseq.training.recovery import Stopped
 
 
 def run(args: list[str]) -> None:
-    """Run a command, the first of the arguments; a user's mistake ends as one line and an exit code."""
+    """Run the command that the first argument names; a user's mistake becomes one line and an exit code."""
     _quieten()
     name_dead_ranks()
     replace_port_in_use()
@@ -43,7 +43,7 @@ def run(args: list[str]) -> None:
                 importlib.import_module(package)
             is_report = args[0] in REPORTS
             module = importlib.import_module(f"longseq.cli.{'report' if is_report else 'commands'}")
-            gc.freeze()  # what is imported stays, and looking through it once would take half a second
+            gc.freeze()  # a collection would need half a second to scan the imported objects, which stay anyway
             gc.enable()
             if is_report:
                 module.run_report(args[0], args[1:])
@@ -51,13 +51,13 @@ def run(args: list[str]) -> None:
                 keep_freed_memory()
                 module.Commands(args)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
-        sys.exit(141)  # as a shell says of SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python prints an error when it exits
+        sys.exit(141)  # the exit code that a shell gives for SIGPIPE
     except BaseException as error:
-        said = _as_said_to_the_user(error)
-        if said is None:
+        answer = _message_and_exit_code(error)
+        if answer is None:
             raise
-        message, exit_code = said
+        message, exit_code = answer
         is_stopped = exit_code > 128
         if is_stopped:
             miss_no_rank()
@@ -71,17 +71,17 @@ def run(args: list[str]) -> None:
             forget_workers()
         else:
             leave_group()
-        # a rank that meets the same as rank zero ends in peace, or Lightning would kill rank zero for it
+        # a rank that fails together with rank zero exits with 0: otherwise Lightning would kill rank zero
         sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
 
 
-def _as_said_to_the_user(error: BaseException) -> tuple[str, int] | None:
-    """Message and exit code of an error that a user can mend, or of a signal; None for a defect of ours, which keeps
-    its traceback, and for --help."""
+def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
+    """The message and the exit code for an error that a user can mend, or for a signal. None for --help, and for a
+    defect of longseq, which keeps its traceback."""
     if isinstance(error, Stopped):
         return str(error), error.exit_code
     if received := signal_behind(error):
-        return f"{received.name}: stopped; start it again, a training with --resume", 128 + received
+        return f"{received.name}: stopped; start it again (a training with --resume)", 128 + received
     if isinstance(error, SystemExit):
         return None
     if isinstance(error, MisconfigurationException):
@@ -95,14 +95,14 @@ def _as_said_to_the_user(error: BaseException) -> tuple[str, int] | None:
 
 
 def _quieten() -> None:
-    """Leave out what Lightning says at every start and nobody can act on."""
+    """Hide the messages that Lightning prints at every start and that need no action."""
     for package in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for message in (
-        ".*does not have many workers",  # data in memory needs none
-        ".*callbacks used to create the checkpoint",  # a test needs none of them
+        ".*does not have many workers",  # data in memory needs no workers
+        ".*callbacks used to create the checkpoint",  # a test needs no callbacks
         ".*exists and is not empty",  # the run's folder, which is ours
         ".*LeafSpec",  # between Lightning and torch
-        ".*smaller than the logging interval",  # the end of an epoch is logged all the same
+        ".*smaller than the logging interval",  # figures are logged at the end of an epoch anyway
     ):
         warnings.filterwarnings("ignore", message)

@@ -1,7 +1,7 @@
 """A user's mistake becomes one line: ``error: <path or key>: <what>; <remedy>``.
 
-jsonargparse answers a typo with a hundred lines of usage and a nested report; here the report is taken apart into the
-key that is at fault, what was said of it, and the name that the user may have meant.
+jsonargparse answers a typo with a hundred lines of usage and a nested report. This file finds three things in the
+report: the wrong key, what is wrong with it, and the name that the user may have meant.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from longseq.training.fitting import OutOfMemory
 
 
 class OneLineParser(LightningArgumentParser):
-    """Raises every error as a UserError, and takes no abbreviation for a flag."""
+    """A parser that raises every error as a UserError and accepts no abbreviated flags."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -33,10 +33,10 @@ class OneLineParser(LightningArgumentParser):
         try:
             return super().parse_args(*args, **kwargs)
         except UnicodeDecodeError as error:
-            raise UserError("config: not a text file; give one of YAML") from error
+            raise UserError("config: not a text file; give a YAML file") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:  # a parser within a parser: the outer one adds its key and reports
+        if not self.exit_on_error:  # a nested parser: the outer parser adds its key and reports the error
             super().error(message, ex)
         raise UserError(one_line(message, options_of(self))) from ex
 
@@ -45,7 +45,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
     """Rewrite an error report of jsonargparse as ``<key>: <what>; <remedy>``.
 
     Args:
-        message: The report, of many lines.
+        message: The report, many lines.
         options: Names of the flags that the parser knows.
     """
     kind, key, what, expected = fault_of(message)
@@ -73,13 +73,14 @@ def one_line(message: str, options: Iterable[str]) -> str:
 
 
 def user_error_in(error: BaseException) -> Any:
-    """The error with an exit code of its own, such as broken data, behind one that jsonargparse has made of it."""
-    return next((each for each in _chain(error) if hasattr(each, "exit_code")), None)
+    """The error with an exit code of its own, such as a DataError, that jsonargparse has wrapped; None if there is
+    none."""
+    return next((cause for cause in _chain(error) if hasattr(cause, "exit_code")), None)
 
 
 def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> BaseException | None:
-    """The error to raise where data, model or trainer cannot be built, for a value that one of them refuses. None for a
-    defect of ours."""
+    """The error to raise when data, model or trainer refuses a value and cannot be built. None for a defect of
+    longseq."""
     if is_out_of_memory(error):
         what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
         return UserError(what, OutOfMemory.exit_code)
@@ -91,12 +92,12 @@ def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> Base
 
 def argument_error_in(error: BaseException) -> Any:
     """The ArgumentError (longseq's, or a data module's) behind an error; None if there is none."""
-    found = (each for each in _chain(error) if isinstance(each, ValueError))
-    return next((each for each in found if hasattr(each, "argument") and hasattr(each, "what")), None)
+    causes = (cause for cause in _chain(error) if isinstance(cause, ValueError))
+    return next((cause for cause in causes if hasattr(cause, "argument") and hasattr(cause, "what")), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was made of."""
+    """An error, and then its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -110,13 +111,13 @@ def locate(config: Mapping[str, Any], name: str) -> str:
 
 
 def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
-    """The full key of the argument of which a library's message speaks, by its name or else by its value; failing
-    that the group's.
+    """The full key of the argument that a library's message means. The message may hold the argument's name or its
+    value; if it holds neither, the answer is the group's key.
 
     Args:
         message: Names in back quotes count first.
         config: The arguments of a group, or of a class.
-        group: The key of that.
+        group: The key of that group or class.
     """
     arguments = dict(items_of(config, group))
     names = {key.rpartition(".")[2]: key for key in reversed(arguments)}
@@ -127,30 +128,31 @@ def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind where it says nothing."""
+    """The first line of an error's message, or the name of its class if the message is empty."""
     return (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".!")
 
 
 def refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise where a class of another package that a configuration names refuses its arguments, or cannot
-    be had: what the class itself said, behind its key. None where a class of ours failed, which is a defect.
+    """The error to raise when a configuration names a class of another package and that class cannot be built, for
+    example because of its arguments. Its message is the key and the class's own message. None if a class of longseq
+    failed, which is a defect.
 
     Args:
-        error: jsonargparse's, that of the class somewhere behind it.
+        error: The error of jsonargparse; the error of the class is among its causes.
         config: The whole configuration.
     """
     while error.__cause__ is not None:
         error = error.__cause__
     frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    kinds = [values["class_type"] for values in frames if "class_type" in values]  # by whoever makes an object of it
+    kinds = [values["class_type"] for values in frames if "class_type" in values]  # in functions that build an object
     if not kinds or kinds[-1].__module__.partition(".")[0] in ("longseq", "datamodules"):
         return None
     return _refusal(kinds[-1].__name__, error, config)
 
 
 def refused_in_training(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise where a callback that a configuration names fails, for its arguments do not fit the training.
-    None if none was at work, or code of ours that it called has failed, which is a defect."""
+    """The error to raise when a callback that a configuration names fails because its arguments do not fit the
+    training. None if no such callback was at work, or if it called code of longseq that failed, which is a defect."""
     name = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if isinstance(callback := frame.f_locals.get("self"), pl.Callback):
@@ -169,7 +171,7 @@ def _refusal(name: str, error: BaseException, config: Mapping[str, Any]) -> User
 
 
 def parts_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each part of a configuration that names a class, and its key as a user types it; of a list, the list's key."""
+    """Each part of a configuration that names a class, with its key as a user types it; in a list, the list's key."""
     if isinstance(config, Mapping):
         if "class_path" in config:
             yield prefix, config
@@ -181,7 +183,7 @@ def parts_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, 
 
 
 def items_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each plain value of a configuration, and its key as a user types it; of one in a list, the list's key."""
+    """Each plain value of a configuration, with its key as a user types it; in a list, the list's key."""
     if isinstance(config, Mapping):
         for name, value in config.items():
             yield from items_of(value, prefix if name == "init_args" else f"{prefix}.{name}".lstrip("."))
@@ -203,14 +205,14 @@ def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _class_names() -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     pending: list[type] = [Mechanism, Projection, Encoder, pl.LightningDataModule]
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())
         if not inspect.isabstract(kind) and not kind.__module__.startswith("pytorch_lightning"):
-            found.add(kind.__name__)
-    return found
+            names.add(kind.__name__)
+    return names
 
 
 def _imported(class_path: str) -> type:

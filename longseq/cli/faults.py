@@ -1,4 +1,4 @@
-"""What the machine does to a run - memory, workers, other processes - said on one line."""
+"""Faults of the machine (memory, loader workers, other processes), each told in one line."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ from longseq.compat.lightning import end_with_dead_rank, leave_sigterm_to_us
 from longseq.compat.torch import asked_of_memory, dead_worker, is_lost_connection, is_out_of_memory
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
-_is_ending = threading.Event()  # this process, with all others
-LOST_RANK = "another rank has ended or cannot be reached; see what it said, then --resume"
+_is_ending = threading.Event()  # set when this process ends together with all others
+LOST_RANK = "another rank has ended or cannot be reached; see its message, then --resume"
 
 
 def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
@@ -35,7 +35,7 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
         )
     if _is_one_of_many() and is_lost_connection(error):
         if rank_zero_only.rank == 0:
-            time.sleep(8)  # whoever observes the ranks knows which one it is, says so, and ends this process
+            time.sleep(8)  # meanwhile Lightning's observer prints which rank it is, and ends this process
         return LOST_RANK, WORKER_OR_RANK
     return None
 
@@ -47,21 +47,21 @@ _LESS = (
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Of the memory, by an error that says there is too little."""
-    if isinstance(error, MemoryError) and str(error):  # of ours, before it is asked for
+    """How much memory was missing, as an error for too little memory says it."""
+    if isinstance(error, MemoryError) and str(error):  # from longseq, before it allocates
         return f"memory: {error}"
     asked = asked_of_memory(error)
-    return "memory: " + (f"{asked} more were asked for than there are" if asked else "not enough of it")
+    return "memory: " + (f"{asked} more could not be allocated" if asked else "not enough")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM ends a process as Ctrl-C does: Lightning then ends its other ranks, and nothing takes it for an error."""
+    """SIGTERM ends a process as Ctrl-C does: Lightning then ends its other ranks, and no code treats it as an error."""
 
 
 @contextmanager
 def sigterm_stops() -> Iterator[None]:
-    """Let SIGTERM raise Terminated wherever no training is under way, which saves first (Sentinel)."""
-    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+    """Let SIGTERM raise Terminated. During a training, Sentinel handles the signal and saves a checkpoint first."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers of signals
         yield
         return
     received = False
@@ -76,14 +76,14 @@ def sigterm_stops() -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-        if received:  # where Python had to go on, as in a finalizer
+        if received:  # Python ignores what is raised in a finalizer
             raise Terminated
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 def signal_behind(error: BaseException | None) -> signal.Signals | None:
-    """The signal that has ended the command, also where an error was met on the way out."""
+    """The signal that ended the command, even if another error followed it; None if there was no signal."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
@@ -92,18 +92,18 @@ def signal_behind(error: BaseException | None) -> signal.Signals | None:
 
 
 def name_dead_ranks() -> None:
-    """Let Lightning, which ends all ranks when one has died, say which one it was, and end with a code of its own."""
+    """When a rank dies, Lightning ends all ranks: let it print which rank died, and exit with a code of ours."""
     end_with_dead_rank(_is_ending.is_set, WORKER_OR_RANK)
 
 
 def miss_no_rank() -> None:
-    """Let the other ranks end, now that this one does."""
+    """Keep Lightning from reporting a dead rank: this process ends, and the other ranks may end too."""
     _is_ending.set()
 
 
 def rank_zero_goes_on(seconds: float = 8.0) -> bool:
-    """Whether rank zero, which has started this process, outlives an error of it; where all ranks meet the same error,
-    rank zero ends with it."""
+    """Whether rank zero, which started this process, still runs some seconds after this process failed. If all ranks
+    meet the same error, rank zero ends too."""
     parent, end = os.getppid(), time.monotonic() + seconds
     while time.monotonic() < end:
         if os.getppid() != parent:
@@ -113,13 +113,13 @@ def rank_zero_goes_on(seconds: float = 8.0) -> bool:
 
 
 def end_rank(message: str) -> NoReturn:
-    """Say what has ended this rank alone, and end it so that rank zero learns of it and ends the others."""
+    """Print the error of a rank that fails alone, and exit so that rank zero notices it and ends the other ranks."""
     print(shown(f"error: rank {rank_zero_only.rank}: {message}"), file=sys.stderr, flush=True)
     os._exit(WORKER_OR_RANK)
 
 
 def replace_port_in_use() -> None:
-    """Leave MASTER_PORT to Lightning if something else listens on it, where this process starts the others."""
+    """If this process starts the ranks and MASTER_PORT is in use, unset it, so that Lightning chooses a free port."""
     port = os.environ.get("MASTER_PORT", "")
     started_by_another = {"LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID"} & set(os.environ)
     if not port.isdecimal() or started_by_another:
@@ -128,17 +128,17 @@ def replace_port_in_use() -> None:
         try:
             probe.bind(("127.0.0.1", int(port)))
         except OSError:
-            print(f"MASTER_PORT: {port} is in use; another one is taken", file=sys.stderr)
+            print(f"MASTER_PORT: {port} is in use; Lightning chooses another port", file=sys.stderr)
             del os.environ["MASTER_PORT"]
 
 
 def forget_workers() -> None:
-    """Let the other workers of a training that ends die in peace: torch would raise an error for each of them."""
+    """Ignore the end of the remaining loader workers: torch would raise an error for each of them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def leave_group() -> None:
-    """End the threads that the process group runs, which would end the process with an abort."""
+    """End the threads of the process group: otherwise they would abort this process when it exits."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""The command fit, when all is built: train, test what is best, and write down its figures."""
+"""The command fit after everything is built: train, then test the best checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | No
     """Train, from a checkpoint if one is given.
 
     Raises:
-        OutOfMemory: If a step does not fit; the message says what does.
+        OutOfMemory: If a step does not fit; the message says which settings fit.
         UserError: If a callback or a flag of the trainer refuses its value.
     """
     try:
@@ -45,20 +45,20 @@ def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | No
 def evaluate_best(
     trainer: pl.Trainer, model: Classifier, data: Any, checkpoints: BestCheckpoint
 ) -> tuple[str, dict[str, float]]:
-    """Test the best checkpoint of a training, or the average of its weights where it makes one at its end.
+    """Test the best checkpoint of a training, or its averaged weights if it averages weights at its end.
 
     Returns:
         The checkpoint that was tested, and its figures on the validation split and on the test split.
     """
     best, figures = checkpoints.best_model_path, dict(checkpoints.figures)
-    folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # rank zero's
+    folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # the same on all ranks
     if not best:  # the training was shorter than the first validation
         best = str(folder / "last.ckpt")
         trainer.save_checkpoint(best)
-    # one that averages weights would bring back those that it averaged, which it keeps in a checkpoint too
+    # WeightAveraging would overwrite the restored weights with its averages, which are in the checkpoint too
     take_off(trainer, WeightAveraging, *FINDERS)
     for averaging in take_off(trainer, StochasticWeightAveraging):
-        # its average is no weights of any step, so that nothing has validated or saved it yet
+        # no step had the averaged weights, so they are neither validated nor saved yet
         if not averaging.n_averaged:
             rank_zero_warn("StochasticWeightAveraging has averaged nothing: the training ended before its epoch")
             continue
@@ -67,17 +67,17 @@ def evaluate_best(
         best = str(folder / "averaged.ckpt")
         trainer.save_checkpoint(best)
     tested = trainer.test(model, datamodule=data, ckpt_path=best, weights_only=True, verbose=False)
-    return best, {**figures, **dict(*tested)}  # nothing with --trainer.limit_test_batches 0
+    return best, {**figures, **dict(*tested)}  # `tested` is empty with --trainer.limit_test_batches 0
 
 
 def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier, data: Any) -> OutOfMemory:
-    """The error to raise instead, which says what fits: found by trying."""
+    """The error to raise instead. It says which settings fit, after trying them."""
     let_go_of(error)
     device = trainer.strategy.root_device
     batch = move_data_to_device(data.longest_batch(), device)
     context = trainer.precision_plugin.forward_context
-    # after an error Lightning takes everything off a GPU, the optimizer's state too
+    # after an error Lightning moves everything off a GPU, the optimizer's state too
     has_moments = device.type == "cpu" and any(optimizer.state for optimizer in trainer.optimizers)
     fitting = what_fits(model.to(device), batch, context, has_moments)
-    fitting = fitting or ["nothing smaller of what was tried"]
+    fitting = fitting or ["none of the smaller settings that were tried"]
     return OutOfMemory(f"{what_was_asked(error)}; what fits: {', or '.join(fitting)}")

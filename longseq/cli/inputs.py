@@ -1,4 +1,4 @@
-"""The files that predict is asked for."""
+"""The input files of the command predict."""
 
 import sys
 from pathlib import Path
@@ -9,31 +9,31 @@ from longseq.cli.names import shown
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
-    """The file itself, or all files of a folder with one of the suffixes, hidden ones left out."""
+    """The file itself, or all files of a folder with one of the suffixes, except hidden ones."""
     if not name:
-        raise UserError("input: empty, as of a variable that is not set; give a file or a folder")
+        raise UserError("input: empty, perhaps from a variable that is not set; give a file or a folder")
     path = Path(name)
     if path.is_file():
         return [str(path)]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
-    found = sorted(
+    files = sorted(
         str(file)
         for file in path.rglob("*")
         if file.suffix.lower() in suffixes
         and file.is_file()
         and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
-    if not found:
+    if not files:
         raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)
-    return found
+    return files
 
 
 def readable(datamodule: Any, paths: list[str]) -> list[str]:
-    """The files without the broken ones, which are named, where ``--data.on_error skip`` wants it; else all."""
+    """All files; with ``--data.on_error skip`` only those that can be read, and the others are printed."""
     if datamodule.on_error != "skip":
         return paths
-    kept = []
+    good = []
     for path in paths:
         try:
             datamodule.read(path)
@@ -42,7 +42,7 @@ def readable(datamodule: Any, paths: list[str]) -> list[str]:
                 raise
             print(shown(f"left out: {error}"), file=sys.stderr)
         else:
-            kept.append(path)
-    if not kept:
-        raise UserError("input: no file of it can be read; give others", exit_code=3)
-    return kept
+            good.append(path)
+    if not good:
+        raise UserError("input: none of its files can be read; give others", exit_code=3)
+    return good

@@ -1,4 +1,4 @@
-"""The commands of longseq/reports from the command line: their functions' arguments are the flags."""
+"""Run the commands of longseq/reports: the arguments of their functions are the flags."""
 
 import importlib
 import json
@@ -12,14 +12,14 @@ from longseq.cli.start import COMMANDS
 
 
 def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
-    """Lists as shells have them, ``--n 512 1024``, as jsonargparse has them, ``--n=[512, 1024]``."""
+    """Rewrite lists from the form of shells, ``--n 512 1024``, to that of jsonargparse, ``--n=[512, 1024]``."""
     hints = get_type_hints(report)
-    bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # of no flag: the parser refuses them
+    bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # before all flags: refused later
     given: dict[str, list[str]] = {}
     for flag, values in _flags(args):
         kind = hints.get(flag.removeprefix("--"))
         if get_origin(kind) is list and values and not values[0].startswith("["):
-            given.setdefault(flag, []).extend(values)  # of a flag that is given twice, both count
+            given.setdefault(flag, []).extend(values)  # a flag that is given twice adds to its list
         else:
             bracketed += [flag, *values]
     for flag, values in given.items():
@@ -29,7 +29,7 @@ def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
 
 
 def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag and the values behind it."""
+    """Each flag with the values that follow it."""
     starts = [number for number, token in enumerate(args) if token.startswith("--")]
     for start, end in pairwise([*starts, len(args)]):
         yield args[start], args[start + 1 : end]
@@ -51,7 +51,7 @@ def run_report(name: str, args: list[str]) -> None:
         report(**settings)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
-    except OSError as error:  # of the folder that it writes to; what it reads is checked where it is read
+    except OSError as error:  # from the output folder: inputs are checked where they are read
         if isinstance(error, BrokenPipeError) or error.filename is None:
             raise
         raise UserError(f"{error.filename}: {error.strerror}; give another --out", exit_code=6) from error

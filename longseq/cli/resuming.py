@@ -1,4 +1,4 @@
-"""How a run goes on: which one, from which checkpoint, and with what it must have been trained with."""
+"""How a run is resumed: which run, from which checkpoint, and what must be the same as before."""
 
 import re
 import sys
@@ -20,12 +20,12 @@ from longseq.cli.runs import CONFIG, METRICS, experiment_of, numbered
 from longseq.training import Classifier
 from longseq.training.storage import CheckpointError, good_checkpoints
 
-# What the optimizer's state in a checkpoint decides when a training goes on.
+# A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
 _RESTORED = ("learning_rate", "weight_decay")
 
 
 def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
-    """The run to go on with; its experiment is that of the command line without --resume, as the parser has it."""
+    """The run to resume. Its experiment is the one that the same command line without --resume would train."""
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--experiment")
     finder.add_argument("--trainer.default_root_dir", dest="root")
@@ -40,11 +40,11 @@ def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) 
 
 
 def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None:
-    """The run to go on with, or None if there is none.
+    """The run to resume, or None if there is none.
 
     Args:
-        folder: A run's, or "true" for that of the newest unfinished run of the experiment.
-        root: Where runs are.
+        folder: A run folder, or "true" for the newest unfinished run of the experiment.
+        root: The folder that holds runs/.
         experiment: The name of its runs' folder, if the command line has one.
 
     Raises:
@@ -55,7 +55,7 @@ def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None
             raise UserError(f"resume: {folder} is no run folder; give one such as runs/digits/0")
         return Path(folder)
     if experiment is None:
-        raise UserError("resume: of which run; give its folder, or --config or --experiment as it was started")
+        raise UserError("resume: no run is named; give its folder, or the --config or --experiment of its start")
     run = _unfinished_run(root, experiment)
     if run is None:
         rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
@@ -63,7 +63,7 @@ def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None
 
 
 def _unfinished_run(root: Path, experiment: str) -> Path | None:
-    """The newest run of an experiment that has a checkpoint and did not come to its end."""
+    """The newest run of an experiment that has a checkpoint and is not finished."""
     parent = root / "runs" / experiment
     runs = sorted(numbered(parent), key=lambda folder: int(folder.name), reverse=True) if parent.is_dir() else []
     return next((run for run in runs if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
@@ -76,8 +76,8 @@ def newest_checkpoint(run: Path) -> Path:
         CheckpointError: If the run has none.
     """
     good, bad = good_checkpoints(run)
-    for said in bad:
-        rank_zero_only(print)(shown(f"resume: {said}"), file=sys.stderr)
+    for message in bad:
+        rank_zero_only(print)(shown(f"resume: {message}"), file=sys.stderr)
     if not good:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
     rank_zero_only(print)(shown(f"resume: going on from {good[0]}"))
@@ -88,7 +88,7 @@ def config_of(run: Path) -> dict[str, Any]:
     """The configuration that a run was started with.
 
     Raises:
-        UserError: If it is not there.
+        UserError: If it is missing or cannot be read.
     """
     path = run / CONFIG
     try:
@@ -101,30 +101,30 @@ def config_of(run: Path) -> dict[str, Any]:
 
 
 def restore_config(run: Path, config: Mapping[str, Any]) -> None:
-    """Write the configuration that a run was started with, if it is another one now."""
+    """Write the configuration that a run was started with back to its folder, if the file holds another one now."""
     if config_of(run) != config:
         (run / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
 
 
 def without_appended(args: list[str]) -> list[str]:
-    """The arguments of a run that goes on, less those that append to a list (``--data.augment+=X``): the run's own
-    configuration holds what they appended, unless a configuration among them sets the list anew."""
+    """The arguments of a resumed run, without those that append to a list (``--data.augment+=X``): the configuration
+    of the run already holds the appended values. If a --config among the arguments sets the list, they stay."""
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("-c", "--config", action="append", default=[])
     files = [Path(path) for path in finder.parse_known_args(args)[0].config]
     set_anew = {key for file in files if file.is_file() for key in _keys_in(file)}
-    kept, tokens = [], iter(args)
+    remaining, tokens = [], iter(args)
     for token in tokens:
         appending = re.fullmatch(r"--([\w.]+)\+(=.*)?", token, re.DOTALL)
         if appending is None or appending[1] in set_anew:
-            kept.append(token)
+            remaining.append(token)
         elif appending[2] is None:
             next(tokens, None)  # its value
-    return kept
+    return remaining
 
 
 def _keys_in(file: Path) -> Iterator[str]:
-    """The keys of a configuration; none of a file that the parser will refuse by name."""
+    """The keys of a configuration file; none if it cannot be read, because the parser will name it in an error."""
     with suppress(ValueError, yaml.YAMLError):
         config = yaml.safe_load(file.read_text())
         yield from keys_of(config if isinstance(config, dict) else {})
@@ -134,7 +134,7 @@ def refuse_other_classes(checkpoint: Mapping[str, Any], path: str, class_names: 
     """Check that a training goes on with the classes that its checkpoint was trained on.
 
     Raises:
-        UserError: If it does not; the message names the first difference.
+        UserError: If the classes differ; the message names the first difference.
     """
     trained = checkpoint["hyper_parameters"].get("class_names")
     if not isinstance(trained, list) or trained == class_names:
@@ -150,12 +150,12 @@ def refuse_other_data(checkpoint: Mapping[str, Any], path: str, identity: Mappin
     """Check that a training goes on with the samples that its checkpoint was trained on.
 
     Args:
-        checkpoint: One that holds no identity, being older than that, goes on.
-        path: Its own.
-        identity: Counts and digests of the data that there is now, by what they are of.
+        checkpoint: An old checkpoint that holds no identity is accepted.
+        path: The path of the checkpoint.
+        identity: Counts and digests of the data as it is now, with the name of each.
 
     Raises:
-        UserError: If they are others; the message names the first difference.
+        UserError: If the samples differ; the message names the first difference.
     """
     trained = checkpoint.get("identity")
     if not isinstance(trained, Mapping):
@@ -174,7 +174,7 @@ def _other_data(path: str, difference: str) -> UserError:
 
 
 def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> None:
-    """Check that a training goes on with the optimizer of its checkpoint, and warn of settings that its state decides.
+    """Check that a training goes on with its checkpoint's optimizer, and warn of flags that have no effect.
 
     Raises:
         UserError: If the optimizer is another one.
@@ -195,11 +195,11 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
 def take_findings(
     checkpoint: Mapping[str, Any], started_with: Mapping[str, Any], settings: Namespace, model: Classifier, data: Any
 ) -> None:
-    """Go on with the learning rate and the batch size that callbacks have found in the run, unless a flag changes
-    what was asked for at its start. The run's configuration keeps that, however often the run goes on."""
-    found = dict(items_of({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}))
+    """Use the learning rate and the batch size that callbacks found earlier in the run, unless a flag differs from the
+    value at the run's start. The run's configuration keeps the value at its start, however often it is resumed."""
+    trained = dict(items_of({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}))
     planned, asked = dict(items_of(started_with)), dict(items_of(settings.as_dict()))
     for part, key in ((model, "model.learning_rate"), (data, "data.batch_size")):
-        if key in found and asked.get(key) == planned.get(key):
-            setattr(part, key.rpartition(".")[2], found[key])
+        if key in trained and asked.get(key) == planned.get(key):
+            setattr(part, key.rpartition(".")[2], trained[key])
     model.hparams["learning_rate"] = model.learning_rate

@@ -18,14 +18,14 @@ from longseq.cli.errors import UserError
 from longseq.training.storage import StorageError
 
 CONFIG = "config.yaml"  # Lightning's name
-METRICS = "metrics.json"  # written when a run has come to its end
+METRICS = "metrics.json"  # written when a run is finished
 _ROOT = "--trainer.default_root_dir"
 
 
 def experiment_of(config: Namespace) -> str:
-    """The name of the folder of an experiment's runs: the one that was given; or that of the folder of one's own data,
-    for which the same configuration serves whatever it is of; or of the first configuration file; or of the data
-    module's class.
+    """The name of the folder of an experiment's runs. If --experiment is not given, it is the name of the user's own
+    data folder, because one configuration file serves many such folders; else the name of the first configuration
+    file; else the name of the data module's class.
 
     Raises:
         UserError: If the name is not that of one folder.
@@ -41,7 +41,7 @@ def experiment_of(config: Namespace) -> str:
 
 
 def _name_of_own_data(data: Namespace) -> str:
-    """The data's folder, of which a data module says that it names the data, as the name of an experiment."""
+    """The name of the data's folder as an experiment's name, if the data module says so (`named_by`); else empty."""
     argument = getattr(_class_of(data), "named_by", None)
     if argument is None:
         return ""
@@ -73,7 +73,7 @@ def new_run(root: Path, experiment: str) -> Path:
 
 
 def forget(run: Path) -> None:
-    """Take away the folder of a run in which no training step was done, for want of data for example, unless it holds
+    """Delete the folder of a run that has done no training step, for example because data was missing, unless it holds
     a checkpoint."""
     if run.name.isdecimal() and not list(run.glob("*.ckpt")):
         shutil.rmtree(run, ignore_errors=True)
@@ -81,10 +81,10 @@ def forget(run: Path) -> None:
 
 @contextmanager
 def sole_use_of(run: Path) -> Iterator[None]:
-    """Keep other processes from going on with a run meanwhile.
+    """Keep other processes from resuming this run while this process uses it.
 
-    A record lock is the process's own: the system takes it away when the process ends, however it ends, and loaders
-    that were forked from it do not hold it on, as they would one of flock's.
+    A record lock belongs to one process: the system removes it when the process ends, however it ends. Loaders that
+    were forked from the process do not keep it, as they would keep a lock of flock.
 
     Raises:
         UserError: If another process has the run; the message names it.
@@ -92,7 +92,7 @@ def sole_use_of(run: Path) -> Iterator[None]:
     """
     path = run / ".lock"
     try:
-        # a run folder may be of somebody else, and a link in it would lead to a file of the user's
+        # the folder may belong to somebody else, and a link in it could lead to one of the user's own files
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         file = os.fdopen(opened, "a+")
     except OSError as error:
@@ -113,12 +113,12 @@ def sole_use_of(run: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(run: Path, model: nn.Module) -> None:
-    """Check that the checkpoints of a training fit: two, and one that is being written.
+    """Check that a training's checkpoints fit on the disk: two, and one that is being written.
 
     Raises:
         StorageError: If they do not.
     """
-    size = 3 * 3 * sum(p.numel() * p.element_size() for p in model.parameters())  # weights, and AdamW's two moments
+    size = 3 * 3 * sum(p.numel() * p.element_size() for p in model.parameters())  # each: weights, AdamW's two moments
     free = shutil.disk_usage(run).free
     if free < size:
         raise StorageError(
@@ -133,6 +133,6 @@ def numbered(parent: Path) -> list[Path]:
 
 
 def write_metrics(run: Path, metrics: Mapping[str, Tensor | float]) -> None:
-    """Write metrics.json: the best validation accuracy and the test split's figures."""
+    """Write metrics.json: the figures of the best validation and of the test split."""
     plain = {name: float(value) for name, value in sorted(metrics.items())}
     (run / METRICS).write_text(json.dumps(plain, indent=2) + "\n")

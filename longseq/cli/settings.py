@@ -1,4 +1,4 @@
-"""What a command is told: by flags and configurations, by a checkpoint, and by the run that goes on."""
+"""The settings of a command: from flags and configurations, a checkpoint, and the run that is resumed."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoin
 from longseq.training.data import lacking
 from longseq.training.description import allow_classes, naming, planned, planned_arguments
 
-# What the data module knows and the model is told; the encoder takes those that its class has.
+# Values that the data module gives to the model; an encoder takes those that its class has as arguments.
 LINKS = {
     "data.num_classes": "model.num_classes",
     "data.class_names": "model.class_names",
@@ -38,11 +38,11 @@ class Asked:
     """What the command line asks for before the parser reads it.
 
     Attributes:
-        args: The arguments, over the configuration of the checkpoint or of the run that goes on.
+        args: The arguments. They follow, and override, the configuration of the checkpoint or of the resumed run.
         has_resume: Whether --resume is among the flags.
-        resumed: The run that goes on.
-        started_with: The configuration that it was started with.
-        checkpoint: That of the run, or the one that --ckpt_path names.
+        resumed: The folder of the resumed run.
+        started_with: The configuration that the resumed run was started with.
+        checkpoint: The checkpoint of the resumed run, or the one that --ckpt_path names.
     """
 
     args: list[str]
@@ -53,15 +53,15 @@ class Asked:
 
 
 def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack) -> Asked:
-    """Find out which checkpoint or run a command line names, and put its configuration under all flags.
+    """Find the checkpoint or the run that a command line names, and put its configuration before all flags.
 
     Args:
-        parser: Of all commands.
+        parser: The parser of all commands.
         args: The command and its arguments.
-        held: Where the lock of a run that goes on is kept.
+        held: The stack that keeps the lock of a resumed run.
 
     Raises:
-        UserError: If the flags contradict each other, or name what is not there.
+        UserError: If the flags contradict each other, or name something that does not exist.
     """
     command, is_help = args[0], bool({"-h", "--help"} & set(args))
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
@@ -94,7 +94,7 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
 
 def _going_on(run: Path, args: list[str], held: ExitStack) -> Asked:
     if rank_zero_only.rank == 0:
-        held.enter_context(sole_use_of(run))  # before its checkpoints are looked at
+        held.enter_context(sole_use_of(run))  # lock the run before reading its checkpoints
     path = newest_checkpoint(run)
     flags = without_appended(args[1:])
     checkpoint = read_checkpoint(str(path), to_go_on=True)
@@ -125,8 +125,8 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
 
 
 def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
-    """jsonargparse checks a class against the type of its place, but takes a function that returns one, and any
-    function or class where something callable is expected."""
+    """Check every class that a configuration names. jsonargparse checks a class against the expected type, but it also
+    accepts a function that returns such an object, and any function or class where a callable is expected."""
     config = _as_description(settings)
     try:
         planned(config["data"], pl.LightningDataModule, "data")
@@ -138,7 +138,7 @@ def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
 
 
 def configuration_of(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
-    """The configuration that a checkpoint was trained with, less what the data module tells the model."""
+    """The configuration that a checkpoint was trained with, without the values that the data gives to the model."""
     config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": data_of(checkpoint, path)})
     with naming(path):
         planned_arguments(Classifier, config["model"], Classifier)
@@ -153,7 +153,7 @@ def configuration_of(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _as_description(value: Any) -> Any:
-    """A parsed configuration as describe has it: every object with its class path and all of its arguments."""
+    """A parsed configuration in the form of `describe`: each object has its class path and all of its arguments."""
     if isinstance(value, list | tuple):
         return [_as_description(item) for item in value]
     if not isinstance(value, Namespace | dict):
@@ -168,10 +168,10 @@ def _as_description(value: Any) -> Any:
 
 
 def refuse_incomplete_data(datamodule: Any) -> None:
-    """Check that a data module has all that longseq asks of one.
+    """Check that a data module has all the parts that longseq needs.
 
     Raises:
-        UserError: If it has not; the message names what it lacks.
+        UserError: If it does not; the message names what it lacks.
     """
     if missing := lacking(datamodule):
         kind = type(datamodule).__name__

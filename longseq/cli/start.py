@@ -16,7 +16,7 @@ from longseq.cli.names import shown
 
 # Every command and what it does. The parsers take their descriptions from here.
 COMMANDS = {
-    "fit": "Train a model, test its best checkpoint, and say where everything is.",
+    "fit": "Train a model, test its best checkpoint, and print where everything is.",
     "validate": "Print a checkpoint's figures on the validation split.",
     "test": "Print a checkpoint's figures on the test split.",
     "predict": "Print path, class and probability of each file of a folder.",
@@ -28,11 +28,11 @@ COMMANDS = {
     "approximation": "Measure how far shortened attention is from exact attention.",
     "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
 }
-CONFIGURATIONS = "longseq has some, such as image/digits"
+CONFIGURATIONS = "longseq has configurations such as image/digits"
 
 
 class UserError(Exception):
-    """A mistake in flags or configuration: exit code 2, or that of its cause."""
+    """A mistake in flags or configuration. The exit code is 2, or that of the cause."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class UserError(Exception):
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends as one line on standard error and an exit code."""
+    """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
     args = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
+            stream.reconfigure(errors="backslashreplace")  # a terminal may support only ASCII
     if args[:1] in (["-h"], ["--help"]):
         print(_help())
         return
@@ -60,9 +60,9 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         print(shown(f"error: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
-    gc.disable()  # it would look through all that is imported, again and again: a tenth of the start
+    gc.disable()  # it would scan the imported objects again and again: a tenth of the start
     try:
-        from longseq.cli.entry import run  # torch, Lightning and all the rest
+        from longseq.cli.entry import run  # imports torch and Lightning
     except KeyboardInterrupt:
         gc.enable()
         print("SIGINT: stopped; start it again", file=sys.stderr)
@@ -81,16 +81,16 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "longseq COMMAND --help lists the flags of a command, longseq --version the version.",
+            "longseq COMMAND --help lists the flags of a command. longseq --version prints the version.",
             "To begin: longseq fit --config image/digits",
         ]
     )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The remedy for a name that is unknown: the known one that is most like it, or all where they are few."""
+    """The remedy for an unknown name: the known name that is most like it, or all known names if they are few."""
     known = sorted(set(known))
-    # a nested flag is compared by its whole path, and failing that by its last part
+    # a nested flag is compared by its whole path, and then by its last part
     near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], known, 1)
     if near:
         return f"did you mean {near[0]}?"
@@ -103,7 +103,7 @@ def with_configurations(args: list[str]) -> list[str]:
     Raises:
         UserError: If there is no such file.
     """
-    found, is_of_config = [], False
+    words, is_of_config = [], False
     for word in args:
         if word.startswith("-"):
             flag, equals, value = word.partition("=")
@@ -112,12 +112,12 @@ def with_configurations(args: list[str]) -> list[str]:
                 is_of_config, word = False, f"{flag}={configuration(value)}"
         elif is_of_config:
             word = configuration(word)
-        found.append(word)
-    return found
+        words.append(word)
+    return words
 
 
 def configuration(name: str) -> str:
-    """The path of a configuration: a file of the working folder, or else one that comes with longseq.
+    """The path of a configuration: a file in the working folder, or else one that comes with longseq.
 
     Args:
         name: A path, or a name such as ``image/digits``; YAML or JSON text is returned as it is.
@@ -140,6 +140,6 @@ def _is_pipe(path: Path) -> bool:
 
 
 def add_working_folder() -> None:
-    """Let the user's own modules be found in the working folder, behind those that are installed."""
+    """Let Python find the user's own modules in the working folder, after the installed ones."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -1,4 +1,4 @@
-"""Lightning's trainer: with commands that look at data - preview, stats and check - and what is said of wrong flags."""
+"""Lightning's trainer with three commands that look at data (preview, stats, check), and errors for wrong flags."""
 
 import math
 import os
@@ -21,7 +21,7 @@ from longseq.training.statistics import measure_inputs
 
 
 class Trainer(pl.Trainer):
-    """A command is a method here, and its arguments are flags; one that needs data alone is static."""
+    """Each method here is a command, and its arguments are flags. A command that needs only data is static."""
 
     def preview(
         self, model: Classifier, datamodule: pl.LightningDataModule, out: str = "preview.png", num_samples: int = 16
@@ -49,13 +49,13 @@ class Trainer(pl.Trainer):
 
     @staticmethod
     def stats(model: None, datamodule: Any) -> None:
-        """Print sizes of splits and classes, and the training set's figures."""
+        """Print the sizes of splits and classes, and figures of the training set."""
         datamodule.setup("fit")
         for name, value in datamodule.statistics().items():
-            said = value
+            text = value
             if isinstance(value, dict):
-                said = ", ".join(f"{escaped(key)} {count}" for key, count in value.items())
-            print(f"{name}: {said}")
+                text = ", ".join(f"{escaped(key)} {count}" for key, count in value.items())
+            print(f"{name}: {text}")
 
     @staticmethod
     def check(model: None, datamodule: Any) -> None:
@@ -72,7 +72,7 @@ class Trainer(pl.Trainer):
 
 
 class Bound(NamedTuple):
-    """What a number may be."""
+    """The values that a number may have."""
 
     holds: Callable[[Any], bool]
     rule: str
@@ -92,13 +92,13 @@ def _batches(remedy: str, some: bool = False) -> Bound:
     return Bound(lambda value: (value > 0 or not some) and (0 <= value <= 1 or value % 1 == 0), rule, remedy)
 
 
-# Lightning takes other numbers too: with them it waits for ever, divides by zero, or does nothing.
+# Lightning accepts other numbers too: with them it waits for ever, divides by zero, or does nothing.
 BOUNDS: dict[str, Bound] = {
     "skip_bad_steps": _count(0, "0 leaves none out"),
     "trainer.num_nodes": _count(1, "1 is this machine alone"),
-    "trainer.max_epochs": _count_or_all(1, "30 is a start, and a checkpoint needs test, not fit"),
+    "trainer.max_epochs": _count_or_all(1, "30 is a start, and the command test evaluates a checkpoint"),
     "trainer.min_epochs": _count(0, "leave it out"),
-    "trainer.max_steps": _count_or_all(1, "or leave it out and give trainer.max_epochs"),
+    "trainer.max_steps": _count_or_all(1, "leave it out and give trainer.max_epochs"),
     "trainer.min_steps": _count(0, "leave it out"),
     "trainer.limit_train_batches": _batches("1.0 is all of them", some=True),
     "trainer.limit_val_batches": _batches("1.0 is all of them"),
@@ -120,7 +120,7 @@ def refuse_wrong_numbers(settings: Namespace) -> None:
     """Check every number of a configuration before anything is built from it.
 
     Raises:
-        UserError: If one is out of its bounds, not finite, or in need of more than 64 bits.
+        UserError: If one is out of its bounds, not finite, or needs more than 64 bits.
     """
     for key, value in items_of(settings.as_dict()):
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -149,34 +149,34 @@ def refuse_missing_devices(settings: Namespace) -> None:
     """Check that the devices are there: Lightning checks GPUs, but starts any number of processes on a CPU.
 
     Raises:
-        UserError: If there are fewer, or processes would be started that leave nothing of the training to this one.
+        UserError: If there are fewer devices, or if the strategy would do the whole training in other processes.
     """
     if re.search("spawn|fork|notebook", str(settings.strategy)):
         raise UserError(f"trainer.strategy: {settings.strategy} is for notebooks, and waits here for ever; give ddp")
     accelerator, devices, cores = settings.accelerator, str(settings.devices), os.cpu_count() or 1
     known = sorted(AcceleratorRegistry.available_accelerators())
-    there = [name for name in known if AcceleratorRegistry[name]["accelerator"].is_available()]
-    asked = {"gpu": {"cuda", "mps"}, "auto": set(there)}.get(accelerator, {accelerator}) & {*known, "gpu", "auto"}
-    if asked and not asked & set(there):
-        raise UserError(f"trainer.accelerator: no {accelerator} on this machine; give auto, or one of {there}")
+    present = [name for name in known if AcceleratorRegistry[name]["accelerator"].is_available()]
+    asked = {"gpu": {"cuda", "mps"}, "auto": set(present)}.get(accelerator, {accelerator}) & {*known, "gpu", "auto"}
+    if asked and not asked & set(present):
+        raise UserError(f"trainer.accelerator: no {accelerator} on this machine; give auto, or one of {present}")
     if asked == {"cpu"} and devices.isdecimal() and int(devices) > cores:
         raise UserError(f"trainer.devices: {devices} processes on {cores} CPU cores; ask for {cores} or fewer")
 
 
 def wrong_flag(error: Exception, settings: Namespace) -> UserError:
-    """Lightning's words for a flag of the trainer that is wrong."""
+    """The error to raise for a wrong flag of the trainer, with Lightning's message."""
     what = first_line(error)
     return UserError(f"{blamed(what, settings.as_dict(), 'trainer')}: {what}; see --help")
 
 
 def is_lightnings(error: BaseException) -> bool:
-    """Whether Lightning's own code has raised an error: of flags that fit neither each other nor the data."""
+    """Whether Lightning's own code has raised an error, as it does for flags that do not fit each other or the data."""
     *_, frame = _frames(error)
     return frame.f_globals["__name__"].startswith("pytorch_lightning.")
 
 
 def is_of_restoring(error: BaseException) -> bool:
-    """Whether an error that no code of ours foresees came up while a checkpoint's content was restored."""
+    """Whether an error that longseq does not foresee was raised while a checkpoint's content was restored."""
     if hasattr(error, "exit_code") or not isinstance(error, Exception):
         return False
     return any(frame.f_code.co_name.lstrip("_").startswith("restore") for frame in _frames(error))

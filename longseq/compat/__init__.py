@@ -1,4 +1,4 @@
-"""Every use of a private or fragile interface of a library: one file a library, and a test in tests/compat for each.
+"""Every use of a private or fragile interface of a library: one file per library, and a test in tests/compat for each.
 
-What a library does not promise may change with any of its releases. Then these files are where to look.
+A library may change such an interface in any release. Then look into these files first.
 """

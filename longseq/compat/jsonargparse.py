@@ -1,4 +1,4 @@
-"""jsonargparse: its reports of what is wrong with flags and configurations, taken apart."""
+"""jsonargparse: take apart its reports of wrong flags and configurations."""
 
 import re
 from argparse import ArgumentParser
@@ -15,10 +15,10 @@ class Fault(NamedTuple):
     """What a report of jsonargparse says.
 
     Attributes:
-        kind: Of the fault.
+        kind: Kind of the fault.
         key: The flag or the key that is at fault, without init_args; empty if the report names none.
-        what: The name, value or path that is wrong; of another kind the whole report, on one line.
-        expected: Types that a wrong value may have; the class that lacks an argument.
+        what: The name, value or path that is wrong; for ``not YAML`` and ``other`` the report itself, on one line.
+        expected: For ``wrong value`` the types that it may have; for ``no such argument`` the class that lacks it.
     """
 
     kind: Kind
@@ -34,30 +34,30 @@ def fault_of(message: str) -> Fault:
     def fault(kind: Kind, what: str, expected: list[str] | None = None) -> Fault:
         return Fault(kind, key, what, expected or [])
 
-    if found := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
-        return fault("no such option", (found[1] or found[2]).replace("init_args.", ""))
-    if found := re.search(r"Option '([^']+)' is not accepted", message):
-        return fault("no such argument", found[1], re.findall(r"class_path '([^']+)'", message)[-1:])
-    if found := re.search(r"Importing '([^']+)' is not allowed", message):
-        return fault("not allowed", found[1])
-    if found := re.search(r"dot import path string: (\S+)", message):
-        return fault("no such class", found[1])
-    if found := re.search(r"arguments are required: (.*)", message):
-        return fault("missing", found[1])
-    if found := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
-        return fault("wrong value", found[2], [_type_name(found[1])])
-    if found := re.search(r"Given value: (.*)", message):
+    if match := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
+        return fault("no such option", (match[1] or match[2]).replace("init_args.", ""))
+    if match := re.search(r"Option '([^']+)' is not accepted", message):
+        return fault("no such argument", match[1], re.findall(r"class_path '([^']+)'", message)[-1:])
+    if match := re.search(r"Importing '([^']+)' is not allowed", message):
+        return fault("not allowed", match[1])
+    if match := re.search(r"dot import path string: (\S+)", message):
+        return fault("no such class", match[1])
+    if match := re.search(r"arguments are required: (.*)", message):
+        return fault("missing", match[1])
+    if match := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
+        return fault("wrong value", match[2], [_type_name(match[1])])
+    if match := re.search(r"Given value: (.*)", message):
         expected = dict.fromkeys(_type_name(kind) for kind in re.findall(r"- Expected an? (.+)", message))
-        return fault("wrong value", found[1], list(expected))
-    if found := re.search(r"File does not exist: '(.*)'", message):
-        return fault("no such file", found[1])
+        return fault("wrong value", match[1], list(expected))
+    if match := re.search(r"File does not exist: '(.*)'", message):
+        return fault("no such file", match[1])
     if "Problems parsing config: " in message:
         return fault("not YAML", _flat(message.partition(": ")[2]))
     return fault("other", _flat(re.sub(r"Parser key .*?:\n", "", message)))
 
 
 def options_of(parser: ArgumentParser) -> set[str]:
-    """Names of a parser's flags, those of its commands included."""
+    """Names of a parser's flags, including those of its commands."""
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     commands = [action.choices for action in parser._actions if isinstance(action.choices, Mapping)]
     return names.union(*(options_of(command) for choices in commands for command in choices.values()))

@@ -1,4 +1,4 @@
-"""Lightning: its command line, loops, launcher and handler of signals, and the layout of its checkpoints."""
+"""Lightning: its command line, loops, launcher and signal handlers, and the layout of its checkpoints."""
 
 import os
 import signal
@@ -15,19 +15,19 @@ from pytorch_lightning.tuner.lr_finder import _LRCallback
 
 
 class CommandLine(LightningCLI):
-    """LightningCLI with commands of the data alone, further flags for each command, and checkpoints left to us.
+    """LightningCLI with commands that need data alone, further flags per command, and checkpoints that longseq loads.
 
-    Only the command that is asked for gets its flags: adding those of all seven takes a second.
+    Only the command that the user runs gets its flags: adding the flags of all seven commands takes a second.
     """
 
     args: list[str]  # the command and what follows it
     data_commands: ClassVar[tuple[str, ...]] = ()
 
     def add_arguments_to_data_command(self, parser: LightningArgumentParser) -> None:
-        """Add the flags of a command that needs data alone; it has no others."""
+        """Add the flags of a command that needs data alone; it has no other flags."""
 
     def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
-        """Add flags of one command to its parser, which has those that all commands have."""
+        """Add flags of one command to its parser, which already has the flags that all commands share."""
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         if subcommand != self.args[0]:
@@ -42,26 +42,26 @@ class CommandLine(LightningCLI):
         return parser
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning would let the checkpoint's hyperparameters silently beat the flags."""
+        """Do nothing: Lightning would let the checkpoint's hyperparameters silently override the flags."""
 
     def instantiate_data(self) -> Any:
-        """The data module alone."""
+        """Build the data module alone."""
         self.config_init = self.parser.instantiate(self.config)
         return self._get(self.config_init, "data")
 
 
 def leave_sigterm_to_us() -> None:
-    """Keep Lightning's handler of SIGTERM from doing anything of its own: it would end with 0, and wait for ranks that
-    are busy otherwise. It calls the handler that was there before it."""
+    """Keep Lightning's SIGTERM handler from acting itself: it would end the process with exit code 0, and wait for
+    ranks that are busy with something else. It still calls the handler that was registered before it."""
     _SignalConnector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
 
 
 def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
-    """Let Lightning, which ends all ranks when one has died, say which one it was, and end with a code of its own.
+    """Let Lightning, which ends all ranks when one has died, name the dead rank and end with a given exit code.
 
     Args:
-        is_ending: Whether this process ends already, with all others.
-        exit_code: Of the process that has started the ranks.
+        is_ending: Whether this process is ending already, together with all others.
+        exit_code: Exit code of the process that started the ranks.
     """
 
     def end_all(self: Any) -> None:
@@ -84,37 +84,38 @@ def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
 
 
 def is_accumulating(trainer: pl.Trainer) -> bool:
-    """Whether the gradients of the batch that is over wait for those of the next one."""
+    """Whether the gradients of the finished batch are kept, to be added to those of the next batch."""
     return trainer.fit_loop._should_accumulate()
 
 
 def is_followed_by_validation(trainer: pl.Trainer) -> bool:
-    """Whether the batch that is over is an epoch's last one, and a validation comes before the next."""
+    """Whether the finished batch is the last one of its epoch, and a validation follows it."""
     loop = trainer.fit_loop.epoch_loop
     return loop.batch_progress.is_last_batch and trainer.enable_validation and loop._should_check_val_epoch()
 
 
 def is_finding_learning_rate(trainer: pl.Trainer) -> bool:
-    """Whether a LearningRateFinder is at work."""
+    """Whether a LearningRateFinder is running."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return any(isinstance(callback, _LRCallback) for callback in callbacks)
 
 
 def is_resumed_averaging(callback: pl.Callback) -> bool:
-    """Whether it is a StochasticWeightAveraging that goes on in the midst of its course of the learning rate."""
+    """Whether the callback is a StochasticWeightAveraging that resumes in the middle of its learning-rate schedule."""
     return isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None
 
 
 def take_average(callback: StochasticWeightAveraging, model: pl.LightningModule) -> None:
-    """Give the model the weights that were averaged, which the callback leaves out where a training ends early."""
+    """Give the model the averaged weights; the callback itself does not do so where a training ends early."""
     assert callback._average_model is not None
     callback.transfer_weights(callback._average_model, model)
 
 
 def put_before_validation(fit_loop: dict[str, Any]) -> None:
-    """Set a checkpoint's counters to those that Lightning goes on from with a whole validation.
+    """Set a checkpoint's counters so that Lightning, when resumed, first runs a whole validation.
 
-    It would leave the validation out after an epoch's last batch, and begin one in the middle in the middle.
+    Otherwise Lightning would skip the validation after an epoch's last batch, and would resume an interrupted
+    validation in its middle.
     """
     for part in ("total", "current"):
         train = fit_loop["epoch_loop.batch_progress"][part]

@@ -1,4 +1,4 @@
-"""timm: the parts of its vision transformer that the encoders run by a shorter path."""
+"""timm: the parts of its vision transformer that longseq runs by a shorter path."""
 
 import hashlib
 import inspect
@@ -12,8 +12,8 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 
-# encoder.encode stands for the ViT's, block.run_block for the block's and the perceptron's, patches.embed_patches for
-# the patches', and AttentionLayer takes over what the attention's constructor makes.
+# encoder.encode stands in for the methods of VisionTransformer, block.run_block for those of Block and Mlp,
+# patches.embed_patches for that of PatchEmbed, and AttentionLayer takes over what Attention's constructor makes.
 REPLACED: dict[str, Any] = {
     "VisionTransformer.forward": VisionTransformer.forward,
     "VisionTransformer.forward_features": VisionTransformer.forward_features,
@@ -33,7 +33,7 @@ def version() -> str:
 
 
 def digests() -> dict[str, str]:
-    """Of the source of each method that longseq runs another way."""
+    """A digest of the source of each method that longseq runs in another way."""
     return {
         name: hashlib.sha256(inspect.getsource(method).encode()).hexdigest()[:16] for name, method in REPLACED.items()
     }

@@ -1,4 +1,4 @@
-"""torch: hooks of modules, transformations that no autograd.Function of ours can follow, and what its errors say."""
+"""torch: hooks of modules, transformations that our autograd.Functions cannot follow, and what torch's errors say."""
 
 import re
 from typing import Any
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 def is_hooked(layer: Any) -> bool:
-    """Whether a call of the layer runs hooks, or a forward pass that someone has put in the place of its class's."""
+    """Whether a call of the layer runs hooks, or a forward method of the object in place of its class's."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return bool(hooks) or "forward" in vars(layer)
 
 
 def is_transformed() -> bool:
-    """Whether torch.func (vmap, grad, jvp) or forward-mode differentiation is at work: our Functions know neither."""
-    if torch.compiler.is_compiling():  # the compiler cannot follow the questions below
+    """Whether torch.func (vmap, grad, jvp) or forward-mode differentiation is active: our Functions support neither."""
+    if torch.compiler.is_compiling():  # the compiler cannot trace the calls below
         return False
-    # torch's own autograd.Function asks so; there is no public way
+    # torch's own autograd.Function asks in this way; there is no public one
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
-    """A context in which x is computed with in its own precision; on the meta device too, which knows no autocast."""
+    """A context that computes with x in its own precision, also on the meta device, which has no autocast."""
     return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
@@ -37,23 +37,23 @@ def layer_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gam
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory; CUDA has several ways to say so."""
-    said = ("DefaultCPUAllocator", "[enforce fail", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in said)
+    """Whether an error says that there was too little memory; CUDA has several ways to say so."""
+    messages = ("DefaultCPUAllocator", "[enforce fail", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in messages)
 
 
 def asked_of_memory(error: BaseException) -> str | None:
-    """How much memory an allocation wanted that failed, with its unit; None if the error does not say."""
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", str(error))
-    if asked is None:
+    """How much memory a failed allocation wanted, with its unit; None if the error does not say."""
+    match = re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", str(error))
+    if match is None:
         return None
-    return f"{float(asked[1]) / 2**20:.0f} MiB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"  # bytes: of a CPU
+    return f"{float(match[1]) / 2**20:.0f} MiB" if match[2] == "bytes" else f"{match[1]} {match[2]}"  # CPUs say bytes
 
 
 def dead_worker(error: BaseException) -> tuple[str, str] | None:
-    """The process of a DataLoader that has died, and how; None if the error is another one."""
-    found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (.*)", str(error))
-    return found and (found[1], re.sub(r"\s+", " ", found[2]).split(". ")[0].rstrip(". "))
+    """The id of a DataLoader's process that has died, and how it died; None if the error is another one."""
+    match = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (.*)", str(error))
+    return match and (match[1], re.sub(r"\s+", " ", match[2]).split(". ")[0].rstrip(". "))
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -63,8 +63,8 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def message_of_worker(error: BaseException) -> str:
-    """What an error said in the DataLoader's process that raised it, without that process's traceback."""
-    said = str(error)
-    if not said.startswith("Caught "):
-        return said
-    return re.split(rf"^[\w.]*{type(error).__name__}: ", said.strip(), flags=re.MULTILINE)[-1]
+    """The message of an error, without the traceback that torch adds where a DataLoader's process raised it."""
+    message = str(error)
+    if not message.startswith("Caught "):
+        return message
+    return re.split(rf"^[\w.]*{type(error).__name__}: ", message.strip(), flags=re.MULTILINE)[-1]

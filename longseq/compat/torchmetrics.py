@@ -14,7 +14,7 @@ def state_of(metric: Metric) -> dict[str, Any]:
 
 
 def restore_state(metric: Metric, state: dict[str, Any], device: torch.device) -> None:
-    """Let a metric go on from what ``state_of`` gave."""
+    """Give a metric back the state that ``state_of`` returned, so that it goes on from there."""
     for key, value in state.items():
         if key == "updates":
             metric._update_count = value

@@ -1,4 +1,4 @@
-"""A transformer block as timm has it, computed for fewer tokens and with less memory."""
+"""timm's transformer block, computed for fewer tokens and with less memory."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ from longseq.attention.mixer import TokenMixer
 from longseq.attention.plain import is_plain
 from longseq.compat.torch import gelu_backward, is_hooked, is_transformed, layer_norm_backward
 
-_TILE = 1 << 20  # numbers of the hidden layer that are at work at once: 4 MiB in float32, which a cache holds
+_TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, which fits into a cache
 
 
 def run_block(
     block: Any, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None, num_queries: int | None
 ) -> Float[Tensor, "b q d"]:
-    """What a block makes of the first q tokens, or of all where num_queries is None.
+    """Run a block for the first q tokens, or for all of them where num_queries is None.
 
-    A block of another class, with an attention that is none of ours, or into whose parts someone has hooked, is run as
-    it is, for all tokens.
+    A block of another class, with an attention that is not a TokenMixer, or with hooks in its parts is called as it is,
+    for all tokens.
     """
     is_ours = type(block) is Block and isinstance(block.attn, TokenMixer)
     if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
@@ -38,7 +38,7 @@ def run_block(
 
 
 def _is_perceptron(norm: nn.Module, mlp: nn.Module) -> bool:
-    """Whether it is what Perceptron computes, two linear maps with a GELU between and no dropout, where it can."""
+    """Whether Perceptron can stand in for these layers: two linear maps, a GELU between them, and no dropout."""
     if type(mlp) is not Mlp or is_transformed():
         return False
     plain = is_plain(norm, nn.LayerNorm, LayerNorm) and is_plain(mlp.norm, nn.Identity)
@@ -57,16 +57,16 @@ def _perceive(norm: nn.LayerNorm, mlp: Mlp, tokens: Float[Tensor, "b n d"]) -> F
     weights: Any = [mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias]
     weights = [weight.to(dtype) for weight in weights]
     with torch.autocast("cpu", enabled=False):
-        given = tokens.flatten(0, -2), norm.weight, norm.bias, norm.eps
-        return Perceptron.apply(*given, *weights, torch.is_grad_enabled()).view(tokens.shape)
+        norm_inputs = tokens.flatten(0, -2), norm.weight, norm.bias, norm.eps
+        return Perceptron.apply(*norm_inputs, *weights, torch.is_grad_enabled()).view(tokens.shape)
 
 
 class Perceptron(torch.autograd.Function):
-    """GELU(LayerNorm(x) W1' + b1) W2' + b2, tile of tokens by tile, keeping x and the hidden layer before the GELU.
+    """GELU(LayerNorm(x) W1' + b1) W2' + b2, in tiles of tokens; it keeps x and the hidden layer before the GELU.
 
-    Autograd would keep the normalised tokens and the hidden layer after the GELU too, d + 4 d numbers a token, which
-    are as soon computed again as read from memory. Where no gradient is wanted, nothing is kept but a tile. In low
-    precision the weights' gradients are summed over the tiles in float32.
+    Autograd would also keep the normalised tokens and the hidden layer after the GELU, d + 4 d numbers per token.
+    Computing these again is as fast as reading them from memory. Where no gradient is wanted, only one tile is kept. In
+    low precision the weights' gradients are summed over the tiles in float32.
     """
 
     @staticmethod
@@ -77,40 +77,40 @@ class Perceptron(torch.autograd.Function):
         out = W2.new_empty(len(x), len(W2))
         for rows in tiles:
             normed = F.layer_norm(x[rows], gamma.shape, gamma, beta, eps).to(W1.dtype)
-            of_tile = hidden[rows] if keeps_hidden else hidden[: len(normed)]
-            torch.addmm(b1, normed, W1.T, out=of_tile)
-            torch.addmm(b2, F.gelu(of_tile), W2.T, out=out[rows])
+            tile = hidden[rows] if keeps_hidden else hidden[: len(normed)]
+            torch.addmm(b1, normed, W1.T, out=tile)
+            torch.addmm(b2, F.gelu(tile), W2.T, out=out[rows])
         ctx.save_for_backward(x, gamma, beta, W1, b1, W2, b2, hidden)
         ctx.eps = eps
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *given, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of the gradients are wanted: autograd knows them
-            of = _gradients_by_autograd(given, ctx.eps, grads[0], ctx.needs_input_grad)
+        *tensors, hidden = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives are wanted: only autograd can compute them
+            gradients = _gradients_by_autograd(tensors, ctx.eps, grads[0], ctx.needs_input_grad)
         else:
-            of = _gradients(given, hidden, ctx.eps, grads[0])
-        of_x, of_gamma, of_beta, *of_weights = of
+            gradients = _gradients(tensors, hidden, ctx.eps, grads[0])
+        of_x, of_gamma, of_beta, *of_weights = gradients
         return of_x, of_gamma, of_beta, None, *of_weights, None
 
 
 def _gradients_by_autograd(
-    given: list[Tensor], eps: float, grad: Tensor, needed: tuple[bool, ...]
+    tensors: list[Tensor], eps: float, grad: Tensor, needed: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    # views, or the gradients would go on into the graphs of these tensors, where a block is used twice in one
-    given = [tensor.view_as(tensor) for tensor in given]
-    x, gamma, beta, W1, b1, W2, b2 = given
-    needs = [*needed[:3], *needed[4:8]]  # eps stands between
+    # without views, a weight's gradient would also flow through x where a graph uses the block twice
+    tensors = [tensor.view_as(tensor) for tensor in tensors]
+    x, gamma, beta, W1, b1, W2, b2 = tensors
+    needs = [*needed[:3], *needed[4:8]]  # eps, at index 3, has no gradient
     normed = F.layer_norm(x, gamma.shape, gamma, beta, eps).to(W1.dtype)
     out = F.linear(F.gelu(F.linear(normed, W1, b1)), W2, b2)
-    wanted = [tensor for tensor, is_needed in zip(given, needs, strict=True) if is_needed]
+    wanted = [tensor for tensor, is_needed in zip(tensors, needs, strict=True) if is_needed]
     gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(gradients) if is_needed else None for is_needed in needs]
 
 
-def _gradients(given: list[Tensor], hidden: Tensor, eps: float, grad: Tensor) -> list[Tensor]:
-    x, gamma, beta, W1, b1, W2, b2 = given
+def _gradients(tensors: list[Tensor], hidden: Tensor, eps: float, grad: Tensor) -> list[Tensor]:
+    x, gamma, beta, W1, b1, W2, b2 = tensors
     grad = grad.contiguous()
     grad_x = torch.empty_like(x)
     exact = torch.promote_types(W1.dtype, torch.float32)

@@ -24,7 +24,7 @@ def draw_images(pictures: Sequence[Float[Tensor, "channels height width"]], name
 def draw_spectrograms(
     pictures: Sequence[Float[Tensor, "mels _"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
 ) -> Figure:
-    """Draw log-mel spectrograms as long as their clips, 60 dB down from their loudest points, in seconds and hertz."""
+    """Draw log-mel spectrograms as long as their clips, in seconds and hertz, down to 60 dB below the loudest point."""
     figure, grid = _grid(len(names), cell=(2.6, 2.2))
     mels = len(pictures[0])
     hertz = [hz for hz in (250, 500, 1000, 2000, 4000, 8000, 16000) if hz < sample_rate_hz / 2]
@@ -44,7 +44,7 @@ def draw_spectrograms(
 
 
 def mel_row(hertz: int, num_mels: int, sample_rate_hz: int) -> float:
-    """Where a frequency lies in a mel spectrogram whose band i reaches from i to i + 1: HTK's scale, log(1 + f/700)."""
+    """The height of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
     return (num_mels + 1) * math.log1p(hertz / 700) / math.log1p(sample_rate_hz / 2 / 700) - 0.5
 
 

@@ -1,4 +1,4 @@
-"""What every encoder is: a batch becomes a normalised picture, and a timm ViT turns its tokens into features."""
+"""What every encoder does: it makes normalised pictures of a batch, and a timm ViT turns their tokens into features."""
 
 import os
 import warnings
@@ -26,26 +26,27 @@ class Encoder(nn.Module, ABC):
 
     Constructor arguments of every encoder are kept as attributes of the same name, so that a checkpoint can name them.
 
+    An encoder that was not measured before its first training batch measures that batch, and warns: a model that is
+    trained on unnormalised inputs becomes much less accurate.
+
     Args:
         trunk: timm's VisionTransformer without a head; its attention is replaced.
         attention: The mechanism that replaces it.
-        picture_shape: (channels, height, width) of what the trunk takes.
-        statistics: Shape of mean and std, which a picture's broadcasts over.
-        checkpointing: Whether the blocks' activations are computed again in the backward pass and not kept.
-
-    An encoder that nobody has measured measures its first training batch, and warns: trained on inputs as they are, a
-    model reaches much less.
+        picture_shape: (channels, height, width) of the pictures that the trunk takes.
+        statistics: Shape of mean and std; it must broadcast over a picture.
+        checkpointing: Whether the backward pass computes the blocks' activations again, so that they are not kept.
 
     Attributes:
         num_tokens: n, the length of the sequence that the attention sees.
-        dim, depth, heads: Width of the features, blocks, and heads of each.
-        mean, std: Of the training set's pictures: one a channel for images, one a mel band for sound.
+        dim, depth, heads: Width of the features, number of blocks, and heads of each block.
+        mean, std: Mean and standard deviation of the training set's pictures: one value per channel for images, one per
+            mel band for sound.
     """
 
     mean: Tensor
     std: Tensor
-    takes_sounds: ClassVar[bool] = False  # and not images
-    measured_by: ClassVar[tuple[str, ...]] = ()  # the arguments on which mean and std depend, beside the data
+    takes_sounds: ClassVar[bool] = False  # True for sounds, False for images
+    measured_by: ClassVar[tuple[str, ...]] = ()  # arguments on which mean and std depend, besides the data
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Encoder(nn.Module, ABC):
     ) -> None:
         super().__init__()
         blocks: Any = trunk.blocks
-        heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses what has none
+        heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses a block without attn
         self.trunk = plug(trunk, attention)
         self.trunk.set_grad_checkpointing(checkpointing)
         self.attention, self.picture_shape, self.checkpointing = attention, picture_shape, checkpointing
@@ -76,20 +77,20 @@ class Encoder(nn.Module, ABC):
     def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
         """Small encoders of each form, each with a batch of inputs as data modules yield it.
 
-        All tests of encoders go over them. Each sees 16 tokens or more.
+        All tests of encoders use them. Each encoder sees 16 tokens or more.
         """
 
     @abstractmethod
     def front_end(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
-        """Make the pictures that the trunk sees, before they are normalised, in float32; they may lack rows at the end,
-        which are padding then."""
+        """Make the pictures for the trunk, in float32 and not normalised. They may lack rows at the end; these rows are
+        then padding."""
 
     def augment(self, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         """Change normalised pictures at random, in training."""
         return picture
 
     def rows(self, inputs: Any) -> Int64[Tensor, " b"] | None:
-        """How many rows of each picture are there, those behind being padding; None if all rows of all pictures are."""
+        """How many rows of each picture come before its padding; None if no picture has padding."""
         return None
 
     def draw(self, pictures: Sequence[Float[Tensor, "channels _ width"]], names: Sequence[str]) -> Any:
@@ -99,11 +100,11 @@ class Encoder(nn.Module, ABC):
         return draw_images(pictures, names)
 
     def sounds(self, inputs: Any) -> list[Float[Tensor, " samples"]]:
-        """The waveforms of a batch, for people to listen to, without padding; none of a batch of images."""
+        """The waveforms of a batch, for people to listen to, without padding; an empty list for images."""
         return []
 
     def count_tokens(self, inputs: Any) -> Int64[Tensor, ""] | int:
-        """All tokens of a batch, padding left out."""
+        """The number of tokens in a batch, without padding."""
         rows = self.rows(inputs)
         return len(inputs) * self.num_tokens if rows is None else _count_tokens(self.trunk, rows).sum()
 
@@ -120,18 +121,18 @@ class Encoder(nn.Module, ABC):
 
     def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
         channels, height, width = self.picture_shape
-        given = tuple(picture.shape[1:])
-        if given == self.picture_shape or (may_be_lower and given == (channels, min(given[1], height), width)):
+        shape = tuple(picture.shape[1:])
+        if shape == self.picture_shape or (may_be_lower and shape == (channels, min(shape[1], height), width)):
             return
         raise ArgumentError(
             "inputs",
-            f"must be of the shape {(channels, height, width)} that the encoder was built for, got {given}; "
-            "make them so, or carry the encoder to theirs with longseq.resize",
+            f"must be of the shape {(channels, height, width)} that the encoder was built for, got {shape}; "
+            "change the inputs, or carry the encoder to their size with longseq.resize",
         )
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Any]) -> None:
-        """Set mean and standard deviation to those of all pictures of the training set, padding left out.
+        """Set mean and standard deviation to those of all pictures of the training set, without padding.
 
         Args:
             batches: Inputs as the data module yields them, on the encoder's device.
@@ -150,20 +151,20 @@ class Encoder(nn.Module, ABC):
         mean = total / num_pixels
         if not mean.isfinite().all():  # num_pixels is 0 where there was no batch
             raise ArgumentError(
-                "batches", "must hold inputs of finite numbers, got none or others; look at the training set"
+                "batches", "must hold inputs of finite numbers, got none, NaN or infinity; look at the training set"
             )
         std = (squares / num_pixels - mean.square()).clamp(min=0).sqrt()
-        self.set_statistics(mean, torch.where(std > 0, std, 1.0))  # what has one value only is shifted, not scaled
+        self.set_statistics(mean, torch.where(std > 0, std, 1.0))  # a constant is shifted, not divided by 0
 
     @torch.no_grad()
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Set mean and standard deviation to what is known already; 0 and 1 leave pictures as they are."""
+        """Set mean and standard deviation to known values; 0 and 1 leave pictures as they are."""
         self.mean.copy_(mean)
         self.std.copy_(std)
         self._is_measured = True
 
     def _has_statistics(self) -> bool:
-        """Whether mean and deviation are others than those that a new encoder has."""
+        """Whether mean or deviation differ from a new encoder's; True on the meta device, which has no values."""
         return self.mean.is_meta or bool(self.mean.any() or (self.std != 1).any())
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -171,9 +172,9 @@ class Encoder(nn.Module, ABC):
         self._is_measured = self._has_statistics()
 
     def _measure_first_batch(self, inputs: Any) -> None:
-        """Of a training without a data module. The processes of DistributedDataParallel measure a batch each; before
-        the second step it gives all of them the first one's."""
-        if self._has_statistics():  # somebody has set the buffers themselves
+        """Measure the first batch of a training without a data module. With DistributedDataParallel each process
+        measures its own batch; before the second step they all receive the values of the first process."""
+        if self._has_statistics():  # the buffers were set directly
             self._is_measured = True
             return
         warnings.warn(
@@ -187,18 +188,18 @@ class Encoder(nn.Module, ABC):
 def encode(
     trunk: VisionTransformer, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
 ) -> Float[Tensor, "b dim"]:
-    """What a plugged trunk makes of pictures: timm's forward pass, with three things more.
+    """The features that a plugged trunk makes of pictures: timm's forward pass, with three additions.
 
-    Pictures may lack rows at their end, and each is then encoded as if it were alone: padding is masked from the first
-    token to the pooling. Under a mask too, activations are computed again where that is wanted. And where a class
-    token is all that leaves the trunk, the last block is computed for the prefix tokens alone.
+    Pictures may lack rows at their end. Each picture is then encoded as if it were alone, because padding is masked
+    from the first token to the pooling. Activation checkpointing works with a mask too. Where the class token is all
+    that leaves the trunk, the last block is computed for the prefix tokens alone.
 
     Args:
         trunk: A ViT whose attention is a mechanism's.
-        picture: Normalised; with rows given, as high as the highest.
-        rows: How many rows of each are there; None if all are.
+        picture: Normalised pictures; with rows, as high as the highest picture.
+        rows: How many rows of each picture come before its padding; None without padding.
     """
-    if is_hooked(trunk) or is_hooked(trunk.blocks):  # which the shorter path below would not call
+    if is_hooked(trunk) or is_hooked(trunk.blocks):  # the shorter path below would not call the hooks
         if rows is not None:
             raise ArgumentError(
                 "trunk", "must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
@@ -213,12 +214,12 @@ def encode(
     tokens = add_positions(trunk, embed_patches(trunk.patch_embed, picture))
     if present is not None:
         tokens = tokens[:, : present.shape[1]]
-    # timm's convolution leaves the channels of a token n numbers apart, and everything behind would copy them together
+    # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
     tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
     mask = None if present is None else present[:, None, None]
-    wanted = trunk.num_prefix_tokens if trunk.global_pool == "token" and trunk.attn_pool is None else None
+    last_queries = trunk.num_prefix_tokens if trunk.global_pool == "token" and trunk.attn_pool is None else None
     for depth, block in enumerate(trunk.blocks, start=1):
-        num_queries = wanted if depth == len(trunk.blocks) else None
+        num_queries = last_queries if depth == len(trunk.blocks) else None
         if trunk.grad_checkpointing and torch.is_grad_enabled():
             tokens = checkpoint(run_block, block, tokens, mask, num_queries, use_reentrant=False)
         else:
@@ -238,17 +239,17 @@ def _count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> 
 
 
 def refuse_beyond_memory(dim: int, depth: int, mlp_ratio: float) -> None:
-    """Check that this machine can hold the matrices of a ViT: it would fill its memory until the system ends it.
+    """Check that this machine can hold the matrices of a ViT: it would fill its memory until it is killed.
 
     Raises:
-        MemoryError: If it cannot.
+        MemoryError: If the matrices are larger than the memory.
     """
     size = 4 * depth * (4 + 2 * mlp_ratio) * dim * dim
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > there:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
         raise MemoryError(
             f"the weights of {depth} blocks of dim {dim} take {size / 2**30:.3g} GiB, and this machine has "
-            f"{there / 2**30:.3g} in all"
+            f"{memory / 2**30:.3g} in all"
         )
 
 
@@ -265,20 +266,21 @@ def make_trunk(
 ) -> VisionTransformer:
     """A new timm ViT without a head.
 
-    Where a token is one pixel, position embeddings start with a deviation of 1 and not timm's 0.02: a pixel says little
-    but for its place, and exact attention does not find that out within a short training (0.52 on digits, and 0.91 so;
-    docs/results). Frames say more and learn better with timm's: 0.99 on spoken digits, and 0.97 with 1.
+    Where a token is one pixel, position embeddings start with a deviation of 1 and not timm's 0.02: a pixel means
+    little without its place, and exact attention does not learn the places within a short training (accuracy 0.52 on
+    digits with 0.02, 0.91 with 1; docs/results). Frames mean more and learn better with timm's 0.02: 0.99 on spoken
+    digits, 0.97 with 1.
 
     Raises:
-        ValueError: If a number is out of its range, or the heads do not divide the width.
+        ValueError: If a number is out of its range, the heads do not divide the width, or pool is unknown.
         MemoryError: If this machine has no room for the weights.
     """
     for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
-        if not value > 0:  # nor is what is no number
+        if not value > 0:  # not (value <= 0), which NaN would pass
             raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
     if dim * mlp_ratio < 1:
         raise ArgumentError(
-            "mlp_ratio", f"must leave the perceptron a width, but {mlp_ratio} of {dim} is none; 4 is usual"
+            "mlp_ratio", f"must leave the perceptron a width of 1 or more, got {mlp_ratio} times {dim}; 4 is usual"
         )
     for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
         if not 0 <= value < 1:
@@ -313,7 +315,7 @@ def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """Check the shape of an image.
 
     Raises:
-        ValueError: Unless it is channels, height and width.
+        ValueError: If it is not three positive numbers: channels, height and width.
     """
     if len(shape) != 3 or min(shape) < 1:
         raise ArgumentError("shape", f"must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
@@ -322,5 +324,5 @@ def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:
-    """(b, length), True at the first ones of each row."""
+    """(b, length), True in the first counts[i] places of row i."""
     return torch.arange(length, device=counts.device) < counts[:, None]

@@ -1,4 +1,4 @@
-"""Images as sequences: one token a pixel, or a patch."""
+"""Images as sequences: one token per pixel or per patch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,14 +23,14 @@ class ImageEncoder(Encoder):
         depth: Number of blocks.
         heads: Attention heads; they divide dim.
         attention: The mechanism of every block.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, in dims.
+        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
-        pool: What becomes the features: ``avg``, the mean of the tokens, or ``token``, a class token.
-        checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
+        pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
+        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
-        ValueError: If the patch does not divide the image, the heads the width, or the mechanism does not fit.
+        ValueError: If the patch does not divide the image, the heads do not divide dim, or the mechanism does not fit.
     """
 
     def __init__(
@@ -75,5 +75,5 @@ class ImageEncoder(Encoder):
 
     @staticmethod
     def from_timm(model: str, attention: Mechanism, **options: Any) -> TimmEncoder:
-        """Plug a timm vision transformer, with its pretrained weights: the TimmEncoder of these arguments."""
+        """Plug a timm vision transformer, with its pretrained weights: a TimmEncoder with these arguments."""
         return TimmEncoder(model, attention, **options)

@@ -1,4 +1,4 @@
-"""The patch embedding of a timm ViT, as a product."""
+"""The patch embedding of a timm ViT, as a matrix product."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -13,11 +13,12 @@ from longseq.attention.plain import is_hooked, is_plain
 
 
 def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
-    """The tokens that a timm patch embedding makes of pictures, by its own weights.
+    """The tokens that a timm patch embedding makes of pictures, with its own weights.
 
-    Patches that do not overlap are a linear map of flattened patches. A convolution gives the same, but torch 2.14's in
-    bfloat16 is wrong, without an error, on processors with AMX for some kernels of one row, such as (1, 16) over one
-    channel: 1e38 off. An embedding of another class, a wrapped one, and a picture of another size are timm's affair.
+    Where patches do not overlap, the embedding is a linear map of the flattened patches. A convolution gives the same
+    numbers, but torch 2.14's convolution in bfloat16 is wrong, without an error, on processors with AMX for some
+    kernels of one row, such as (1, 16) over one channel: it is off by 1e38. An embedding of another class, a wrapped
+    embedding, and a picture of another size are left to timm.
 
     Args:
         embed: ``vit.patch_embed``.
@@ -28,7 +29,7 @@ def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"])
     rows, columns = embed.patch_size
     patches = picture.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5).flatten(3)
     weight = embed.proj.weight.flatten(1)
-    # a CPU's products of a few numbers in bfloat16 take four times as long as in float32
+    # on a CPU, products over a few numbers take four times as long in bfloat16 as in float32
     is_short = weight.shape[1] < 32 and picture.device.type == "cpu"
     with torch.autocast("cpu", enabled=False) if is_short else nullcontext():
         return embed.norm(F.linear(patches.flatten(1, 2), weight, embed.proj.bias))

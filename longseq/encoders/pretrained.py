@@ -18,8 +18,8 @@ from longseq.encoders.encoder import Encoder, picture_shape
 class TimmEncoder(Encoder):
     """A timm vision transformer with its attention replaced: (b, channels, height, width) of 0..255 -> (b, dim).
 
-    Pixels are normalised by the mean and deviation that the model was trained with, not by the data's. Position
-    embeddings are resampled, and the first convolution adapted, where shape differs from the model's own.
+    Pixels are normalised by the mean and deviation that the model was trained with, not by the data's. Where
+    shape differs from the model's own, position embeddings are resampled and the first convolution is adapted.
 
     Args:
         model: timm's name, such as ``vit_tiny_patch16_224``; its blocks must hold timm's Attention.
@@ -29,11 +29,11 @@ class TimmEncoder(Encoder):
             False for random ones.
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
-        checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
+        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
-        ValueError: If timm has no such model, its weights cannot be had, it is no plain vision transformer, or the
-            mechanism does not fit.
+        ValueError: If timm has no such model, its weights cannot be loaded, it is not a plain vision transformer, or
+            the mechanism does not fit.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class TimmEncoder(Encoder):
             trunk = timm.create_model(
                 model, bool(pretrained), img_size=picture[1:], in_chans=picture[0], num_classes=0, **options
             )
-        except Exception as error:  # weights of each format are wrong in ways of their own
-            if "unexpected keyword argument" in str(error):  # img_size or another that its constructor does not know
+        except Exception as error:  # every format of weights has its own exceptions
+            if "unexpected keyword argument" in str(error):  # its constructor lacks img_size or another option
                 raise ArgumentError(
                     "model", f"must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
                 ) from error
@@ -81,7 +81,7 @@ class TimmEncoder(Encoder):
                 raise
             raise ArgumentError("model", f"must be one that can be plugged, got {model!r}: {error}") from error
         self.model, self.shape, self.dropout, self.drop_path = model, list(picture), dropout, drop_path
-        self.pretrained = False  # what a checkpoint must name to build it: the weights are in the checkpoint itself
+        self.pretrained = False  # a checkpoint holds the weights itself, so building from it must not load timm's
         statistics = [255 * torch.tensor(of_channels) for of_channels in (config.mean, config.std)]
         if picture[0] != 3:
             statistics = [values.mean().expand(picture[0]) for values in statistics]
@@ -98,4 +98,4 @@ class TimmEncoder(Encoder):
     measured_by = ("model", "shape")
 
     def measure(self, batches: Any) -> None:
-        """Nothing: the weights expect the mean and deviation that they were trained with."""
+        """Do nothing: the weights expect the mean and deviation that they were trained with."""

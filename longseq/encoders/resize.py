@@ -15,20 +15,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> Model:
-    """A copy of a trained encoder, classifier or plugged ViT that takes inputs of another size, weights carried along.
+    """A copy of a trained encoder, classifier or plugged ViT that takes inputs of another size, with its weights.
 
-    Position embeddings are resampled (timm's resample_abs_pos_embed), E and F interpolated along the grid of tokens,
-    in two dimensions for images and in one for time, each row's sum kept, and convolutions stretched with their
-    windows. All else is copied, the mean and deviation of the training set included.
+    Position embeddings are resampled (timm's resample_abs_pos_embed). E and F are interpolated along the grid of
+    tokens, in two dimensions for images and in one for time, and each row keeps its sum. Convolutions are stretched
+    with their windows. Everything else is copied, including the mean and deviation of the training set.
 
     Args:
-        model: An Encoder, a module with one as its ``encoder``, such as a Classifier, or a timm ViT that ``plug`` has
-            given a mechanism.
-        shape: Channels, height and width of the images to come; the same as a change of ``shape``.
+        model: An Encoder; a module that holds one as ``encoder``, such as a Classifier; or a timm ViT to which ``plug``
+            has given a mechanism.
+        shape: Channels, height and width of the new images: the argument ``shape`` of the encoder.
         changes: Other arguments of the encoder's constructor, such as seconds=2.0 or hop_ms=5.0.
 
     Raises:
-        ValueError: If the encoder has no such argument, or a weight does not fit that is not the token grid's.
+        ValueError: If the encoder has no such argument, or a weight that does not depend on the grid has another shape.
 
     Example:
         >>> resize(classifier, (1, 16, 16))
@@ -63,12 +63,12 @@ def _resized_vit(vit: VisionTransformer, shape: Sequence[int] | None, changes: d
         )
     if shape is None or changes:
         raise ArgumentError(
-            "shape", f"must be the one change of a VisionTransformer, got {sorted(changes)} and {shape}"
+            "shape", f"must be the only change of a VisionTransformer, got {shape} and {sorted(changes)}; give it alone"
         )
     channels, height, width = picture_shape(shape)
     if channels != vit.patch_embed.proj.in_channels:
         raise ArgumentError(
-            "shape", f"must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give as many"
+            "shape", f"must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give the same number"
         )
     new = copy.deepcopy(vit)
     new.set_input_size((height, width))
@@ -77,9 +77,11 @@ def _resized_vit(vit: VisionTransformer, shape: Sequence[int] | None, changes: d
 
 
 def _rebuilt(model: Any, **changes: Any) -> Any:
-    """Another object of the same class and arguments, which its attributes of the same names hold, but for changes."""
+    """A new object of the same class, built with the arguments that the model's attributes hold, and the changes."""
     arguments = arguments_of(model)
     unknown = set(changes) - set(arguments)
     if unknown:
-        raise ArgumentError(min(unknown), f"must be an argument of {type(model).__name__}; {', '.join(arguments)} are")
+        raise ArgumentError(
+            min(unknown), f"must be an argument of {type(model).__name__}; choose one of {', '.join(arguments)}"
+        )
     return type(model)(**arguments | changes)

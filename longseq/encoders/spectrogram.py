@@ -1,4 +1,4 @@
-"""Sound as sequences: one token a spectrogram frame, or a patch of mels and frames."""
+"""Sound as sequences: one token per spectrogram frame, or per patch of mels and frames."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -15,16 +15,16 @@ from longseq.encoders.encoder import Encoder, make_trunk
 
 
 class SpecAugment(nn.Module):
-    """Set bands of mels, and of frames, to the mean of the training set: others in each sample.
+    """Set random bands of mels and of frames to the mean of the training set, different ones in each sample.
 
     Source: Park et al., SpecAugment (arXiv:1904.08779), without its time warping.
 
     Args:
         mel_masks: How many bands of mels.
-        mels: Width of one, at most.
+        mels: Largest width of such a band, in mels.
         frame_masks: How many bands of frames.
-        frames: Width of one, at most.
-        fraction: Of the frames of the longest spectrogram of a batch, which a band of them covers at most.
+        frames: Largest width of such a band, in frames.
+        fraction: Largest share of the frames of a batch's longest spectrogram that a band of frames covers.
 
     Raises:
         ValueError: If a number is negative, or the fraction is not in 0..1.
@@ -53,32 +53,32 @@ class SpecAugment(nn.Module):
 class SpectrogramEncoder(Encoder):
     """A vision transformer over a log-mel spectrogram: waveforms (b, samples) -> (b, dim).
 
-    The spectrogram is part of the encoder: computed for the whole batch, on its device, in float32 whatever the
-    precision of the rest. It is the trunk's picture with time downwards, (1, frames, mels), so that the tokens of a
-    clip are in the order of time and a shorter clip has the first ones. A batch is waveforms of one length, or a
-    dictionary of waveforms with silence behind the shorter ones, and their lengths in samples: a clip then gives the
-    features that it gives alone.
+    The spectrogram is part of the encoder. It is computed for the whole batch, on the batch's device, in float32 even
+    where the rest has a lower precision. The trunk's picture is (1, frames, mels), with time downwards: the tokens of a
+    clip are in the order of time, and a shorter clip has the first ones. A batch is waveforms of one length, or a
+    dictionary of ``waveforms``, where silence follows the shorter ones, and their ``lengths`` in samples. A clip in
+    such a batch gives the features that it gives alone.
 
     Args:
-        sample_rate_hz: Samples a second of the waveforms.
+        sample_rate_hz: Samples per second of the waveforms.
         seconds: Length of the longest clip.
         num_mels: Mel bands.
         hop_ms: Milliseconds from frame to frame.
         window_ms: Length of a frame's window, in milliseconds.
-        tokens: ``frames``, one token a frame, or a patch as (mels, frames).
+        tokens: ``frames``, one token per frame, or the size (mels, frames) of a patch.
         dim: Width of a token.
         depth: Number of blocks.
         heads: Attention heads; they divide dim.
         attention: The mechanism of every block.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, in dims.
+        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
-        pool: What becomes the features: ``avg``, the mean of the tokens, or ``token``, a class token.
-        spec_augment: Masks bands of mels and of frames in training, other ones in each sample.
-        checkpointing: Whether to keep no activations of the blocks but compute them again: less memory, more time.
+        pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
+        spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
+        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
-        ValueError: If a number is not positive, the patch does not divide the mels, the heads the width, or the
+        ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
             mechanism does not fit.
     """
 
@@ -113,13 +113,14 @@ class SpectrogramEncoder(Encoder):
             raise ArgumentError(
                 "hop_ms", f"must be a sample or more, got {hop_ms} ms at {sample_rate_hz} Hz; lengthen it"
             )
-        mels, frames = (num_mels, 1) if tokens == "frames" else tokens if len(tokens) == 2 else (0, 0)
+        is_patch = not isinstance(tokens, str) and len(tokens) == 2
+        mels, frames = (num_mels, 1) if tokens == "frames" else tokens if is_patch else (0, 0)
         if mels < 1 or frames < 1 or num_mels % mels:
             raise ArgumentError(
                 "tokens", f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
             )
         num_samples = round(sample_rate_hz * seconds)
-        num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is filled up with the mean
+        num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is padded with the mean
         picture = (1, num_rows * frames, num_mels)
         trunk = make_trunk(picture, (frames, mels), dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
         super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing)
@@ -147,8 +148,8 @@ class SpectrogramEncoder(Encoder):
         if waveforms.shape[-1] > self.num_samples:
             raise ArgumentError(
                 "seconds",
-                f"must be those of the longest clip: {self.num_samples} samples ({self.seconds} s) are "
-                f"expected at most, got {waveforms.shape[-1]}; crop the clips",
+                f"must cover the longest clip, but {self.num_samples} samples ({self.seconds} s) are the most "
+                f"that fit, got {waveforms.shape[-1]}; crop the clips",
             )
         return self.log_mel(waveforms).mT[:, None]
 
@@ -166,7 +167,7 @@ class SpectrogramEncoder(Encoder):
         return [clip[:length] for clip, length in zip(inputs["waveforms"], inputs["lengths"], strict=True)]
 
     def rows(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Int64[Tensor, " b"] | None:
-        """The frames of each clip."""
+        """The number of frames of each clip."""
         if isinstance(inputs, Mapping):
             return 1 + inputs["lengths"] // self.hop
         frames = 1 + inputs.shape[-1] // self.hop
@@ -178,10 +179,10 @@ class SpectrogramEncoder(Encoder):
 class LogMel(nn.Module):
     """log(mel power + 1e-6) of waveforms, frame i centred on sample i * hop, with silence before and behind the clip.
 
-    In float32, under mixed precision and in a bfloat16 model too; a float64 model has it in float64.
+    It is computed in float32, even under mixed precision and in a bfloat16 model; in a float64 model in float64.
 
     Args:
-        sample_rate_hz: Samples a second.
+        sample_rate_hz: Samples per second.
         num_mels: Mel bands up to half the sample rate.
         hop: Samples from frame to frame.
         window: Samples of a frame.
@@ -195,7 +196,7 @@ class LogMel(nn.Module):
         )
 
     def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
-        with torch.autocast(waveforms.device.type, enabled=False):  # torch.fft knows no bfloat16
+        with torch.autocast(waveforms.device.type, enabled=False):  # torch.fft has no bfloat16
             return (self.mel(waveforms.to(self._dtype)) + 1e-6).log()
 
     @property
@@ -205,7 +206,7 @@ class LogMel(nn.Module):
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
         if self._dtype != torch.float64:
-            self.mel.float()  # whatever lower precision the rest of the model is moved to
+            self.mel.float()  # also where the rest of the model is moved to a lower precision
         return self
 
 
@@ -213,7 +214,7 @@ def fft_length(sample_rate_hz: int, num_mels: int, window: int) -> int:
     """The shortest power of two that holds the window and leaves no mel filter empty.
 
     Raises:
-        ValueError: If no reasonable length does.
+        ValueError: If no power of two up to 16 windows does.
     """
     length = 1 << max(window - 1, 1).bit_length()
     while length <= 16 * window:

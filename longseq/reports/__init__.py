@@ -1,3 +1,3 @@
-"""Measurements that end as a table and a picture, each a command and a module of its name."""
+"""Measurements that write a table and a picture; each is a command, and a module of the same name."""
 
 REPORTS = ("benchmark", "spectrum", "approximation", "sweep")

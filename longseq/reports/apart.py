@@ -1,4 +1,4 @@
-"""Measuring and training in a process of its own."""
+"""Measure and train in separate processes."""
 
 import json
 import os
@@ -12,27 +12,27 @@ from longseq.training.fitting import OutOfMemory
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with arguments such as ``-m MODULE``; it finds the packages that this process finds, and prefers none
-    of the working folder to them."""
+    """Run Python with arguments such as ``-m MODULE``. It finds the same packages as this process; files in the working
+    folder do not hide them."""
     env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env)
 
 
 def run_apart(*arguments: str) -> dict[str, Any] | None:
-    """What a Python process prints as JSON on its last line, by ``print_apart``; None if it died, of too little memory
-    in most cases."""
-    done = run_python(*arguments)
-    if done.returncode < 0 or done.returncode == OutOfMemory.exit_code:
+    """The JSON that a Python process prints on its last line, with ``print_apart``; None if the process died, in most
+    cases for lack of memory."""
+    process = run_python(*arguments)
+    if process.returncode < 0 or process.returncode == OutOfMemory.exit_code:
         return None
-    if done.returncode:
-        error = RuntimeError(f"a cell failed: {done.stderr.strip().splitlines()[-1]}")
-        error.add_note(done.stderr)
+    if process.returncode:
+        error = RuntimeError(f"a cell failed: {process.stderr.strip().splitlines()[-1]}")
+        error.add_note(process.stderr)
         raise error
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return json.loads(process.stdout.strip().split("\n")[-1])
 
 
 def print_apart(compute: Callable[[], dict[str, Any]]) -> None:
-    """Print what is computed for ``run_apart``, or end with the code by which it knows that memory was too little."""
+    """Print a result as JSON for ``run_apart``, or end with the exit code that tells it of a lack of memory."""
     try:
         print(json.dumps(compute()))
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""How near attention over k shortened tokens comes to that over all n, and what the theorems say of it."""
+"""How close attention over k shortened tokens comes to attention over all n, and what the theorems say about it."""
 
 import math
 from collections.abc import Callable
@@ -24,19 +24,20 @@ def approximation(
 ) -> None:
     """Measure the relative error of softmax attention whose keys and values are shortened by E and F.
 
-    Queries, keys and values are Gaussian; keys and values are smooth along the tokens, as neighbouring pixels or frames
-    are. E and F are means over windows; trained for this error; E = F = R with R = N(0, 1/k); and the theorems' delta R
-    and exp(-delta) R with delta = 2^-n, with which every logit vanishes and the softmax is uniform: beside it is the
-    error of a uniform softmax over all tokens. Linformer's theorem 2 promises an error of epsilon for
-    k = min(9 c log c, 5 log n) / epsilon^2, up to a constant: the table has epsilon for constant 1.
+    Queries, keys and values are Gaussian; keys and values are smooth along the tokens, like neighbouring pixels or
+    frames. The table compares several E and F: means over windows (mean); matrices trained for this error (learned);
+    E = F = R with R = N(0, 1/k) (gaussian); and the theorems' delta R and exp(-delta) R with delta = 2^-n (theorem).
+    With the theorems' matrices every logit vanishes and the softmax is uniform, so the table also has the error of a
+    uniform softmax over all tokens (uniform). Linformer's theorem 2 promises an error of epsilon for
+    k = min(9 c log c, 5 log n) / epsilon^2, up to a constant; the table has epsilon for constant 1.
 
     Args:
         n: Sequence lengths.
         k: Shortened lengths.
-        channels: c, of a head.
-        smoothness: Tokens over which keys and values change; 0 makes each independent of its neighbours.
-        draws: Of queries, keys and values that are averaged over.
-        steps: Of the training of E and F.
+        channels: c, the channels of a head.
+        smoothness: Tokens over which keys and values change; 0 makes each token independent of its neighbours.
+        draws: Number of random queries, keys and values to average over.
+        steps: Training steps of E and F.
         out: Folder for table.md, table.csv and approximation.png.
 
     Raises:
@@ -50,14 +51,14 @@ def approximation(
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for length in n:
-        for each in [each for each in k if each <= length]:
+        for size in [size for size in k if size <= length]:
             errors = {
-                name: relative_error(make(length, each), length, channels, smoothness, draws)
+                name: relative_error(make(length, size), length, channels, smoothness, draws)
                 for name, make in _ways(channels, smoothness, steps).items()
             }
-            bound = math.sqrt(min(9 * channels * math.log(channels), 5 * math.log(length)) / each)
-            rows.append([length, each, *(f"{error:.4f}" for error in errors.values()), f"{bound:.3f}"])
-            print(f"n {length:>6}  k {each:>5}  " + "  ".join(f"{a} {b:.3f}" for a, b in errors.items()), flush=True)
+            bound = math.sqrt(min(9 * channels * math.log(channels), 5 * math.log(length)) / size)
+            rows.append([length, size, *(f"{error:.4f}" for error in errors.values()), f"{bound:.3f}"])
+            print(f"n {length:>6}  k {size:>5}  " + "  ".join(f"{a} {b:.3f}" for a, b in errors.items()), flush=True)
     names = [*_ways(channels, smoothness, steps)]
     header = ["n", "k", *names, "theorem's epsilon"]
     write_csv(folder / "table.csv", header, rows)

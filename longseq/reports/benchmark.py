@@ -16,13 +16,13 @@ from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cel
 from longseq.reports.plots import colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
-_SHARE = 0.7  # of the free memory that a cell may be expected to take
+_SHARE = 0.7  # share of the free memory that a cell may be expected to take
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell and its figures; is_predicted where they are read off the fit of its smaller neighbours. The largest batch
-    is known of cells that were measured on a GPU."""
+    """A cell and its figures; is_predicted says that they are extrapolated from shorter lengths, not measured. The
+    largest batch is known only for cells that were measured on a GPU."""
 
     cell: Cell
     seconds: float
@@ -55,18 +55,18 @@ def benchmark(
 
     Args:
         n: Sequence lengths, ascending.
-        k: Projected lengths, of the mechanisms that have them.
-        mechanisms: Which; the two softmax ones are the baselines.
+        k: Projected lengths, for the mechanisms that take k.
+        mechanisms: Mechanisms to measure; the two softmax ones are the baselines.
         dim: Width of a token.
         depth: Blocks of the stack.
         heads: Attention heads.
         batch: Sequences at once.
-        direction: Forward alone, or a training step's forward and backward.
-        device: Where.
+        direction: The forward pass alone, or the forward and backward pass of a training step.
+        device: Where to measure.
         precision: float32, or bfloat16 by autocast.
         repeats: Timed steps of each cell; their median counts.
-        seconds_per_step: The longest step to be tried.
-        largest_batch: Whether to look, on a GPU, for the largest batch that fits, which takes most of the time there.
+        seconds_per_step: The longest step that is measured and not predicted.
+        largest_batch: Whether to search, on a GPU, for the largest batch that fits; this takes most of the time there.
         out: Folder for table.md, benchmark.png, and table.csv, which is written after each cell.
 
     Raises:
@@ -84,42 +84,42 @@ def benchmark(
     if dim % heads:
         raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("device", "must be one that is here, got cuda; leave it out to measure the CPU")
+        raise ArgumentError("device", "must be available on this machine, got cuda; leave it out to measure the CPU")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    columns = [(name, each) for name in mechanisms for each in (k if name in WITH_K else [None])]
+    columns = [(name, size) for name in mechanisms for size in (k if name in WITH_K else [None])]
     plain = Cell("", 0, None, batch, dim, depth, heads, direction, device, precision, repeats, largest_batch)
-    found: list[Measured] = []
+    cells: list[Measured] = []
     for length in sorted(n):
-        for name, each in columns:
-            if each is not None and each > length:
+        for name, projected in columns:
+            if projected is not None and projected > length:
                 continue
-            shorter = [row for row in found if (row.cell.mechanism, row.cell.k) == (name, each)]
-            row = _measure_or_predict(replace(plain, mechanism=name, n=length, k=each), shorter, seconds_per_step)
+            shorter = [row for row in cells if (row.cell.mechanism, row.cell.k) == (name, projected)]
+            row = _measure_or_predict(replace(plain, mechanism=name, n=length, k=projected), shorter, seconds_per_step)
             if row is not None:
-                found.append(row)
-                print(_said(row), flush=True)
-                _write(folder / "table.csv", found)
+                cells.append(row)
+                print(_line(row), flush=True)
+                _write(folder / "table.csv", cells)
     floats = "float32" if precision == "32" else precision
     what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
     text = (
         f"{what}; {machine(device)}\n\n"
-        + _tables(found, columns)
-        + _largest_batches(found, columns)
-        + _fits(found, columns)
-        + _crossovers(found, columns)
+        + _tables(cells, columns)
+        + _largest_batches(cells, columns)
+        + _fits(cells, columns)
+        + _crossovers(cells, columns)
     )
     (folder / "table.md").write_text(text)
-    _draw(found, columns, what).savefig(folder / "benchmark.png")
+    _draw(cells, columns, what).savefig(folder / "benchmark.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, benchmark.png")
 
 
-def _write(path: Path, found: Sequence[Measured]) -> None:
+def _write(path: Path, cells: Sequence[Measured]) -> None:
     header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
     rows = [
         [m.cell.mechanism, m.cell.n, m.cell.k or "", *(f"{x:.6g}" for x in (m.seconds, m.spread, m.peak_bytes / 2**20)),
          int(m.is_predicted), m.largest_batch or ""]
-        for m in found
+        for m in cells
     ]  # fmt: skip
     write_csv(path, header, rows)
 
@@ -132,12 +132,12 @@ def _measure_or_predict(cell: Cell, shorter: Sequence[Measured], most_seconds: f
             spread = max(result.seconds) - min(result.seconds)
             return Measured(cell, result.median, spread, float(result.peak_bytes), False, result.largest_batch)
     if seconds is None or peak is None:
-        return None  # too large from the start, and nothing to predict it from
+        return None  # it did not fit, and too few shorter lengths were measured to predict it
     return Measured(cell, seconds, 0.0, peak, is_predicted=True)
 
 
 def _extrapolated(rows: Sequence[Measured], figure: str, n: int) -> float | None:
-    """A power law through the two longest lengths that were measured."""
+    """A figure at length n, by a power law through the two longest measured lengths; None if there are fewer."""
     measured = [row for row in rows if not row.is_predicted][-2:]
     if len(measured) < 2:
         return None
@@ -150,29 +150,29 @@ def _free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
 
 
-def _column(found: Sequence[Measured], name: str, k: int | None) -> dict[int, Measured]:
-    return {row.cell.n: row for row in found if (row.cell.mechanism, row.cell.k) == (name, k)}
+def _column(cells: Sequence[Measured], name: str, k: int | None) -> dict[int, Measured]:
+    return {row.cell.n: row for row in cells if (row.cell.mechanism, row.cell.k) == (name, k)}
 
 
 def _title(name: str, k: int | None) -> str:
     return name if k is None else f"{name} k={k}"
 
 
-def _tables(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
-    """Time and memory of the baselines, and what the others save of them."""
+def _tables(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+    """Time and memory of the baselines, and the factors by which the other mechanisms take less."""
     text = ""
-    lengths = sorted({row.cell.n for row in found})
+    lengths = sorted({row.cell.n for row in cells})
     ours = [column for column in columns if column[0] not in BASELINES]
     for title, figure, scale, unit in (("Time", "seconds", 1e3, "ms"), ("Memory", "peak_bytes", 2**-20, "MiB")):
         for baseline in (name for name in BASELINES if (name, None) in columns):
             rows = []
-            base = _column(found, baseline, None)
+            base = _column(cells, baseline, None)
             for n in lengths:
                 if n not in base:
                     continue
                 row = [str(n), _marked(getattr(base[n], figure) * scale, base[n])]
                 for name, k in ours:
-                    cell = _column(found, name, k).get(n)
+                    cell = _column(cells, name, k).get(n)
                     if cell is None:
                         row.append("")
                     else:
@@ -184,11 +184,13 @@ def _tables(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]
     return text + "\\* predicted from shorter lengths, not measured\n\n"
 
 
-def _largest_batches(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+def _largest_batches(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
     """The paper's measure of memory: how many sequences fit at once, on a GPU."""
-    by_column = [_column(found, *column) for column in columns]
-    lengths = sorted({row.cell.n for row in found if row.largest_batch is not None})
-    rows = [[str(n), *(str(of[n].largest_batch or "") if n in of else "" for of in by_column)] for n in lengths]
+    by_column = [_column(cells, *column) for column in columns]
+    lengths = sorted({row.cell.n for row in cells if row.largest_batch is not None})
+    rows = [
+        [str(n), *(str(column[n].largest_batch or "") if n in column else "" for column in by_column)] for n in lengths
+    ]
     if not rows:
         return ""
     header = ["n", *(_title(*column) for column in columns)]
@@ -199,11 +201,11 @@ def _marked(value: float, row: Measured) -> str:
     return f"{value:.3g}" + "*" * row.is_predicted
 
 
-def _fits(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+def _fits(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
     """The exponents p of time and memory ~ n^p, fitted to the longer half of the lengths that were measured."""
     rows = []
     for name, k in columns:
-        measured = [row for row in _column(found, name, k).values() if not row.is_predicted]
+        measured = [row for row in _column(cells, name, k).values() if not row.is_predicted]
         longer = measured[len(measured) // 2 - (len(measured) == 2) :]
         if len(longer) < 2:
             continue
@@ -216,15 +218,15 @@ def _fits(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) 
     return "Growth with n\n\n" + markdown(["", "fitted on n", "time ~ n^", "memory ~ n^"], rows) + "\n"
 
 
-def _crossovers(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
-    """From which length on a mechanism takes less time than a baseline, between measured lengths by interpolation."""
+def _crossovers(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
+    """The length from which a mechanism takes less time than a baseline, interpolated between measured lengths."""
     rows = []
     for name, k in columns:
         if name in BASELINES:
             continue
         row = [_title(name, k)]
         for baseline in BASELINES:
-            base, ours = _column(found, baseline, None), _column(found, name, k)
+            base, ours = _column(cells, baseline, None), _column(cells, name, k)
             lengths = sorted(set(base) & set(ours))
             row.append(_crossover([(n, math.log(base[n].seconds / ours[n].seconds)) for n in lengths]))
         rows.append(row)
@@ -232,7 +234,7 @@ def _crossovers(found: Sequence[Measured], columns: Sequence[tuple[str, int | No
 
 
 def _crossover(gains: Sequence[tuple[int, float]]) -> str:
-    """Where log(baseline / ours) becomes positive and stays so."""
+    """The length from which log(baseline / ours) stays positive."""
     if not gains:
         return ""
     if gains[-1][1] <= 0:
@@ -244,7 +246,7 @@ def _crossover(gains: Sequence[tuple[int, float]]) -> str:
 
 
 @styled
-def _draw(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]], what: str) -> Any:
+def _draw(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]], what: str) -> Any:
     figure, (times, memories) = panels(2)
     titles = [_title(*column) for column in columns]
     for axes, name, scale, title in (
@@ -252,7 +254,7 @@ def _draw(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]], 
         (memories, "peak_bytes", 2**-20, "MiB at its peak"),
     ):
         for column in columns:
-            rows = list(_column(found, *column).values())
+            rows = list(_column(cells, *column).values())
             if not rows:
                 continue
             colour = colour_of(_title(*column), titles)
@@ -269,7 +271,7 @@ def _draw(found: Sequence[Measured], columns: Sequence[tuple[str, int | None]], 
     return figure
 
 
-def _said(row: Measured) -> str:
+def _line(row: Measured) -> str:
     how = "predicted" if row.is_predicted else f"spread {1e3 * row.spread:.1f} ms"
     title = _title(row.cell.mechanism, row.cell.k)
     return f"n {row.cell.n:>6}  {title:<20} {1e3 * row.seconds:9.1f} ms ({how})  {row.peak_bytes / 2**20:8.0f} MiB"

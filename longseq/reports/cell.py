@@ -1,6 +1,6 @@
 """One cell of an efficiency table, measured in a process of its own: python -m longseq.reports.cell JSON.
 
-A process of its own, so that its peak of memory is its own.
+In a process of its own, nothing else adds to the peak of memory.
 """
 
 import gc
@@ -34,7 +34,7 @@ DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class WrittenSoftmax(Mechanism):
-    """Exact attention with its n x n weights in memory, as the papers' baseline has it."""
+    """Exact attention with its n x n weights in memory, like the papers' baseline."""
 
     @classmethod
     def examples(cls) -> "list[Mechanism]":
@@ -49,10 +49,10 @@ def _written(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Float[Te
     return F.softmax(scores, dim=-1) @ values
 
 
-# Every mechanism that longseq.attention exports, by the name of a table's column.
+# Every mechanism that longseq.attention exports, by the name of its column in a table.
 _EXPORTED: dict[str, Any] = {kind.__name__.lower(): kind for kind in exported(Mechanism)}
 WITH_K = {name for name, kind in _EXPORTED.items() if "k" in inspect.signature(kind).parameters}
-# They are given k, which is None where a mechanism has none. The baselines come first.
+# Each function takes k, which is None for a mechanism without k. The baselines come first.
 MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
     "softmax-written": lambda k: WrittenSoftmax(),
     "softmax": lambda k: Softmax(),
@@ -70,12 +70,12 @@ class Cell:
         n: Tokens.
         k: Shortened tokens, or None.
         batch: Sequences at once.
-        dim, depth, heads: Of the stack.
+        dim, depth, heads: Width, blocks and attention heads of the stack.
         direction: ``forward``, without gradients, or ``train``, forward and backward.
         device: ``cpu`` or ``cuda``.
         precision: ``32``, or ``bf16`` for autocast.
-        repeats: Timed steps, after one that is not.
-        fills: Whether to look, on a GPU, for the largest batch that fits.
+        repeats: Timed steps, after untimed ones.
+        fills: Whether to search, on a GPU, for the largest batch that fits.
     """
 
     mechanism: str
@@ -101,8 +101,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a cell: seconds of each repeat, bytes above what model and inputs take, and on a GPU the most sequences that
-    fit at once."""
+    """Figures of a cell: seconds of each repeat, peak bytes above those of model and inputs, and on a GPU the most
+    sequences that fit at once."""
 
     seconds: list[float]
     peak_bytes: int
@@ -114,7 +114,7 @@ class Result:
 
 
 def benchmark_cell(cell: Cell) -> Result:
-    """Measure in this process."""
+    """Measure a cell in this process."""
     torch.manual_seed(0)
     device = torch.device(cell.device)
     model = cell.blocks().to(device)
@@ -160,7 +160,7 @@ def benchmark_cell(cell: Cell) -> Result:
 
 
 def largest(fits: Callable[[int], bool], known: int) -> int:
-    """The largest number that fits, to within an eighth, where a known one does and each beyond it costs more."""
+    """The largest number that fits, to within an eighth; ``known`` must fit, and larger numbers must cost more."""
     while fits(2 * known):
         known *= 2
     above = 2 * known
@@ -171,26 +171,26 @@ def largest(fits: Callable[[int], bool], known: int) -> int:
 
 
 def benchmark_cell_apart(cell: Cell, threads: int | None = None) -> Result | None:
-    """Measure in a process of its own; None if it died, of too little memory in most cases."""
-    found = run_apart("-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads}))
-    return None if found is None else Result(**found)
+    """Measure a cell in a process of its own; None if the process died, in most cases for lack of memory."""
+    figures = run_apart("-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads}))
+    return None if figures is None else Result(**figures)
 
 
 def peak_of(device: torch.device) -> Callable[[], int]:
-    """Begin to watch memory; the function returned says by how much its peak was above what was there."""
+    """Begin to watch memory; the returned function gives the peak in bytes above the memory in use at the beginning."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         return lambda: torch.cuda.max_memory_allocated(device) - before
-    give_back_freed_memory()  # or it would count as there
+    give_back_freed_memory()  # else freed memory would count as memory in use
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident memory there was
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
     before = _status("VmRSS")
     return lambda: max(_status("VmHWM") - before, 0)
 
 
 def _status(name: str) -> int:
-    """Bytes that Linux says of this process."""
+    """A figure of this process's memory in bytes, from Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 

@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind tell apart too.
+# Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ["#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 _STYLE: Any = {
     "figure.dpi": 150,
@@ -30,11 +30,11 @@ _STYLE: Any = {
     "lines.markersize": 4,
 }
 
-styled = rc_context(_STYLE)  # a decorator of the functions that draw
+styled = rc_context(_STYLE)  # a decorator for the functions that draw
 
 
 def panels(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """A figure of panels, in the order of reading."""
+    """A figure and its panels, in reading order."""
     figure = Figure((width * columns, height * rows))
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 

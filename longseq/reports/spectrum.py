@@ -22,7 +22,7 @@ from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoin
 from longseq.training.description import allow_classes, build, naming
 
 EXACT = 4096  # tokens up to which all singular values are computed
-_LEADING = 512  # those that are computed of longer sequences
+_LEADING = 512  # how many are computed for longer sequences
 
 
 def spectrum(
@@ -35,17 +35,17 @@ def spectrum(
 ) -> None:
     """Measure the singular values of the context matrices of a trained model over inputs of its test split.
 
-    The context matrix P takes values to outputs, Y = P V: softmax(Q K') for softmax, with k columns for Linformer, and
-    H L for Verma. The logits are Q K' / sqrt(c), before any softmax, which a follow-up study found to raise the rank.
-    The table says how many singular values hold a share of their sum: the k that a layer needs. Verma's P tells nothing
-    of its k, for its rank is at most c, the channels of a head, whatever k is.
+    The context matrix P maps values to outputs, Y = P V: it is softmax(Q K' / sqrt(c)) for softmax, with k columns for
+    Linformer, and H L for Verma. The logits are Q K' / sqrt(c), before any softmax; a follow-up study found that the
+    softmax raises the rank. The table says how many singular values hold a share of their sum: the k that a layer
+    needs. Verma's P says nothing about its k, because the rank of P is at most c, the channels of a head, for any k.
 
     Args:
         ckpt_path: A checkpoint of fit.
-        root: Folder of its data, if it has moved.
+        root: Folder of the checkpoint's data, if the data has moved.
         num_inputs: How many inputs of the test split to average over.
         energy: The share of the sum of singular values.
-        out: Folder for table.md, table.csv, spectrum.png and, but for Verma, linformer.yaml.
+        out: Folder for table.md, table.csv, spectrum.png and, except for Verma, linformer.yaml.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
@@ -75,7 +75,7 @@ def spectrum(
         n = max(n, matrices[0][0].shape[1])
         for which, position in (("P", 0), ("logits", 1)):
             curves[which].append(stacked([cumulative(pair[position]) for pair in matrices]))
-    mean = {which: stacked(each).mean(0) for which, each in curves.items()}  # layers, heads, values
+    mean = {which: stacked(per_input).mean(0) for which, per_input in curves.items()}  # layers, heads, values
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     needed = {which: (curve < energy).sum(-1) + 1 for which, curve in mean.items()}
@@ -92,7 +92,7 @@ def spectrum(
     text = f"{what}; {machine()}\n\n{markdown(header, rows)}\n"
     written = "table.md, table.csv, spectrum.png"
     suggested = folder / "linformer.yaml"
-    suggested.unlink(missing_ok=True)  # an earlier model's is none of this one's
+    suggested.unlink(missing_ok=True)  # remove a suggestion left by an earlier model
     if not isinstance(model.encoder.attention, Verma) and int(needed["P"].max()) <= most:
         per_layer = [int(heads.max()) for heads in needed["P"]]
         suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
@@ -107,13 +107,13 @@ def spectrum(
 def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Tensor, "h n k"], Float[Tensor, "h n k"]]]:
     """P and the logits of every layer for one input, in float64.
 
-    P is what the mechanism's own formula gives for values that are the identity. Where each head has its own k, the
-    matrices of the smaller ones are filled up with columns of zeros, which have no singular values.
+    P is the output of the mechanism's own formula when the values are the identity matrix. Where each head has its own
+    k, matrices of a smaller k are padded with columns of zeros, which add only singular values of 0.
     """
     layers: list[Any] = [block.attn for block in model.encoder.trunk.blocks]
     if not all(isinstance(layer, AttentionLayer) for layer in layers):
         raise ArgumentError(
-            "ckpt_path", f"must be of a model with attention in every block, got {model.encoder.attention}"
+            "ckpt_path", f"must be a model with attention in every block, got {model.encoder.attention}; give another"
         )
     tokens: list[Tensor] = []
     with ExitStack() as hooks, torch.no_grad():
@@ -121,11 +121,11 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
             hooks.enter_context(layer.register_forward_pre_hook(lambda _, x: tokens.append(x[0])))
         model(inputs)
     for layer, x in zip(layers, tokens, strict=True):
-        with _watched(layer) as seen, torch.no_grad():
-            AttentionLayer.attend(layer, x, x, None)  # all queries, by the formula, where the model takes short cuts
-        most = max(keys.shape[2] for _, keys in seen)
+        with _watched(layer) as calls, torch.no_grad():
+            AttentionLayer.attend(layer, x, x, None)  # all queries by the formula, as the model may take short cuts
+        most = max(keys.shape[2] for _, keys in calls)
         contexts, logits = [], []
-        for queries, keys in seen:  # of all heads at once, or of one after the other
+        for queries, keys in calls:  # one call for all heads, or one for each head
             queries, keys = queries.double(), keys.double()
             k, channels = keys.shape[2:]
             identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
@@ -137,18 +137,18 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
 
 @contextmanager
 def _watched(layer: AttentionLayer) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Note queries and keys while the layer runs."""
+    """Record the queries and keys that the formula gets while the layer runs."""
     formula = layer.formula
-    seen: list[tuple[Tensor, Tensor]] = []
+    calls: list[tuple[Tensor, Tensor]] = []
 
-    def noting(queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
-        seen.append((queries, keys))
+    def record(queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
+        calls.append((queries, keys))
         return formula(queries, keys, *rest)
 
     own = vars(layer).get("formula")  # absent where the formula is a module
-    vars(layer)["formula"] = noting
+    vars(layer)["formula"] = record
     try:
-        yield seen
+        yield calls
     finally:
         vars(layer).pop("formula")
         if own is not None:
@@ -158,8 +158,8 @@ def _watched(layer: AttentionLayer) -> Iterator[list[tuple[Tensor, Tensor]]]:
 def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
     """The cumulative sum of singular values, as a share of their whole sum.
 
-    Of matrices larger than EXACT, the leading ones by a randomised SVD; what the others can sum to at most, by Cauchy
-    and Schwarz from the Frobenius norm that is left, counts in the whole, so that the shares are lower bounds.
+    For matrices larger than EXACT, a randomised SVD gives the leading singular values. The whole sum then includes the
+    most that the others can sum to (Cauchy-Schwarz, from the rest of the Frobenius norm): the shares are lower bounds.
     """
     if min(matrices.shape[1:]) <= EXACT:
         values = torch.linalg.svdvals(matrices)
@@ -171,8 +171,8 @@ def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
 
 
 def stacked(curves: list[Float[Tensor, "*of _"]]) -> Float[Tensor, "_ *of m"]:
-    """Curves of layers or inputs, whose lengths may differ: a shorter one stays at its last value, which is 1 unless
-    only the leading values are known."""
+    """Stack curves of layers or inputs, whose lengths may differ: a shorter curve goes on with its last value, which is
+    1 unless only the leading singular values are known."""
     longest = max(curve.shape[-1] for curve in curves)
     return torch.stack([torch.cat([c, c[..., -1:].expand(*c.shape[:-1], longest - c.shape[-1])], -1) for c in curves])
 

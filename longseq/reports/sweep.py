@@ -1,4 +1,4 @@
-"""A grid of trainings, with several seeds each: one table, one figure, and no run that is done is done again."""
+"""Train a grid of settings with several seeds each, into one table and one figure; no finished run is repeated."""
 
 import itertools
 import json
@@ -28,46 +28,45 @@ def sweep(
 ) -> None:
     """Train every setting of a grid with several seeds, one after the other, and write a table, a CSV and a figure.
 
-    A sweep that was stopped goes on where it was when it is started again: runs that have come to their end are taken
-    as they are, and one that was interrupted is resumed. For a search over many settings rather than a grid of few,
-    give Optuna the same command lines.
+    A sweep that was stopped goes on when it is started again: finished runs are kept, and an interrupted run is
+    resumed. For a search over many settings rather than a grid of few, give Optuna the same command lines.
 
     Args:
         config: Configuration files of the experiment.
-        grid: Flags and their values, as model.encoder.attention.k=8,16,32; every combination is trained.
-        seeds: How many trainings of each setting, with the seeds 0, 1, ... of weights, order and validation split.
-        baseline: One more setting, key=value, that the others are held against, as model.encoder.attention=Softmax.
-        mean_over: A key of the grid whose values are repetitions, as seeds are, and no settings: the folds of a data
-            set, for example. Mean and range are then over them too.
-        metric: The figure of each run's metrics.json that is tabulated and drawn.
-        flags: Further arguments of every training, as they are.
+        grid: Flags and their values, such as model.encoder.attention.k=8,16,32; every combination is trained.
+        seeds: Trainings of each setting; their seeds 0, 1, ... decide weights, order and validation split.
+        baseline: One more setting, key=value, to compare the others with, such as model.encoder.attention=Softmax.
+        mean_over: A key of the grid whose values are repetitions, like seeds, and not settings: the folds of a data
+            set, for example. Mean and range are then over these values too.
+        metric: The figure of each run's metrics.json that the table and the picture show.
+        flags: Further arguments of every training, passed on as they are.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
-        ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is no key of it, there
-            are no seeds, the folder holds runs of another configuration or other flags, a training fails, or has no
-            such figure.
+        ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
+            seeds is not positive, the folder holds runs of another configuration or other flags, a training fails, or
+            its metrics.json does not have the metric.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
     for path in config:
         if not Path(path).is_file():
-            raise ArgumentError("config", f"must be files, got {path!r}, which is none; configs/image/digits.yaml is")
+            raise ArgumentError("config", f"must be files, got {path!r}, which is none; try configs/image/digits.yaml")
     settings = combinations(grid)
     repeated = [entry for entry in grid if entry.partition("=")[0] == mean_over]
     if mean_over is not None and not repeated:
         raise ArgumentError("mean_over", f"must be a key of the grid, got {mean_over!r}; data.test_fold may be one")
-    beside = combinations([baseline])[0] if baseline else None
-    besides = combinations([baseline, *repeated]) if baseline else []
-    _refuse_settings_alike([*besides, *settings])
+    reference = combinations([baseline])[0] if baseline else None
+    baselines = combinations([baseline, *repeated]) if baseline else []
+    _refuse_settings_alike([*baselines, *settings])
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_runs(folder, {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)})
-    found: dict[Setting, list[float]] = {}
-    for setting in [*besides, *settings]:
-        found[setting] = [_result(folder, config, setting, seed, flags, metric) for seed in range(seeds)]
-        print(f"{_said(setting)}: " + ", ".join(f"{result:.4f}" for result in found[setting]), flush=True)
-    means = averaged(found, mean_over)
+    figures: dict[Setting, list[float]] = {}
+    for setting in [*baselines, *settings]:
+        figures[setting] = [_result(folder, config, setting, seed, flags, metric) for seed in range(seeds)]
+        print(f"{_title(setting)}: " + ", ".join(f"{result:.4f}" for result in figures[setting]), flush=True)
+    means = averaged(figures, mean_over)
     keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
     rows = [
         [*(dict(setting).get(key, "") for key in keys), f"{statistics.mean(results):.4f}",
@@ -93,14 +92,14 @@ def sweep(
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)
-    if alone is not None:  # there is nothing but repetitions: the figure shows each
-        means |= {setting: found[setting] for setting in settings}
-    draw(means, beside, metric.replace("/", " ")).savefig(folder / "sweep.png")
+    if alone is not None:  # the grid has repetitions only, so the figure shows each of them
+        means |= {setting: figures[setting] for setting in settings}
+    draw(means, reference, metric.replace("/", " ")).savefig(folder / "sweep.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
 
 
 def combinations(grid: Sequence[str]) -> list[Setting]:
-    """Every combination of the values of key=value,value; commas within brackets part no values.
+    """Every combination of the values of key=value,value; commas within brackets do not separate values.
 
     Raises:
         ValueError: If an entry has another form.
@@ -110,14 +109,15 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
         key, _, values = entry.partition("=")
         if not key or not values:
             raise ArgumentError(
-                "grid", f"must be of the form key=value,value, got {entry!r}; model.encoder.attention.k=8,16 is"
+                "grid",
+                f"must be of the form key=value,value, got {entry!r}; for example model.encoder.attention.k=8,16",
             )
         axes.append([(key, value) for value in re.split(r",(?![^\[]*\])", values)])
     return [tuple(setting) for setting in itertools.product(*axes)]
 
 
 def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:
-    """The results of each setting without one of its keys: those of all values of that key together."""
+    """The results of each setting without the key ``mean_over``; the results of all its values are put together."""
     together: dict[Setting, list[float]] = {}
     for setting, results in found.items():
         others = tuple((key, value) for key, value in setting if key != mean_over)
@@ -126,7 +126,8 @@ def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[S
 
 
 def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
-    """A run is known by its setting and seed; what else decides it is written down, and must be the same."""
+    """Refuse a folder whose runs had another config or other flags, which trained.json records. A run's name has only
+    its setting and seed."""
     record = folder / "trained.json"
     if record.exists() and json.loads(record.read_text()) != trained:
         raise ArgumentError(
@@ -138,34 +139,34 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
 def _result(
     folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str], metric: str
 ) -> float:
-    """A figure of a run, which is made if it is not there."""
+    """The metric of a run; the run is trained first if it has no result yet."""
     name = f"{_experiment(setting)},seed={seed}"
-    done = sorted((folder / "runs" / name).glob("*/metrics.json"))
-    if not done:
+    results = sorted((folder / "runs" / name).glob("*/metrics.json"))
+    if not results:
         command = ["-m", "longseq", "fit", *itertools.chain.from_iterable(("--config", path) for path in config)]
-        # a class before its arguments, which it would take away again
-        command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda each: each[0].count("."))]
+        # a class must come before its arguments, because it removes the arguments given before it
+        command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda flag: flag[0].count("."))]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), *flags]
         command += ["--trainer.default_root_dir", str(folder), "--experiment", name, "--resume"]
         command += ["--trainer.enable_progress_bar", "false"]
-        ended = run_python(*command)
-        if ended.returncode:
-            said = ended.stderr.strip().split("\n")[-1].removeprefix("error: ")
-            raise ArgumentError("grid", f"must be of settings that train, got {_said(setting)}: {said}")
-        done = sorted((folder / "runs" / name).glob("*/metrics.json"))
-    figures = json.loads(done[-1].read_text())
+        process = run_python(*command)
+        if process.returncode:
+            message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")
+            raise ArgumentError("grid", f"must hold settings that can be trained, got {_title(setting)}: {message}")
+        results = sorted((folder / "runs" / name).glob("*/metrics.json"))
+    figures = json.loads(results[-1].read_text())
     if metric not in figures:
-        raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}")
+        raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
     return float(figures[metric])
 
 
 def _experiment(setting: Setting) -> str:
-    """The name of a setting's runs, but for the seed."""
-    return re.sub(r"[^\w.=+-]+", "_", _said(setting))
+    """The name of a setting's runs, without the seed."""
+    return re.sub(r"[^\w.=+-]+", "_", _title(setting))
 
 
 def _refuse_settings_alike(settings: Sequence[Setting]) -> None:
-    """Two settings whose runs had one name would be taken for one."""
+    """Refuse seeds in the grid, and two settings whose runs would have one name and be taken for one."""
     by_name: dict[str, Setting] = {}
     for setting in settings:
         for key, _ in setting:
@@ -174,36 +175,36 @@ def _refuse_settings_alike(settings: Sequence[Setting]) -> None:
         other = by_name.setdefault(_experiment(setting), setting)
         if other is not setting:
             raise ArgumentError(
-                "grid", f"must have no two settings of one name, got {other} and {setting}; sweep them apart"
+                "grid", f"must have no two settings of one name, got {other} and {setting}; sweep them separately"
             )
 
 
-def _said(setting: Setting) -> str:
+def _title(setting: Setting) -> str:
     return ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in setting)
 
 
 @styled
 def draw(found: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "test accuracy") -> Any:
-    """A metric against the first key of the grid, one line for each combination of the others; bars span the seeds."""
+    """Draw a metric against the grid's first key, a line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
     if baseline is not None:
         found = dict(found)
         results = found.pop(baseline)
         axes.axhspan(min(results), max(results), color=COLOURS[0], alpha=0.15, linewidth=0)
-        axes.axhline(statistics.mean(results), color=COLOURS[0], label=_said(baseline))
+        axes.axhline(statistics.mean(results), color=COLOURS[0], label=_title(baseline))
     lines: dict[Setting, dict[str, list[float]]] = {}
     for setting, results in found.items():
         lines.setdefault(setting[1:], {})[setting[0][1]] = results
     values = list(dict.fromkeys(setting[0][1] for setting in found))
-    are_numbers = all(re.fullmatch(r"[\d.e+-]+", value) for value in values)
+    are_numbers = all(re.fullmatch(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", value) for value in values)
     for number, ((others, points), colour) in enumerate(zip(lines.items(), itertools.cycle(COLOURS[2:]))):
-        beside = 0.12 * (number - (len(lines) - 1) / 2)  # of words, so that bars do not cover each other
-        x = [float(value) if are_numbers else values.index(value) + beside for value in points]
+        shift = 0.12 * (number - (len(lines) - 1) / 2)  # for values that are words, so that bars do not overlap
+        x = [float(value) if are_numbers else values.index(value) + shift for value in points]
         means = [statistics.mean(results) for results in points.values()]
         below = [mean - min(results) for mean, results in zip(means, points.values(), strict=True)]
         above = [max(results) - mean for mean, results in zip(means, points.values(), strict=True)]
         form = "o-" if are_numbers else "o"
-        axes.errorbar(x, means, [below, above], fmt=form, capsize=3, color=colour, label=_said(others) or None)
+        axes.errorbar(x, means, [below, above], fmt=form, capsize=3, color=colour, label=_title(others) or None)
     key = next(iter(found))[0][0]
     if are_numbers and min(map(float, values)) > 0:
         axes.set_xscale("log", base=2)

@@ -1,4 +1,4 @@
-"""What is learned: one task a file; task.py is their contract."""
+"""What is learned: one task per file; task.py is their contract."""
 
 from longseq.tasks.single_label import SingleLabel
 from longseq.tasks.task import Answer, Task

@@ -1,4 +1,4 @@
-"""One class a sample."""
+"""One class per sample."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
@@ -15,7 +15,7 @@ class SingleLabel(Task):
     Labels are int64 (b,), from 0.
 
     Args:
-        metrics: Further ones, by their names (Task).
+        metrics: Further metrics by their names, as Task takes them.
     """
 
     def targets(self, labels: Int64[Tensor, " b"], num_classes: int) -> Float[Tensor, "b classes"]:

@@ -20,17 +20,18 @@ class Answer(NamedTuple):
 
 
 class Task(ABC):
-    """What is learned: everything that a Classifier does not do for every task alike.
+    """What is learned: the part of a Classifier that differs from task to task.
 
     Arguments of the constructor are kept as attributes of the same name, so that a checkpoint can name them.
 
     Args:
-        metrics: Further ones of validation and test, by the names under which they are logged: each a class of
-            torchmetrics.classification, or a dictionary of it as ``metric`` and of its arguments. The number of classes
-            is filled in.
+        metrics: Further metrics of validation and test, by the names under which they are logged. Each is a class of
+            torchmetrics.classification, or a dictionary with the class as ``metric`` and its arguments. The number of
+            classes is filled in.
 
     Attributes:
-        best: The name of the metric that chooses the best checkpoint and is printed. A sweep tabulates accuracy alone.
+        best: The name of the metric that chooses the best checkpoint and is printed. A sweep tabulates test accuracy
+            unless its --metric names another figure.
         mode: Whether the best is the highest (max) or the lowest (min).
 
     Raises:
@@ -53,12 +54,12 @@ class Task(ABC):
         return num_classes
 
     def outputs(self, encoder: nn.Module, head: nn.Module, inputs: Any) -> Float[Tensor, "b outputs"]:
-        """What the model puts out for a batch."""
+        """The outputs of the model for a batch."""
         return head(encoder(inputs))
 
     @abstractmethod
     def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b classes"]:
-        """The labels of a batch as shares of classes, which a mix of samples can mix."""
+        """The labels of a batch as shares of classes, in which the labels of mixed samples can be written."""
 
     @abstractmethod
     def loss(
@@ -67,39 +68,39 @@ class Task(ABC):
         """The loss of a training batch.
 
         Args:
-            outputs: Of the head.
-            targets: Labels as the data module has them, or mixed ones as ``targets`` has them.
-            weights: Of each class.
+            outputs: Outputs of the head.
+            targets: Labels as the data module yields them, or mixed labels in the form of ``targets``.
+            weights: Weight of each class.
             label_smoothing: Share of the target that is spread over all classes.
         """
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
-        """The loss of each sample of an evaluation, without weights and smoothing."""
+        """The loss of each sample of an evaluation, without class weights and label smoothing."""
 
     @abstractmethod
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
-        """The metrics that every model of this task logs, ``best`` among them; they take outputs and labels."""
+        """The metrics that every model of this task logs, including ``best``; they take outputs and labels."""
 
     def user_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics that the user has named.
 
         Raises:
-            ValueError: If one refuses its arguments.
+            ValueError: If a metric refuses its arguments.
         """
-        return {name: _made(name, described, num_classes) for name, described in (self.metrics or {}).items()}
+        return {name: _make_metric(name, described, num_classes) for name, described in (self.metrics or {}).items()}
 
     def confusion(self, num_classes: int) -> Metric | None:
-        """The matrix of how often a class is taken for another one; None where the task has no such thing."""
+        """The matrix of how often one class is taken for another; None if the task has no such matrix."""
         return None
 
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Float[Tensor, "b classes"]:
-        """Of the classes, in float32."""
+        """The probabilities of the classes, in float32."""
 
     @abstractmethod
     def answer(self, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
-        """What is said of one sample."""
+        """What a prediction says of one sample."""
 
     @abstractmethod
     def names(self, target: Tensor, class_names: list[str]) -> str:
@@ -113,16 +114,16 @@ class Task(ABC):
 def _metric_class(name: str, described: Any) -> type[Metric]:
     kind = described.get("metric") if isinstance(described, dict) else described
     short = str(kind).removeprefix("torchmetrics.classification.")
-    found = getattr(torchmetrics.classification, short, None)
-    if not (isinstance(found, type) and issubclass(found, Metric)):
+    metric = getattr(torchmetrics.classification, short, None)
+    if not (isinstance(metric, type) and issubclass(metric, Metric)):
         raise ArgumentError(
             "metrics",
             f"must be classes of torchmetrics.classification, got {kind!r} for {name}; MulticlassAUROC is one",
         )
-    return found
+    return metric
 
 
-def _made(name: str, described: Any, num_classes: int) -> Metric:
+def _make_metric(name: str, described: Any, num_classes: int) -> Metric:
     kind = _metric_class(name, described)
     arguments = (
         {key: value for key, value in described.items() if key != "metric"} if isinstance(described, dict) else {}

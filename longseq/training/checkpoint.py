@@ -1,4 +1,4 @@
-"""Checkpoints of a classifier: read as tensors and plain values, and held against a model."""
+"""Checkpoints of a classifier: read as tensors and plain values, and compared with a model."""
 
 import re
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
     """Check that a checkpoint's weights fit a model.
 
     Raises:
-        CheckpointError: If they do not; the message names the settings that differ, there and here.
+        CheckpointError: If they do not fit; the message names the settings that differ, each with both values.
     """
-    there, here = checkpoint["state_dict"], model.state_dict()
-    if there.keys() == here.keys() and all(there[name].shape == here[name].shape for name in here):
+    saved, current = checkpoint["state_dict"], model.state_dict()
+    if saved.keys() == current.keys() and all(saved[name].shape == current[name].shape for name in current):
         return
     old, new = _settings(checkpoint, model)
     differing = [
-        f"model.{name} is {old.get(name)} there and {new.get(name)} here"
+        f"model.{name} is {old.get(name)} in the checkpoint and {new.get(name)} here"
         for name in {**old, **new}
         if old.get(name) != new.get(name) and name != "class_names"
     ]
@@ -36,8 +36,11 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
 
 
 def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[str]:
-    """What a model of the checkpoint's shapes would make another way of its weights: each setting of the encoder that
-    differs, there and here. Rates of dropout, masks and recomputation may differ."""
+    """The settings of the encoder that differ from the checkpoint's, each with both values.
+
+    With such a setting the model would compute something else from the same weights. Rates of dropout, masks,
+    recomputation and the source of pretrained weights may differ, so they are not listed.
+    """
     old, new = _settings(checkpoint, model)
     return [
         f"model.{name} is {old[name]} in the checkpoint and {new[name]} here"
@@ -47,7 +50,7 @@ def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -
 
 
 def _settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[dict[str, Any]]:
-    """The settings of the checkpoint's model and of a model, plain values by their path."""
+    """The settings of the checkpoint's model and of the given model: plain values by path."""
     return [dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams)]
 
 
@@ -56,8 +59,8 @@ def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: b
 
     Args:
         path: The file.
-        map_location: Where its tensors go.
-        to_go_on: Whether the training is to go on from it, which takes more than weights.
+        map_location: Where to put its tensors.
+        to_go_on: Whether a training will go on from it, which needs more than weights.
 
     Raises:
         CheckpointError: If there is no such file, or it is not a checkpoint of longseq.

@@ -37,23 +37,22 @@ class Classifier(pl.LightningModule):
     Args:
         encoder: Turns inputs into features (b, dim).
         num_classes: Number of classes, 2 or more.
-        class_names: Their names, for reports and predictions; numbers if absent.
-        task: What is learned; SingleLabel, one class a sample, if absent.
-        optimizer: Any that timm knows, by its name.
-        learning_rate: The highest, after warm-up.
-        weight_decay: Of matrices only: not of norms, biases, position embeddings and class tokens.
+        class_names: Names of the classes, for reports and predictions; numbers if absent.
+        task: What is learned; if absent, SingleLabel: one class for each sample.
+        optimizer: Name of one of timm's optimizers.
+        learning_rate: The peak, reached after warm-up.
+        weight_decay: For matrices only; norms, biases, position embeddings and class tokens are not decayed.
         warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
         label_smoothing: Share of the target spread over all classes, in training.
-        class_weights: Of each class in the training's loss, or ``balanced``: the rarer a class is, the more a sample of
-            it counts, so that all classes count as much. Of mean 1 over the samples of the training set.
+        class_weights: Weight of each class in the training loss. ``balanced`` gives rare classes larger weights, so
+            that all classes count the same; these weights have mean 1 over the samples of the training set.
         mix: Mixes the samples of a training batch: MixUp or CutMix (mix.py).
-        init_from: A checkpoint to start a new training from. Its images may have been of another size, its clips of
-            another length: position embeddings and projections are carried over. Its classes may have been others: the
-            head then starts anew.
-        compile: Whether to compile the encoder, in place: names in checkpoints stay as they are.
+        init_from: A checkpoint to start a new training from. If its images had another size or its clips another
+            length, position embeddings and projections are carried over. If it had other classes, the head starts anew.
+        compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If an argument is out of its range, or does not fit the others.
     """
 
     def __init__(
@@ -77,13 +76,13 @@ class Classifier(pl.LightningModule):
             raise ArgumentError("num_classes", f"must be 2 or more, got {num_classes}; one class needs no classifier")
         if class_names is not None and len(class_names) != num_classes:
             raise ArgumentError(
-                "class_names", f"must be num_classes = {num_classes}, got {len(class_names)}; name each class"
+                "class_names", f"must hold num_classes = {num_classes} names, got {len(class_names)}; name each class"
             )
-        if optimizer not in list_optimizers() or optimizer == "adahessian":  # which needs second derivatives
+        if optimizer not in list_optimizers() or optimizer == "adahessian":  # it needs second derivatives
             raise ArgumentError(
                 "optimizer", f"must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some"
             )
-        # an optimizer takes both, and their product, as numbers of 32 bits, which end at 3e38
+        # an optimizer computes with both, and with their product, in float32, whose largest number is 3e38
         if not 0 < learning_rate <= 1e30:
             raise ArgumentError(
                 "learning_rate", f"must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
@@ -99,14 +98,14 @@ class Classifier(pl.LightningModule):
             if not are_numbers or len(class_weights) != num_classes:
                 raise ArgumentError(
                     "class_weights",
-                    f"must be {num_classes} positive numbers or balanced, got {class_weights}; one a class",
+                    f"must be {num_classes} positive numbers or balanced, got {class_weights}; give one for each class",
                 )
             weights = torch.tensor(class_weights, dtype=torch.float32)
         if isinstance(mix, CutMix) and encoder.takes_sounds:
-            raise ArgumentError("mix", "must be for sounds, got CutMix; MixUp is")
-        # for a training alone, and of no interest to a checkpoint
+            raise ArgumentError("mix", "must suit sounds, got CutMix; use MixUp")
+        # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
-        self._planned_for: tuple[float, int | float] | None = None  # the learning rate's course: its peak and its steps
+        self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
         self.encoder = encoder
         self.num_classes = num_classes
         self.class_names = class_names or [str(label) for label in range(num_classes)]
@@ -117,7 +116,7 @@ class Classifier(pl.LightningModule):
         self.init_from, self._compile = init_from, compile
         self.task = task or SingleLabel()
         self.head = nn.Linear(encoder.dim, self.task.num_outputs(num_classes))
-        nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes), whatever the encoder
+        nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes) with any encoder
         nn.init.zeros_(self.head.bias)
         metrics = MetricCollection(dict(self.task.own_metrics(num_classes)))
         evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
@@ -129,25 +128,26 @@ class Classifier(pl.LightningModule):
 
     @property
     def backbone(self) -> Encoder:
-        """The encoder, by the name at which Lightning's BackboneFinetuning looks for what it freezes at first."""
+        """The encoder, under the name of the module that Lightning's BackboneFinetuning freezes at the start."""
         return self.encoder
 
     def forward(self, inputs: Any) -> Tensor:
-        """What the task makes of a batch of inputs: the logits of each class, of most tasks."""
+        """The task's outputs for a batch of inputs; for most tasks they are the logits of each class."""
         return self.task.outputs(self.encoder, self.head, inputs)
 
     def setup(self, stage: str) -> None:
-        """Before a new training, start from where it should; every rank does the same.
+        """Before a training, set class weights and the weights to start from, and compile; every rank does the same.
 
         Raises:
-            TypeError: If the data module cannot be described, which a checkpoint must.
+            TypeError: If the data module cannot be described; a checkpoint needs its description.
+            SettingError: If class_weights is balanced, and there is no data module with labels.
         """
         if stage == "fit":
             self._describe_data()
         if stage == "fit" and self.class_weights == "balanced":
             data = data_of(self.trainer)
             if data is None:
-                raise SettingError("model.class_weights: balanced needs a data module that counts them; give numbers")
+                raise SettingError("model.class_weights: balanced needs a data module that has labels; give numbers")
             labels = data.splits()["train"].labels
             counts = self.task.counts(labels, self.num_classes).to(self.loss_weights)
             self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
@@ -157,13 +157,13 @@ class Classifier(pl.LightningModule):
             self.encoder.compile()
 
     def on_fit_start(self) -> None:
-        """Plan the learning rate's course anew where a callback, which comes before, has found another learning rate,
-        or another batch size and with it another number of steps. A checkpoint's state comes behind."""
-        self.train_metrics.reset()  # a training that was interrupted, in Python, has left its samples behind
+        """Make a new learning rate schedule if a callback has changed the learning rate, or the batch size and with it
+        the number of steps. Callbacks run before this hook; Lightning restores a checkpoint's state after it."""
+        self.train_metrics.reset()  # an interrupted training in the same process has left its samples in them
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        is_resumed_finetuning = self.trainer.ckpt_path and any(isinstance(each, BaseFinetuning) for each in callbacks)
+        is_resumed_finetuning = self.trainer.ckpt_path and any(isinstance(item, BaseFinetuning) for item in callbacks)
         for config in self.trainer.lr_scheduler_configs:
-            if type(config.scheduler) is not Course:  # a subclass's own, or StochasticWeightAveraging's
+            if type(config.scheduler) is not Course:  # keep a subclass's own, or StochasticWeightAveraging's
                 continue
             optimizer = config.scheduler.optimizer
             num_steps = self.trainer.estimated_stepping_batches
@@ -171,14 +171,14 @@ class Classifier(pl.LightningModule):
                 for group in optimizer.param_groups:
                     group["lr"] = group["initial_lr"] = self.learning_rate
                 config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
-            if is_resumed_finetuning:  # it has frozen the encoder again
+            if is_resumed_finetuning:  # the callback has frozen the encoder again
                 for group in optimizer.param_groups:
                     for weight in group["params"]:
                         weight.requires_grad = True
 
     def on_train_start(self) -> None:
-        """Let StochasticWeightAveraging go on in the midst of an epoch: it takes up its own course of the learning
-        rate when an epoch starts, and the rest of this one would leave a step of it out."""
+        """Let StochasticWeightAveraging go on in the middle of an epoch. It restores its learning rate schedule only
+        when an epoch starts; without this call the rest of the resumed epoch would skip a step of that schedule."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if is_resumed_averaging(callback):
                 callback.on_train_epoch_start(self.trainer, self)
@@ -191,19 +191,19 @@ class Classifier(pl.LightningModule):
         outputs = self(inputs)
         loss = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
         if self.bad_steps.count(loss, self.trainer, batch_idx):
-            # every rank has a loss then, or those that gather gradients would wait for ever
+            # every rank must return a loss, or the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
         self.train_metrics.update(outputs.detach(), labels)
         self.log("train/loss", loss)
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Without gradients the optimizer changes nothing."""
+        """After a bad step remove the gradients, so that the optimizer changes nothing."""
         if self.bad_steps.is_bad:
             self.zero_grad()
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's metrics, before a checkpoint of the epoch's end is saved: then no resumed run lacks them."""
+        """Log the epoch's metrics before the checkpoint at its end is saved, so that no resumed run lacks them."""
         values = self.train_metrics.compute()
         self.train_metrics.reset()
         self.log_dict(values, logger=False, sync_dist=True)
@@ -211,7 +211,7 @@ class Classifier(pl.LightningModule):
             logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step - 1)
 
     def on_validation_epoch_start(self) -> None:
-        self.val_loss.reset()  # and so has an evaluation that was interrupted
+        self.val_loss.reset()  # an interrupted evaluation has left its samples in it
         self.val_metrics.reset()
 
     def on_test_epoch_start(self) -> None:
@@ -225,7 +225,7 @@ class Classifier(pl.LightningModule):
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
-        """Probabilities of a batch of inputs; of the inputs alone where the batch is (inputs, labels)."""
+        """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         return self.task.probabilities(self(inputs))
 
@@ -242,7 +242,7 @@ class Classifier(pl.LightningModule):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""
-        layers = [(name, each) for name, each in self.named_modules() if isinstance(each, TokenMixer)]
+        layers = [(name, module) for name, module in self.named_modules() if isinstance(module, TokenMixer)]
         of_layers = {f"{name}.{weight}" for name, layer in layers for weight in layer.no_weight_decay()}
         return {"*pos_embed", "*cls_token", "*reg_token"} | of_layers
 
@@ -254,7 +254,7 @@ class Classifier(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Name the data too, so that a checkpoint alone suffices to test and to predict."""
+        """Describe the data too, so that a checkpoint alone is enough to test and to predict."""
         data = self._describe_data()
         if data is not None:
             checkpoint["data"] = data
@@ -272,7 +272,7 @@ class Classifier(pl.LightningModule):
 
         Args:
             checkpoint_path: A file that fit has written.
-            map_location: Where its tensors go.
+            map_location: Where to put its tensors.
             kwargs: Arguments of the constructor to change.
 
         Raises:
@@ -284,6 +284,6 @@ class Classifier(pl.LightningModule):
         try:
             model.load_state_dict(checkpoint["state_dict"])
         except RuntimeError as error:
-            what = "its weights are not those of the model that it describes"
+            what = "its weights do not fit the model that it describes"
             raise CheckpointError(f"{checkpoint_path}: {what}; another version of longseq has written it") from error
         return model

@@ -1,4 +1,4 @@
-"""The contract between longseq and data: what is asked of a data module, and nothing else is used of one."""
+"""The contract between longseq and data: longseq uses these members of a data module, and no others."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @runtime_checkable
 class LabelledSamples(Protocol):
-    """A split: a torch data set whose items are asked for a batch at a time."""
+    """A split: a torch data set that returns a whole batch at a time."""
 
     labels: Tensor
 
@@ -21,14 +21,14 @@ class LabelledSamples(Protocol):
 
 
 class DataContract(Protocol):
-    """What a LightningDataModule needs beside its loaders, for the commands of longseq; datamodules.DataModule has all.
+    """What longseq's commands need of a LightningDataModule besides its loaders; datamodules.DataModule has all of it.
 
     An encoder that takes ``shape``, or ``sample_rate_hz`` and ``seconds``, takes them from the data module too.
 
     Attributes:
-        class_names: Of the labels 0, 1, ...
+        class_names: Names of the labels 0, 1, ...
         on_error: Whether a file that cannot be read ends a prediction (raise), or is left out (skip).
-        predict_suffixes: Of files that ``read`` understands, in lower case, with the dot.
+        predict_suffixes: Suffixes of the files that ``read`` understands, in lower case, with the dot.
         predict_paths: The files that predict_dataloader reads; longseq sets it.
     """
 
@@ -42,11 +42,11 @@ class DataContract(Protocol):
 
     @property
     def identity(self) -> Mapping[str, int | str]:
-        """What a training must find again to go on: counts and digests, by what they are of; after setup."""
+        """Counts and digests of the data by name; a training goes on only with the same ones. Available after setup."""
         ...
 
     def splits(self) -> Mapping[str, LabelledSamples]:
-        """The samples of train, val and test, not augmented; after setup."""
+        """The samples of train, val and test, not augmented; available after setup."""
         ...
 
     def read(self, path: str) -> Tensor:
@@ -54,15 +54,15 @@ class DataContract(Protocol):
         ...
 
     def longest_batch(self) -> Any:
-        """The training batch that takes the most memory; after setup."""
+        """The training batch that takes the most memory; available after setup."""
         ...
 
     def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was computed from the same training set before, or is now; after setup."""
+        """The result ``what`` for this training set, stored or computed now; available after setup."""
         ...
 
     def statistics(self) -> Mapping[str, Any]:
-        """What the command stats prints; after setup."""
+        """What the command stats prints; available after setup."""
         ...
 
     def bad_files(self) -> Mapping[str, str]:
@@ -70,20 +70,20 @@ class DataContract(Protocol):
         ...
 
     def save_splits(self, path: Path) -> None:
-        """Write down which sample is in which split; after setup."""
+        """Write down which sample is in which split; available after setup."""
         ...
 
 
-_ASKED = [
+_MEMBERS = [
     *DataContract.__annotations__,
     *(name for name, value in vars(DataContract).items() if not name.startswith("_") and name != "mro"),
 ]
 
 
 def lacking(datamodule: Any) -> list[str]:
-    """The names of the contract that a data module lacks."""
-    there = {*dir(type(datamodule)), *vars(datamodule)}
-    return sorted({name for name in _ASKED if name not in there})
+    """The names of the contract's members that a data module lacks."""
+    present = {*dir(type(datamodule)), *vars(datamodule)}
+    return sorted({name for name in _MEMBERS if name not in present})
 
 
 def data_of(trainer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Steps whose loss is not finite: left out where the user allows it, and otherwise the end of a training."""
+"""Steps whose loss is not finite: left out if the user allows it; otherwise the training ends."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from longseq.compat.lightning import is_finding_learning_rate
 
 
 class DivergenceError(Exception):
-    """The loss or a weight is no finite number any more; the message says where and what to change."""
+    """The loss or a weight is not finite any more; the message says where, and what to change."""
 
     exit_code = 5
 
@@ -20,9 +20,9 @@ class BadSteps:
     """Counts the steps in a row whose loss is not finite on some rank.
 
     Attributes:
-        allowed: How many may be left out.
-        any_rank: Whether something holds on any rank.
-        of_all_ranks: What each rank lists, together.
+        allowed: How many such steps in a row may be left out.
+        any_rank: Says whether a condition holds on any rank.
+        of_all_ranks: Joins the lists of all ranks.
     """
 
     def __init__(self) -> None:
@@ -33,16 +33,16 @@ class BadSteps:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the last step was one."""
+        """Whether the loss of the last step was not finite."""
         return self._in_a_row > 0
 
     def count(self, loss: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
-        """Whether the step is left out, on all ranks alike.
+        """Return whether the step is left out, which is the same on all ranks.
 
         Raises:
-            DivergenceError: If no more may be left out.
+            DivergenceError: If no more steps may be left out.
         """
-        # LearningRateFinder tries rates beyond those that a training bears, and takes the weights back
+        # LearningRateFinder tries rates that are too high for a training, and restores the weights afterwards
         is_bad = not loss.isfinite() and not is_finding_learning_rate(trainer)
         if not self.any_rank(is_bad):
             self._in_a_row = 0
@@ -63,12 +63,12 @@ def diverged(what: str, trainer: pl.Trainer, samples: Sequence[str] = ()) -> Div
     return DivergenceError(
         f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
         "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
-        "--skip_bad_steps 3. A checkpoint, if there is one, is finite: --resume goes on from it"
+        "--skip_bad_steps 3. If a checkpoint was saved, its weights are finite: --resume goes on from it"
     )
 
 
 def _samples_of(trainer: pl.Trainer, batch_idx: int) -> list[str]:
-    """The names of a training batch's samples, where the data loader can tell."""
+    """The names of a training batch's samples, if the data loader knows them."""
     loader: Any = trainer.train_dataloader
     if not hasattr(getattr(loader, "sampler", None), "batch"):
         return []

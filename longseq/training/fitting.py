@@ -1,4 +1,4 @@
-"""Which smaller training steps fit where one ran out of memory: found by trying."""
+"""After a training step ran out of memory, try which smaller steps fit."""
 
 import gc
 import traceback
@@ -16,13 +16,13 @@ from longseq.training.memory import give_back_freed_memory
 
 
 class OutOfMemory(Exception):  # noqa: N818 (as torch names its own)
-    """A training step that does not fit; the message says which smaller ones do."""
+    """A training step does not fit into memory; the message says which smaller steps fit."""
 
     exit_code = 6
 
 
 def let_go_of(error: BaseException) -> None:
-    """Free what the frames of an error hold: activations of a step that failed."""
+    """Free the memory that the frames of an error hold: the activations of the failed step."""
     traceback.clear_frames(error.__traceback__)
     _give_back_all()
 
@@ -30,7 +30,7 @@ def let_go_of(error: BaseException) -> None:
 def _give_back_all() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-    give_back_freed_memory()  # oneDNN maps memory of its own for its code, which glibc's heap may leave no room for
+    give_back_freed_memory()  # else glibc's heap may leave no room that oneDNN can map for its code
 
 
 def what_fits(
@@ -39,23 +39,23 @@ def what_fits(
     autocast: Callable[[], AbstractContextManager[Any]],
     has_moments: bool = False,
 ) -> list[str]:
-    """The flags with which a training step fits, each tried alone: the largest batch that does among halves of it,
-    activation checkpointing, bfloat16, and the largest k among halves of it.
+    """The flags with which a training step fits, each tried alone: the batch halved until it fits, activation
+    checkpointing, bfloat16, and k halved until it fits.
 
     Args:
-        model: On the device where it ran out of memory.
-        batch: Inputs and labels on that device, at least as large as those that did not fit.
+        model: The classifier, on the device where it ran out of memory.
+        batch: Inputs and labels on that device, at least as large as the batch that did not fit.
         autocast: The precision of the training, as a context.
-        has_moments: Whether AdamW's moments are on the device; else room is kept for them.
+        has_moments: Whether AdamW's moments are on the device already; if not, memory is reserved for them.
     """
     model.zero_grad()
     inputs, labels = batch
     device = model.device.type
-    found: list[str] = []
+    flags: list[str] = []
     try:
         moments = [] if has_moments else [torch.zeros_like(weight) for weight in model.parameters() for _ in range(2)]
     except (RuntimeError, MemoryError):
-        return found
+        return flags
 
     def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
         _give_back_all()
@@ -63,7 +63,7 @@ def what_fits(
             with context():
                 loss = model(_smaller_batch(inputs, count)).logsumexp(1).sum()
             loss.backward()
-        except (RuntimeError, MemoryError) as failure:  # oneDNN says no more than "could not create a primitive"
+        except (RuntimeError, MemoryError) as failure:  # oneDNN says only "could not create a primitive"
             traceback.clear_frames(failure.__traceback__)
             return False
         finally:
@@ -72,16 +72,16 @@ def what_fits(
 
     halves = [len(labels) >> shift for shift in range(1, len(labels).bit_length())]
     if count := next((count for count in halves if fits(model, count)), None):
-        found.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {-(-len(labels) // count)}")
+        flags.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {-(-len(labels) // count)}")
     if not model.encoder.checkpointing:
         model.encoder.trunk.set_grad_checkpointing(True)
         if fits(model, len(labels)):
-            found.append("--model.encoder.checkpointing true")
+            flags.append("--model.encoder.checkpointing true")
         model.encoder.trunk.set_grad_checkpointing(False)
     with autocast():
         is_low = torch.is_autocast_enabled(device)
     if not is_low and fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
-        found.append("--trainer.precision bf16-mixed")
+        flags.append("--trainer.precision bf16-mixed")
     k = getattr(model.encoder.attention, "k", None)
     for smaller in [k >> shift for shift in range(1, k.bit_length())] if isinstance(k, int) else []:
         description = dict(model.hparams)
@@ -93,10 +93,10 @@ def what_fits(
             other = build_from(Classifier, description).to(model.device)
             other.encoder.set_statistics(model.encoder.mean, model.encoder.std)
             if fits(other, len(labels)):
-                found.append(f"--model.encoder.attention.k {smaller}")
+                flags.append(f"--model.encoder.attention.k {smaller}")
                 break
     del moments
-    return found
+    return flags
 
 
 def _smaller_batch(inputs: Any, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a sample costs, counted and not timed, and what a device can do at best."""
+"""The FLOPs of a sample, counted and not timed, and the peak FLOP/s of devices."""
 
 import copy
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from longseq.encoders.encoder import encode
 from longseq.training.classifier import Classifier
 
-# Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets, by
-# the whole name that torch.cuda.get_device_name gives: a MIG slice has a longer name and another peak.
+# Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets. The
+# keys are whole names from torch.cuda.get_device_name, because a MIG slice has a longer name and another peak.
 PEAK_FLOPS = {
     "NVIDIA B200": 2250e12,
     "NVIDIA H200": 989e12,
@@ -35,7 +35,7 @@ HALF_PRECISIONS = ("bf16-mixed", "bf16-true", "16-mixed", "16-true")
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense FLOP/s of a device at best, or None where the table does not know it.
+    """Peak dense FLOP/s of a device, or None if the table does not have it.
 
     Args:
         device_name: As torch.cuda.get_device_name gives it.
@@ -51,18 +51,18 @@ class Flops(NamedTuple):
     training: int  # forward and backward
 
 
-@torch.inference_mode(False)  # gradients are on, whoever calls
+@torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have off
 def flops_per_sample(model: Classifier) -> Flops:
     """Count the matrix products and convolutions of trunk and head for one sample, on the meta device.
 
-    Left out are the spectrogram, which has no parameters, the optimizer, and everything elementwise. Recomputation
-    under activation checkpointing or in a fused attention's backward pass is not counted: it is not the model's work.
+    The spectrogram, which has no parameters, the optimizer, and all elementwise operations are not counted. Nor is
+    recomputation under activation checkpointing or in a fused attention's backward pass: it is not the model's work.
 
     Raises:
         RuntimeError: If no parameter is trained.
     """
     originals = (model.encoder.trunk, model.head)
-    memo: dict[int, Any] = {}  # what it holds, deepcopy takes as the copy: no memory is needed for a second model
+    memo: dict[int, Any] = {}  # deepcopy takes its values as the copies, so a second model needs no memory
     for module in originals:
         memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
         for weight in module.parameters():
@@ -71,7 +71,7 @@ def flops_per_sample(model: Classifier) -> Flops:
     trunk.set_grad_checkpointing(False)
     picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.head.weight.dtype, device="meta")
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _of_gradients})
-    # torch's formula for a fused attention kernel adds the recomputed scores; the plain products are what we mean
+    # torch's formula for a fused attention kernel adds the recomputed scores; MATH has the plain products only
     with sdpa_kernel(SDPBackend.MATH), counter:
         logits = head(encode(trunk, picture))
         forward = counter.get_total_flops()
@@ -80,7 +80,7 @@ def flops_per_sample(model: Classifier) -> Flops:
 
 
 def _of_gradients(of_output: torch.Size, inputs: torch.Size, kernel: torch.Size, *arguments: Any, **_: Any) -> int:
-    """FLOPs of a convolution's backward pass, from shapes: each gradient that is wanted costs as much as the forward
-    pass. torch's own formula gives the kernel's gradient the cost of a convolution without groups."""
+    """FLOPs of a convolution's backward pass, from shapes. The gradients of the inputs and of the kernel, if needed,
+    each cost as much as the forward pass; torch's own formula ignores groups for the kernel's gradient."""
     for_inputs, for_kernel, _for_bias = arguments[-1]
     return (for_inputs + for_kernel) * conv_flop_count(list(inputs), list(kernel), list(of_output))

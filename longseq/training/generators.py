@@ -1,4 +1,4 @@
-"""The states of all random generators, in a checkpoint and back: a resumed training draws the same numbers."""
+"""Save and restore the states of all random generators, so that a resumed training draws the same numbers."""
 
 import random
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from longseq.training.classifier import Classifier
 
 
 class GeneratorStates(pl.Callback):
-    """Keep the states of all random generators in the checkpoint, one set for each rank, and bring them back.
+    """Save the states of all random generators in the checkpoint, one set for each rank, and restore them.
 
-    So are the training metrics of the epoch, as far as it came. Generators are restored when the first batch starts,
-    after everything that draws random numbers while a training is set up. In a new training each rank draws numbers of
-    its own, or the same noise would fall on the samples of all.
+    The training metrics of an unfinished epoch are saved and restored too. Generators are restored when the first batch
+    starts, because setting up a training draws random numbers. In a new training each rank draws its own numbers;
+    otherwise the samples of all ranks would get the same noise.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class GeneratorStates(pl.Callback):
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         of_ranks = checkpoint.get("ranks")
-        # with another number of processes no later order is the same, whatever the generators' states
+        # with another number of processes the samples come in another order, so restored states would not help
         self._restore = None
         if of_ranks and len(of_ranks) == trainer.world_size:
-            self._restore = [{"generators": each["generators"], "metrics": each["metrics"]} for each in of_ranks]
+            self._restore = [{"generators": rank["generators"], "metrics": rank["metrics"]} for rank in of_ranks]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if self._restore is not None:
@@ -65,7 +65,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Bring back what ``generator_states`` gave."""
+    """Restore the states that ``generator_states`` returned."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)

@@ -9,9 +9,9 @@ from torchmetrics import Metric
 
 
 class MeanLoss(Metric):
-    """Sum of losses / number of samples; every sample counts once, on however many ranks and in whatever batches.
+    """Sum of losses / number of samples; every sample counts once, with any number of ranks and any batches.
 
-    The sum is in float32, in a model of lower precision too. Loss values that are not finite show in the mean.
+    The sum is in float32, also for a model of lower precision. A loss that is not finite makes the mean not finite.
     """
 
     total: Tensor
@@ -31,5 +31,5 @@ class MeanLoss(Metric):
         return self.total / self.num_samples
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        """Move to another device, but to no other precision."""
+        """Move the sums to another device, but keep their precision."""
         return super()._apply(lambda state: fn(state).to(state.dtype), exclude_state)

@@ -1,4 +1,4 @@
-"""Mixing the samples of a training batch with each other, labels and all."""
+"""Mix the samples of a training batch, and their labels, with each other."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,17 +13,19 @@ from longseq.arguments import ArgumentError
 
 
 class Mix(ABC):
-    """A batch becomes one whose samples are each made of two, and whose targets are their classes' shares.
+    """Makes each sample of a batch a mixture of two, and each target the shares of their classes.
 
     Args:
-        alpha: Of the Beta distribution of the shares, one draw a batch: the smaller, the more one of the two prevails.
+        alpha: Parameter of the Beta distribution from which one share is drawn for each batch; with a smaller alpha one
+            of the two samples prevails more.
 
     Raises:
         ValueError: If alpha is out of its range.
     """
 
     def __init__(self, alpha: float = 0.4) -> None:
-        if not 1e-3 <= alpha <= 1e3:  # beyond, nothing is mixed, or always half of each, and then it has no 32 bits
+        # a smaller alpha mixes nothing, a larger one always half and half, and a huge one does not fit into float32
+        if not 1e-3 <= alpha <= 1e3:
             raise ArgumentError("alpha", f"must be in 0.001..1000, got {alpha}; 0.2 to 1 is usual")
         self.alpha = alpha
 
@@ -32,12 +34,12 @@ class Mix(ABC):
         """Mix each sample with the one before it in the batch."""
 
     def share(self) -> float:
-        """Of a sample in its mixture."""
+        """Draw the share that a sample has in its mixture."""
         return float(Beta(torch.tensor(self.alpha), torch.tensor(self.alpha)).sample())
 
 
 class MixUp(Mix):
-    """The weighted mean of two images, or of two sounds: a mixture is as long as the longer one.
+    """The weighted mean of two images or two sounds; a mixture of sounds is as long as the longer one.
 
     Source: Zhang et al., mixup: Beyond empirical risk minimization (arXiv:1710.09412).
     """
@@ -56,7 +58,7 @@ class MixUp(Mix):
 
 
 class CutMix(Mix):
-    """Images with a rectangle of another one in them.
+    """Puts a rectangle of another image into each image.
 
     Source: Yun et al., CutMix (arXiv:1905.04899).
     """

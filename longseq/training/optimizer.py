@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate's course."""
+"""The optimizer and the learning rate schedule."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 class SettingError(Exception):
-    """A setting of which only the start of a training shows that it is wrong; the message says which."""
+    """A setting that only the start of a training shows to be wrong; the message names it."""
 
     exit_code = 2
 
@@ -19,24 +19,24 @@ def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_dec
     """Any optimizer that timm knows, with weight decay on matrices but not on norms and biases.
 
     Args:
-        model: Its parameters are optimised; its ``no_weight_decay()`` names further ones to spare.
+        model: Its parameters are optimised; those that its ``no_weight_decay()`` names are not decayed.
         name: One of ``timm.optim.list_optimizers()``.
         learning_rate: The peak of the schedule.
-        weight_decay: Of all matrices.
+        weight_decay: For matrices.
 
     Raises:
-        SettingError: If it cannot be made on this machine.
+        SettingError: If the optimizer cannot be made on this machine.
     """
     try:
         return create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay)
-    except (AssertionError, ImportError, RuntimeError) as error:  # timm's list has some that need other packages
+    except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
         why = str(error).split("\n")[0] or "it needs a GPU or another package"
-        raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw needs nothing") from error
+        raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw works everywhere") from error
 
 
 class Course(LambdaLR):
-    """LambdaLR of one function for all groups that the optimizer has now; a group that a callback adds later
-    (BackboneFinetuning) keeps the rate that the callback gives it, where LambdaLR ends in an error."""
+    """LambdaLR with one function for all groups that the optimizer has now. A group that a callback adds later
+    (BackboneFinetuning) keeps the rate that the callback gives it; LambdaLR itself would raise an error."""
 
     def get_lr(self) -> list[Any]:
         factor = self.lr_lambdas[0](self.last_epoch)
@@ -45,13 +45,13 @@ class Course(LambdaLR):
 
 
 def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float) -> Course:
-    """Rise linearly for a fraction of the steps, then fall along half a cosine to 0; one step of it an update.
+    """Rise linearly for a fraction of the steps, then fall along half a cosine to 0; one step for each update.
 
     Raises:
         SettingError: If the number of steps is infinite.
     """
     if math.isinf(num_steps):
-        raise SettingError("trainer.max_epochs: the learning rate's course needs an end; give it, or trainer.max_steps")
+        raise SettingError("trainer.max_epochs: the learning rate schedule needs an end; give it, or trainer.max_steps")
     num_warmup = max(1, round(num_steps * warmup_fraction))
 
     def factor(step: int) -> float:

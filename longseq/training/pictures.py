@@ -1,4 +1,4 @@
-"""Pictures of inputs and of confusions."""
+"""Draw inputs and confusion matrices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from longseq.training.classifier import Classifier
 
 @torch.no_grad()
 def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
-    """Draw a batch as the model sees it, under the names of the classes; in training mode mixed and masked.
+    """Draw a batch as the model sees it, with class names above; in training mode the inputs are mixed and masked.
 
     Args:
-        model: Whose encoder has measured its inputs.
+        model: Its encoder has measured its inputs.
         inputs: As the data module yields them, on the model's device.
-        labels: Of each input.
+        labels: One for each input.
     """
     encoder = model.encoder
     targets = labels
@@ -35,9 +35,9 @@ def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
 
 
 def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
-    """Draw how often each true class (row) is taken for each class (column): the counts, coloured by share of the row.
+    """Draw how often each true class (row) is predicted as each class (column): counts, coloured by share of the row.
 
-    Colours grow with the square root of the share, so that one error in a hundred is seen.
+    Colours grow with the square root of the share, so that one error in a hundred is visible.
     """
     num_classes = len(class_names)
     shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Saving in time and stopping with care, so that a training can go on as if it had never stopped."""
+"""Save regularly and stop safely, so that a training can go on as if it had never stopped."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ from longseq.training.classifier import Classifier
 from longseq.training.divergence import diverged
 
 
-class Stopped(Exception):  # noqa: N818 (it is none)
+class Stopped(Exception):  # noqa: N818 (it is no error)
     """A signal has stopped the training, after a checkpoint was saved."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -27,12 +27,12 @@ class Stopped(Exception):  # noqa: N818 (it is none)
         self.exit_code = exit_code
 
 
-class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that change what a checkpoint holds
-    """Save the last checkpoint, and after each step decide, all ranks alike, whether to go on or to stop.
+class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks that change what is saved
+    """Save the last checkpoint; after each step all ranks decide together whether to go on or to stop.
 
-    SIGTERM and SIGINT save the last checkpoint when the step is over, or the batch of a validation, and raise Stopped;
-    a second SIGINT stops at once. The checkpoint is saved at the end of every epoch and every few minutes between. It
-    is saved between optimizer steps only, for gradients that accumulate are in no checkpoint.
+    After SIGTERM or SIGINT the current step or validation batch is finished, the last checkpoint is saved, and Stopped
+    is raised; a second SIGINT stops at once. The checkpoint is also saved at the end of every epoch and every few
+    minutes in between, but only between optimizer steps, because a checkpoint holds no accumulated gradients.
 
     Args:
         last: Where the last checkpoint is saved.
@@ -50,14 +50,14 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
         self._handlers: dict[int, Any] = {}
         self._group: Any = None
         self._validation_is_to_come = False
-        self._shared_batches = 0  # of a validation: so many every rank has
+        self._shared_batches = 0  # validation batches that every rank has
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         bad_steps = pl_module.bad_steps
         bad_steps.any_rank, bad_steps.of_all_ranks = self._any_rank, self._of_all_ranks
         self._saved_at = time.monotonic()
         if trainer.world_size > 1:
-            self._group = dist.new_group(backend="gloo")  # ranks agree on the host, and no device is waited for
+            self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so no device is waited for
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._handlers[number] = signal.signal(number, self._receive)
@@ -75,14 +75,14 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
         received, is_due = self._agree(self._received, time.monotonic() - self._saved_at > 60 * self.minutes)
         if received or is_due:
             self._save(trainer)
-        self._stopping = received  # at the next hook, for the step's own values are logged before it
+        self._stopping = received  # stop at the next hook, after this step's values are logged
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
-        # the fewest of any rank: one that has a batch more would wait for the others in vain
+        # the fewest batches of any rank: a rank with one more would wait for the others for ever
         self._shared_batches = -self._agree(-int(sum(trainer.num_val_batches)), False)[0]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -106,12 +106,12 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
             raise diverged("a weight", trainer)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.flush()  # the curves reach as far as the checkpoint, whatever comes now
+                logger.experiment.flush()  # so that the curves never end before the checkpoint
         if self._validation_is_to_come:
             put_before_validation(checkpoint["loops"]["fit_loop"])
 
     def _agree(self, received: int, is_due: bool) -> tuple[int, bool]:
-        """The highest signal of all ranks, and whether for any of them it is time to save."""
+        """The highest signal of all ranks, and whether it is time to save for any of them."""
         if self._group is None:
             return received, is_due
         flags = torch.tensor([received, int(is_due)])
@@ -146,7 +146,7 @@ class Sentinel(Checkpoint):  # by its kind it comes after all callbacks that cha
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._hand_back()
-        self._stopping = self._agree(self._received, False)[0]  # it came after the last epoch was saved
+        self._stopping = self._agree(self._received, False)[0]  # a signal after the last epoch was saved
         self._stop(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Classifier, exception: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Where a new training starts from: the weights of a checkpoint, and the figures of the training set."""
+"""Where a new training starts from: the weights of a checkpoint, and the statistics of the training set."""
 
 from typing import Any
 
@@ -10,38 +10,38 @@ from longseq.training.statistics import measure_inputs, training_inputs
 
 
 def start_from_checkpoint(model: Any, path: str) -> bool:
-    """Take over what fits of a trained classifier, and print what changed.
+    """Take over the weights of a trained classifier that fit, and print what changed.
 
     Returns:
         Whether any weight of the attention starts anew.
 
     Raises:
-        CheckpointError: If a weight does not fit that does not depend on the size of the inputs.
+        CheckpointError: If a weight whose shape does not depend on the size of the inputs does not fit.
     """
     trained = type(model).load_from_checkpoint(path)
     try:
         fresh = carry(trained.encoder.trunk, model.encoder.trunk)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; build the encoder with the same arguments") from error
-    said = [f"started from {path}"]
-    old, new = (each.encoder.trunk.patch_embed.grid_size for each in (trained, model))
+    messages = [f"started from {path}"]
+    old, new = (classifier.encoder.trunk.patch_embed.grid_size for classifier in (trained, model))
     if old != new:
-        said.append(f"tokens {old[0]} x {old[1]} before, {new[0]} x {new[1]} now: position embeddings resampled")
+        messages.append(f"tokens {old[0]} x {old[1]} before, {new[0]} x {new[1]} now: position embeddings resampled")
         if len(fresh) == 0:
-            said[-1] += ", projections interpolated"
+            messages[-1] += ", projections interpolated"
     if fresh:
-        said.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
+        messages.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
     if trained.class_names == model.class_names and _shapes(trained.head) == _shapes(model.head):
         model.head.load_state_dict(trained.head.state_dict())
     else:
-        said.append(f"the head starts anew: {trained.num_classes} classes before, {model.num_classes} now")
+        messages.append(f"the head starts anew: {trained.num_classes} classes before, {model.num_classes} now")
     if model.trainer.is_global_zero:
-        print("; ".join(said))
+        print("; ".join(messages))
     return bool(fresh)
 
 
 def start_from_data(model: Any, fresh: bool) -> None:
-    """Measure the training set's mean and deviation, and start projections from it that ask for this.
+    """Measure the training set's mean and deviation; start projections from the training set if they ask for it.
 
     Args:
         model: The classifier, with a trainer.
@@ -53,7 +53,7 @@ def start_from_data(model: Any, fresh: bool) -> None:
     if datamodule is None:
         if is_singular:
             rank_zero_warn("no data module to start projections from: they stay random; call start_from_inputs")
-        return  # the encoder measures the first training batch, unless it was measured
+        return  # the encoder measures the first training batch, unless it was measured before
     measure_inputs(model.encoder, datamodule, model.device)
     if is_singular:
         inputs = next(training_inputs(datamodule, model.device))

@@ -1,4 +1,4 @@
-"""The training set's mean and deviation, measured once for the same content."""
+"""The training set's mean and deviation, measured once for the same data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from longseq.training.data import lacking
 def training_inputs(datamodule: Any, device: torch.device) -> Iterator[Any]:
     """Inputs of the training set in batches, in a random order that is the same in every run.
 
-    They are not as they are drawn for training, cropped and augmented, but as they are.
+    With a data module of the contract, they are not cropped and augmented as in training.
     """
     loader: Any = datamodule.train_dataloader()
     dataset: Any = loader.dataset if lacking(datamodule) else datamodule.splits()["train"]
@@ -25,7 +25,7 @@ def training_inputs(datamodule: Any, device: torch.device) -> Iterator[Any]:
 
 
 def measure_inputs(encoder: Encoder, datamodule: Any, device: torch.device) -> None:
-    """Set an encoder's mean and deviation to those of the training set, or to what is remembered of it."""
+    """Set an encoder's mean and deviation to the training set's, measured now or remembered by the data module."""
 
     def measure() -> dict[str, Tensor]:
         encoder.measure(training_inputs(datamodule, device))

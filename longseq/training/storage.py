@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or absent, with a SHA-256 beside each, and read without running what they may hold."""
+"""Checkpoints on disk: each is whole or absent, has its SHA-256 beside it, and is read without running code in it."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 from torch import Tensor
 
-# What a checkpoint of a training holds; of other programs' all of it may be missing.
+# What a checkpoint of a training holds. A checkpoint of another program may lack all of it.
 LAYOUT = {
     "hyper_parameters": dict,
     "state_dict": dict,
@@ -37,7 +37,7 @@ class StorageError(Exception):
 
 
 class WholeCheckpoints(CheckpointIO):
-    """Lightning's way to this module: every checkpoint of a training is written and read here."""
+    """Lightning writes and reads every checkpoint of a training through this class."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | PathLike, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, path)
@@ -48,27 +48,27 @@ class WholeCheckpoints(CheckpointIO):
         return read_whole(path, map_location or "cpu")
 
     def remove_checkpoint(self, path: str | PathLike) -> None:
-        for file in (Path(path), _beside(Path(path))):
+        for file in (Path(path), _sums_file(Path(path))):
             file.unlink(missing_ok=True)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
-    """Write a checkpoint so that, whenever the process is killed, the old file or the new one is there, whole.
+    """Write a checkpoint so that, even if the process is killed, the old file or the new one is there, whole.
 
-    A temporary file beside it is written, brought to the disk and read back before it takes the name. The file of sums
-    names both contents meanwhile.
+    A temporary file beside it is written, synced to the disk and read back before it is renamed. Meanwhile the SHA-256
+    file holds the sums of both files.
 
     Raises:
-        StorageError: If the disk is full or the folder cannot be written to; an older file is as it was.
+        StorageError: If the disk is full or the folder cannot be written to; an older file stays as it was.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # or a link of that name would lead to another file
+        temporary.unlink(missing_ok=True)  # open("xb") fails if a file or a link has this name
         with open(temporary, "xb") as file:
             hashing = _HashingFile(file)
-            torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it only writes and flushes
+            torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # torch only calls write and flush
             file.flush()
             os.fsync(file.fileno())
         new = hashing.sha256.hexdigest()
@@ -77,13 +77,13 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         _write_sums(path, [new, *(_sums(path) or [])])
         os.replace(temporary, path)
         _write_sums(path, [new])
-    except (OSError, RuntimeError) as error:  # torch wraps what the disk says of its own files
+    except (OSError, RuntimeError) as error:  # torch wraps an error of the disk in a RuntimeError
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None) or str(error)
         raise StorageError(
             f"{path}: the checkpoint cannot be written ({reason.splitlines()[0]}); make room or choose another "
-            "--trainer.default_root_dir, then --resume: an older checkpoint is as it was"
+            "--trainer.default_root_dir, then --resume: an older checkpoint is unchanged"
         ) from error
 
 
@@ -91,7 +91,7 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
     """Read a checkpoint as tensors and plain types, never running code that it may hold.
 
     Raises:
-        CheckpointError: If there is no such file, it is not what was written, or it is no checkpoint.
+        CheckpointError: If there is no such file, it is damaged, or it is not a checkpoint.
     """
     path = Path(path)
     if not path.is_file():
@@ -100,11 +100,11 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
     try:
         if sums is not None and sha256_of(path) not in sums:
             raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one beside it{_good_one_near(path)}")
-        # also where an environment variable would have it otherwise: the argument is what counts
+        # given explicitly, because otherwise an environment variable could allow code to run
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except CheckpointError:
         raise
-    except Exception as error:  # torch raises a different kind for each way in which a file can be broken
+    except Exception as error:  # torch raises a different error for each way in which a file can be broken
         what = f"not a readable checkpoint ({type(error).__name__})"
         raise CheckpointError(f"{path}: {what}{_good_one_near(path)}") from error
     if not isinstance(checkpoint, dict):
@@ -119,7 +119,7 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
 
 
 def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
-    """The whole checkpoints of a run, the most steps first, and what is wrong with the others."""
+    """The undamaged checkpoints of a run, those with the most steps first, and what is wrong with the others."""
     good, bad = [], []
     for path in folder.glob("*.ckpt"):
         try:
@@ -149,15 +149,15 @@ class _HashingFile:
         self._file.flush()
 
 
-def _beside(path: Path) -> Path:
+def _sums_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
 def _sums(path: Path) -> list[str] | None:
-    """What the file beside a checkpoint says, in the format of sha256sum; None if there is none, and nothing if it
-    cannot be read, so that no checkpoint is right by it."""
+    """The sums in the file beside a checkpoint, which has the format of sha256sum. None if there is no such file; an
+    empty list if it cannot be read, so that the checkpoint counts as damaged."""
     try:
-        return [line.split()[0] for line in _beside(path).read_text().splitlines() if line.strip()]
+        return [line.split()[0] for line in _sums_file(path).read_text().splitlines() if line.strip()]
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError):
@@ -171,7 +171,7 @@ def _write_sums(path: Path, sums: list[str]) -> None:
         file.writelines(f"{digest}  {path.name}\n" for digest in sums)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, _beside(path))
+    os.replace(part, _sums_file(path))
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # brings both renames to the disk

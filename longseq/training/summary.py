@@ -24,7 +24,7 @@ def summary(model: Classifier) -> str:
     encoder, trunk = model.encoder, model.encoder.trunk
     rows, columns = trunk.patch_embed.grid_size
     prefix = f" and {trunk.num_prefix_tokens} in front" if trunk.num_prefix_tokens else ""
-    projections = [layer for layer in model.modules() if isinstance(layer, ProjectionLayer)]  # a shared one once
+    projections = [layer for layer in model.modules() if isinstance(layer, ProjectionLayer)]  # shared ones once
     flops = flops_per_sample(model)
     lines = {
         "encoder": f"{type(encoder).__name__}: {encoder.depth} blocks, {encoder.heads} heads, {encoder.dim} wide",

@@ -1,6 +1,6 @@
-"""What TensorBoard shows beside curves: confusions, inputs, and the best accuracy of each run.
+"""What TensorBoard shows besides curves: confusions, inputs, and the best validation figure of each run.
 
-All of it needs a TensorBoardLogger, and does nothing with another logger or none.
+These callbacks need a TensorBoardLogger; with another logger, or none, they do nothing.
 """
 
 import re
@@ -22,7 +22,7 @@ from longseq.training.pictures import draw_confusions, draw_inputs
 
 
 class ConfusionMatrixImage(pl.Callback):
-    """Show validation's confusion matrix, all ranks' samples in it, as the image val/confusion."""
+    """Show the confusion matrix of validation, over the samples of all ranks, as the image val/confusion."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         matrix = pl_module.task.confusion(pl_module.num_classes)
@@ -38,7 +38,7 @@ class ConfusionMatrixImage(pl.Callback):
         logger = _logger(trainer)
         if logger is None or self._matrix is None:
             return
-        matrix = self._matrix.compute()  # on every rank, for it sums over them
+        matrix = self._matrix.compute()  # called on every rank, because it sums over ranks
         if trainer.is_global_zero:
             figure = draw_confusions(matrix.cpu(), pl_module.class_names)
             logger.experiment.add_figure("val/confusion", figure, _step(trainer), close=False)
@@ -47,10 +47,10 @@ class ConfusionMatrixImage(pl.Callback):
 class InputSamples(pl.Callback):
     """Show some training inputs when training starts: the image inputs/samples, and sounds to listen to.
 
-    They are read from the data set itself, so that neither the loader's order nor any random number changes.
+    The inputs are read from the data set itself, so that the loader's order and all random numbers stay the same.
 
     Args:
-        num_samples: How many, drawn at random, but the same in every run.
+        num_samples: How many inputs; they are drawn at random, but are the same in every run.
 
     Raises:
         ValueError: If num_samples is not positive.
@@ -67,7 +67,7 @@ class InputSamples(pl.Callback):
     @torch.no_grad()
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         logger = _logger(trainer)
-        if logger is None or not trainer.is_global_zero or trainer.global_step > 0:  # then they are there already
+        if logger is None or not trainer.is_global_zero or trainer.global_step > 0:  # a resumed run has them
             return
         loader: Any = trainer.train_dataloader
         dataset = loader.dataset
@@ -81,17 +81,17 @@ class InputSamples(pl.Callback):
         logger.experiment.add_figure("inputs/samples", figure, _step(trainer), close=False)
         for number, (clip, label) in enumerate(zip(pl_module.encoder.sounds(inputs), labels, strict=False)):
             if len(clip) < 2:
-                continue  # TensorBoard takes one sample for a number and refuses it, and nobody would hear it
+                continue  # TensorBoard refuses a sound of one sample, and nobody would hear it
             tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))
             loud = clip / clip.abs().max().clamp(min=1e-6)
             logger.experiment.add_audio(tag, loud, _step(trainer), pl_module.encoder.sample_rate_hz)
 
 
 class BestFigure(pl.Callback):
-    """Show the best validation figure of each run, the task's best, in the hparams tab beside the model's settings.
+    """Show each run's best validation value of the task's ``best`` metric in the hparams tab, beside its settings.
 
     Args:
-        is_resumed: Whether the run's curves go on, which say already what the model was made of.
+        is_resumed: Whether the run goes on with earlier curves, which have the model's settings already.
     """
 
     def __init__(self, is_resumed: bool = False) -> None:
@@ -102,7 +102,7 @@ class BestFigure(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := _logger(trainer)) is not None and not self.is_resumed:
             choices = dict(flatten(pl_module.hparams))
-            choices.pop("class_names", None)  # of the data, and long
+            choices.pop("class_names", None)  # it is long, and not a setting of the model
             logger.log_hyperparams(choices, {f"hp/val_{pl_module.task.best}": self.best or 0.0}, _step(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
@@ -120,10 +120,10 @@ class BestFigure(pl.Callback):
 
 
 def _logger(trainer: pl.Trainer) -> TensorBoardLogger | None:
-    """The run's TensorBoardLogger, the same on every rank; none in the sanity check."""
+    """The run's TensorBoardLogger, the same on every rank; None without one, and in the sanity check."""
     loggers = [] if trainer.sanity_checking else trainer.loggers
     return next((logger for logger in loggers if isinstance(logger, TensorBoardLogger)), None)
 
 
 def _step(trainer: pl.Trainer) -> int:
-    return max(trainer.global_step - 1, 0)  # Lightning's own values are logged so: its first step is 0
+    return max(trainer.global_step - 1, 0)  # as Lightning logs its own values: its first step is 0

@@ -1,4 +1,4 @@
-"""How fast training goes: measured over the steps from one logged step to the next, and summed over ranks."""
+"""The speed of training, measured from one logged step to the next over all ranks."""
 
 import resource
 import sys
@@ -19,24 +19,24 @@ clock = time.perf_counter
 
 
 class ThroughputLogger(pl.Callback):
-    """Log how many samples a second training takes in, and what holds it up, as throughput/...:
+    """Log how many samples a second training processes, and what slows it down, as throughput/...:
 
     - samples_per_second, tokens_per_second: summed over ranks, padding not counted;
-    - step_ms: of an optimizer step with all its batches, the mean over steps and ranks;
+    - step_ms: time of an optimizer step with all its batches, the mean over steps and ranks;
     - data_wait_ms: the part of step_ms from the end of a batch to the start of the next, in which the host waits for
       the loader, copies the batch, and runs other callbacks and loggers;
-    - peak_memory_gib: of the rank that took most, since its process began: on CUDA what torch allocated, elsewhere the
-      resident memory of the process (getrusage);
-    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, where that is known; a shorter
-      sample counts by its share of the tokens.
+    - peak_memory_gib: peak memory of the rank that took most, since its process began: on CUDA the memory that torch
+      allocated, elsewhere the resident memory of the process (getrusage);
+    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, if that is known; a shorter sample
+      counts by its share of the tokens.
 
-    A value stands for the steps since the last logged one. The first step, which allocates and compiles, does not
-    count, nor do validation and checkpoints, nor the loading of a batch that they put off. If training ends before
-    anything was logged, its steps are logged then. The device is waited for at logged steps, after the first step and
-    where the clock stops, and nowhere else.
+    A value covers the steps since the last logged one. It leaves out the first step, which allocates and compiles,
+    validation, checkpoints, and the loading of the batch after them. If training ends before anything was logged, its
+    steps are logged then. This callback waits for the device only at logged steps, after the first step, and when the
+    clock stops.
 
     Args:
-        peak_flops: FLOP/s of one device at best, in the precision of the training; None takes it from flops.py.
+        peak_flops: Peak FLOP/s of one device in the precision of the training; None takes it from flops.py.
 
     Raises:
         ValueError: If peak_flops is not positive.
@@ -45,24 +45,22 @@ class ThroughputLogger(pl.Callback):
     def __init__(self, peak_flops: float | None = None) -> None:
         super().__init__()
         if peak_flops is not None and peak_flops <= 0:
-            raise ArgumentError("peak_flops", f"must be positive, got {peak_flops}; 989e12 is an H200's in bfloat16")
+            raise ArgumentError("peak_flops", f"must be positive, got {peak_flops}; an H200 has 989e12 in bfloat16")
         self.peak_flops = peak_flops
-        self._since: float | None = None  # up to when time was counted; None while the clock stands
+        self._since: float | None = None  # when time was last counted; None while the clock is stopped
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         device = pl_module.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._peak = self.peak_flops or peak_flops(name, str(trainer.precision))
         self._flops = flops_per_sample(pl_module).training if self._peak else 0
-        self._log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # one of its connectors sets it
+        self._log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by one of its connectors
         self._throughput = Throughput(window_size=2)  # from one logged step to the next
         self._global_step = trainer.global_step
         self._steps = -1  # optimizer steps, the first one not counted
         self._window_start = 0  # the step after which the window began
-        self._samples, self._tokens = (
-            0,
-            0,
-        )  # tokens of padded batches are a tensor on the device, so as not to wait for it
+        # the tokens of padded batches become a tensor on the device, so that nothing waits for the device
+        self._samples, self._tokens = 0, 0
         self._seconds = self._waited = 0.0
         self._since = None
 
@@ -106,7 +104,7 @@ class ThroughputLogger(pl.Callback):
             self._log(trainer, pl_module)
 
     def _advance(self) -> float:
-        """Count the time since it was last counted, unless the clock stands, and return it."""
+        """Count the time since it was last counted, unless the clock is stopped, and return that time."""
         if self._since is None:
             return 0.0
         now = clock()

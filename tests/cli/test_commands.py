@@ -19,6 +19,7 @@ from longseq.training import Classifier
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")
 VOWELS = str(ROOT / "configs/audio/vowels.yaml")
+SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "2"]
 TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.enable_progress_bar", "false"]
 
 
@@ -26,7 +27,7 @@ TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.ena
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one short run on the digits."""
     folder = tmp_path_factory.mktemp("digits")
-    command = [ROOT / "train.py", "fit", "--config", DIGITS, "--trainer.max_epochs", "2"]
+    command = [ROOT / "train.py", "fit", "--config", DIGITS, *SMALL, "--trainer.max_epochs", "2"]
     forked.run(*command, cwd=folder).check_returncode()
     return folder / "runs/digits/0"
 
@@ -36,7 +37,7 @@ def figures(stdout: str) -> dict[str, float]:
 
 
 def test_fit_ends_with_the_test_of_the_best_checkpoint(train_py, tmp_path: Path) -> None:
-    stdout = train_py("fit", "--config", DIGITS, "--trainer.max_epochs", "3").stdout
+    stdout = train_py("fit", "--config", DIGITS, *SMALL, "--trainer.max_epochs", "3").stdout
     run = tmp_path / "runs/digits/0"
     assert (
         f"checkpoint:    {run.relative_to(tmp_path)}/best.ckpt" in stdout or f"checkpoint:    {run}/best.ckpt" in stdout
@@ -54,7 +55,7 @@ def test_fit_ends_with_the_test_of_the_best_checkpoint(train_py, tmp_path: Path)
 
 def test_the_same_command_twice_makes_two_runs(command, tmp_path: Path) -> None:
     for _ in range(2):
-        command("fit", "--config", DIGITS, "--trainer.max_steps", "2", "--trainer.limit_val_batches", "1")
+        command("fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "2", "--trainer.limit_val_batches", "1")
     assert {folder.name for folder in (tmp_path / "runs/digits").iterdir()} == {"0", "1"}
 
 
@@ -67,7 +68,7 @@ def test_a_checkpoint_of_the_command_line_holds_plain_types(run: Path) -> None:
 def test_another_mechanism_keeps_the_k_of_the_config(command, tmp_path: Path) -> None:
     command(
         "fit", "--config", DIGITS, "--model.encoder.attention", "Verma", "--trainer.max_steps", "1",
-        "--trainer.limit_val_batches", "1",
+        "--trainer.limit_val_batches", "1", *TINY,
     )  # fmt: skip
     checkpoint = torch.load(tmp_path / "runs/digits/0/last.ckpt", weights_only=True)
     attention = checkpoint["hyper_parameters"]["encoder"]["init_args"]["attention"]
@@ -82,7 +83,7 @@ def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(command, run: Pa
 
 def test_flags_that_do_not_fit_the_checkpoint_are_refused_on_one_line(command, run: Path) -> None:
     done = command("test", "--ckpt_path", run / "best.ckpt", "--model.encoder.attention.k", "8")
-    said = "error: ckpt_path: does not fit the model: model.encoder.attention.k is 16 there and 8 here; leave"
+    said = "error: ckpt_path: does not fit the model: model.encoder.attention.k is 16 in the checkpoint and 8 here; "
     assert done.code == 4 and done.error.startswith(said)
     done = command("fit", "--ckpt_path", run / "last.ckpt", "--model.encoder.attention.k", "8")
     assert done.code == 4 and done.error.startswith(said)
@@ -108,7 +109,8 @@ def test_predict_prints_class_and_probability_of_images_of_any_size(train_py, ru
 
 
 def test_predict_reads_sounds_of_any_rate_and_length(train_py, tmp_path: Path) -> None:
-    train_py("fit", "--config", VOWELS, "--trainer.max_steps", "2", "--trainer.limit_val_batches", "1")
+    short = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    train_py("fit", "--config", VOWELS, *short)
     tone = np.sin(2 * np.pi * 440 * np.arange(44100) / 44100)
     soundfile.write(tmp_path / "tone.flac", np.stack([tone, tone], 1), 44100)
     checkpoint = tmp_path / "runs/vowels/0/last.ckpt"
@@ -157,7 +159,7 @@ def test_tensorboard_has_every_curve_and_picture(run: Path) -> None:
 def test_two_processes_train_from_the_command_line(train_py, tmp_path: Path) -> None:
     """Also where one has a batch more of the validation than the other: 143 samples, one a batch."""
     result = train_py(
-        "fit", "--config", DIGITS, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu",
+        "fit", "--config", DIGITS, *SMALL, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu",
         "--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.precision", "bf16-mixed",
         "--data.batch_size", "1", "--trainer.limit_train_batches", "3",
     )  # fmt: skip
@@ -179,7 +181,7 @@ def test_ctrl_c_in_a_test_ends_with_130(command, run: Path, monkeypatch: pytest.
 
 def test_limits_of_batches_leave_something_or_say_so(command, run: Path, tmp_path: Path) -> None:
     done = command("test", "--ckpt_path", run / "best.ckpt", "--trainer.limit_test_batches", "0")
-    assert done.error == "error: trainer: no batch of the split was looked at; leave out the limit of test"
+    assert done.error == "error: trainer: no batch of the split was evaluated; remove the limit on its batches"
     done = command("fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "1", "--trainer.limit_test_batches", "0")
     assert done.code == 0, done.err
     assert "test accuracy" not in done.out and "checkpoint:" in done.out

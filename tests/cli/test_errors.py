@@ -220,7 +220,7 @@ def test_a_data_module_that_lacks_a_part_of_the_contract_is_told_which(
     [
         (
             ["--trainer.max_epochs", "-1", "--trainer.max_time", "00:00:01:00"],
-            "trainer.max_epochs: the learning rate's course needs an end; give it, or trainer.max_steps",
+            "trainer.max_epochs: the learning rate schedule needs an end; give it, or trainer.max_steps",
         ),
         (["--trainer.val_check_interval", "100"], "trainer.val_check_interval: "),
         (
@@ -249,7 +249,7 @@ def test_what_only_the_training_shows_is_one_line_too(
 def test_cutmix_is_refused_for_sounds_and_a_patch_needs_two_sides(command: Callable) -> None:
     vowels = ["fit", "--config", str(ROOT / "configs/audio/vowels.yaml")]
     assert (
-        command(*vowels, "--model.mix", "CutMix").error == "error: model.mix: must be for sounds, got CutMix; MixUp is"
+        command(*vowels, "--model.mix", "CutMix").error == "error: model.mix: must suit sounds, got CutMix; use MixUp"
     )
     done = command(*vowels, "--model.encoder.tokens", "[16]")
     assert done.error.startswith("error: model.encoder.tokens: must be 'frames' or a patch (mels, frames)")
@@ -258,7 +258,7 @@ def test_cutmix_is_refused_for_sounds_and_a_patch_needs_two_sides(command: Calla
 def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
     done = command("fit", "--config", tmp_path / "binary.yaml")
-    assert (done.code, done.error) == (2, "error: config: not a text file; give one of YAML")
+    assert (done.code, done.error) == (2, "error: config: not a text file; give a YAML file")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
         (
             ["fit", "--config", "/nowhere.yaml"],
             2,
-            "/nowhere.yaml: no such file; longseq has some, such as image/digits",
+            "/nowhere.yaml: no such file; longseq has configurations such as image/digits",
         ),
         (["benchmark", "digits"], 2, "digits: no such option; "),
         (["spectrum", "/nowhere.ckpt", "--out", "x"], 2, "/nowhere.ckpt: no such option; "),

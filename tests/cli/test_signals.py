@@ -75,7 +75,7 @@ def test_a_signal_ends_a_command_at_any_moment(
     monkeypatch.setattr(kind, name, sends(number, getattr(kind, name)))
     done = command(*(given.get(argument, argument) for argument in arguments))
     assert done.code == CODES[number], done.err
-    assert done.error == f"{number.name}: stopped; start it again, a training with --resume"
+    assert done.error == f"{number.name}: stopped; start it again (a training with --resume)"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -102,4 +102,4 @@ def test_a_signal_that_comes_where_python_goes_on_ends_the_command_too(
     monkeypatch.setattr(datamodules.Digits, "figures", lambda *_: Finalizer() and {})
     done = command("stats", "--data", "Digits")
     assert done.code == 143
-    assert done.err.strip().endswith("SIGTERM: stopped; start it again, a training with --resume")
+    assert done.err.strip().endswith("SIGTERM: stopped; start it again (a training with --resume)")

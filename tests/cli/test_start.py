@@ -33,7 +33,7 @@ finally:
         ([], 2, "", "error: command: missing; choose one of fit, validate, "),
         (["--trainer.max_epochs", "1"], 2, "", "error: command: missing; choose one of fit, validate, "),
         (["ft", "--help"], 2, "", "error: ft: no such command; did you mean fit?"),
-        (["fit", "--config", "no/such"], 2, "", "error: no/such: no such file; longseq has some, such as image/digits"),
+        (["fit", "--config", "no/such"], 2, "", "error: no/such: no such file; longseq has configurations such"),
         (["test", "-c=x\x1b.yaml"], 2, "", r"error: x\x1b.yaml: no such file; "),
         (["sweep", "--config", "image/digits", "image/dogits"], 2, "", "error: image/dogits: no such file; "),
     ],

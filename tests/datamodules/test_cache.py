@@ -44,7 +44,7 @@ def test_a_cache_that_cannot_be_written_is_named_on_one_line(images, monkeypatch
     digits.setup()
     for fails in (ImageFolder(str(images)).setup, Pathfinder(num_train=20, num_test=4).setup, digits.statistics):
         with pytest.raises(
-            DataError, match=r"^/proc/\w+: cannot be made \(.+\); set LONGSEQ_CACHE to a folder"
+            DataError, match=r"^/proc/\w+: cannot be created \(.+\); set LONGSEQ_CACHE to a folder"
         ) as error:
             fails()
         assert "\n" not in str(error.value)

@@ -374,7 +374,7 @@ def test_a_row_that_starts_after_its_recording_is_found_before_training_or_left_
     (sounds / "t.csv").write_text("path,label,start\n" + "\n".join(rows) + "\n")
     flags = ["--data.root", sounds, "--data.table", "t.csv", "--data.in_memory", in_memory]
     checked = command("check", "--data", "AudioFolder", *flags)
-    what = "holds no sound from 5 s, being 0.1 s long; mend start and end"
+    what = "holds no sound from 5 s on, it is 0.1 s long; mend start and end"
     assert checked.code == 3
     assert checked.out.splitlines() == [
         f"bells/00.wav 5-end: line 2 of the table: {what}",
@@ -447,7 +447,7 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
         ),
         (
             "path,label,start\nbells/00.wav,bells,1e308\nhorns/00.wav,horns,0\n",
-            "line 2 of the table: holds no sound from 1e+308 s, being 0.1 s long; mend start and end",
+            "line 2 of the table: holds no sound from 1e+308 s on, it is 0.1 s long; mend start and end",
         ),
         ("", "t.csv: no column label and path"),
     ],

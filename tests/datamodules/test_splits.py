@@ -158,7 +158,7 @@ def test_the_fold_before_the_test_is_the_validation(test_fold, real_data):
 def test_a_split_without_a_sample_is_refused_before_training(tmp_path):
     for name in ("train/a/0", "train/b/0", "test/a/1", "test/b/1"):
         grey(tmp_path / f"{name}.png")
-    with pytest.raises(DataError, match=r"^data\.root: nothing is left for the validation, .*; add some of"):
+    with pytest.raises(DataError, match=r"^data\.root: nothing is left for the validation split, .*; add some of"):
         ImageFolder(str(tmp_path)).setup()
 
 

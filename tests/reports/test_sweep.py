@@ -29,7 +29,7 @@ def test_every_combination_is_there_and_brackets_keep_their_commas():
     [
         (["--grid", "k"], "grid: must be of the form key=value,value, got 'k'"),
         (["--grid", "a=1", "--seeds", "0"], "seeds: must be positive, got 0"),
-        (["--grid", "a=1", "--config", "no.yaml"], "no.yaml: no such file; longseq has some"),
+        (["--grid", "a=1", "--config", "no.yaml"], "no.yaml: no such file; longseq has configurations"),
         (["--grid", "a=1", "--mean_over", "b"], "mean_over: must be a key of the grid, got 'b'"),
     ],
 )
@@ -43,8 +43,7 @@ def test_a_report_without_any_flag_says_which_it_needs(command):
     assert (done.code, "ckpt_path" in done.error) == (2, True), done.err
 
 
-def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, forked_reports, tmp_path, monkeypatch):
     flags = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
     arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.attention.k=4,8", "--seeds", "1",
                  "--flags", json.dumps(flags)]  # fmt: skip
@@ -59,8 +58,12 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, tmp_
     assert float(rows[1]["test accuracy, mean"]) == pytest.approx(
         json.loads(metrics.read_text())["test/accuracy"], abs=1e-4
     )
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("trained again"))
     assert command(*arguments).code == 0
+    done = command(*arguments, "--metric", "test/f1")
+    assert (done.code, "| test f1, mean |" in done.out) == (0, True), done.err
+    done = command(*arguments, "--metric", "test/auroc")
+    assert (done.code, "metric: must be one of test/accuracy, test/f1, " in done.error) == (2, True), done.err
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
     done = command(*arguments[:-1], json.dumps([*flags, "--model.learning_rate", "0.1"]))
     assert (done.code, "out: must be a folder of runs with this config and these flags" in done.error) == (2, True)
