@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.cache import cache_folder, kept
+from datamodules.compat import position_in_training
 from datamodules.errors import DataError, require
 from datamodules.hold_out import hold_out
 from datamodules.labels import counts, written
@@ -114,10 +115,8 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, int]:
         """Where a training is: the epoch, and how many of its batches are done."""
-        trainer: Any = self.trainer
-        epoch, batches = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.processed
-        is_over = batches >= trainer.num_training_batches
-        return {"epoch": epoch + 1, "batches": 0} if is_over else {"epoch": epoch, "batches": batches}
+        epoch, batches = position_in_training(self.trainer)
+        return {"epoch": epoch, "batches": batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on where the state was taken: the training loader starts there."""

@@ -6,6 +6,7 @@ from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
+from longseq.attention.separable import Separable
 from longseq.attention.softmax import Softmax
 from longseq.attention.start import start_from_inputs
 from longseq.attention.verma import Verma
@@ -20,6 +21,7 @@ __all__ = [
     "Mean",
     "Mechanism",
     "Projection",
+    "Separable",
     "Softmax",
     "TokenGrid",
     "TokenMixer",

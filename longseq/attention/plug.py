@@ -71,14 +71,18 @@ def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
         prefix = 0 if new.no_embed_class else new.num_prefix_tokens
         size = list(new_grid.size)
         weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], size, list(old_grid.size), prefix)
+    neutral = [name for name, part in new.named_modules() if getattr(part, "is_neutral_at_start", False)]
+    fresh = []
     for name, ours in new.state_dict().items():
+        if name not in weights and name.startswith(tuple(f"{part}." for part in neutral)):
+            fresh.append(name)
+            continue
         if not _is_of_attention(name) and (name not in weights or weights[name].shape != ours.shape):
             was = tuple(weights[name].shape) if name in weights else "absent"
             raise ValueError(
                 f"{name} must have one shape, got {was} in the trained model and {tuple(ours.shape)} in the new one"
             )
     new.load_state_dict(weights, strict=False)
-    fresh = []
     for depth, (source, block) in enumerate(zip(trained.blocks, new.blocks, strict=True)):
         layer: Any = block.attn
         try:

@@ -242,6 +242,14 @@ def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: Token
     return torch.cat([prefix, grown], dim=-1)
 
 
+def resample_axis(weight: Float[Tensor, "*h k n"], old: int, new: int) -> Float[Tensor, "*h k m"]:
+    """Carry a matrix along one axis of the grid from old to new tokens, as resample_columns does along both."""
+    if old == new:
+        return weight
+    grown = weight @ _unsample(old, new).to(weight)
+    return grown + (weight.sum(-1, keepdim=True) - grown.sum(-1, keepdim=True)) / new
+
+
 def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
     """The pseudo-inverse of linear interpolation from old points to new ones."""
     points = torch.eye(old, dtype=torch.float64)[None, :, None]

@@ -51,6 +51,8 @@ def evaluate_best(
         The checkpoint that was tested, and its figures on the validation split and on the test split.
     """
     best, figures = checkpoints.best_model_path, dict(checkpoints.figures)
+    if checkpoints.best_model_score is not None and checkpoints.monitor:  # also of a run that an older longseq began
+        figures[checkpoints.monitor] = float(checkpoints.best_model_score)
     folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # the same on all ranks
     if not best:  # the training was shorter than the first validation
         best = str(folder / "last.ckpt")

@@ -2,8 +2,19 @@
 
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.image import ImageEncoder
+from longseq.encoders.local import Conv1d, Conv2d, LocalMixing
 from longseq.encoders.pretrained import TimmEncoder
 from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
 
-__all__ = ["Encoder", "ImageEncoder", "SpecAugment", "SpectrogramEncoder", "TimmEncoder", "resize"]
+__all__ = [
+    "Conv1d",
+    "Conv2d",
+    "Encoder",
+    "ImageEncoder",
+    "LocalMixing",
+    "SpecAugment",
+    "SpectrogramEncoder",
+    "TimmEncoder",
+    "resize",
+]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.plain import is_plain
 from longseq.compat.torch import gelu_backward, is_hooked, is_transformed, layer_norm_backward
+from longseq.encoders.local import LocalBlock
 
 _TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, which fits into a cache
 
@@ -25,11 +26,16 @@ def run_block(
     A block of another class, with an attention that is not a TokenMixer, or with hooks in its parts is called as it is,
     for all tokens.
     """
-    is_ours = type(block) is Block and isinstance(block.attn, TokenMixer)
+    has_local = type(block) is LocalBlock
+    is_ours = (has_local or type(block) is Block) and isinstance(block.attn, TokenMixer)
     if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask)
+    if has_local:
+        tokens = block.local1(tokens, mask)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
     tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
+    if has_local and block.local2 is not None:
+        tokens = block.local2(tokens, mask if num_queries is None else None)
     if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and _is_perceptron(block.norm2, block.mlp):
         out = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
     else:

@@ -18,6 +18,7 @@ from longseq.attention import Mechanism, plug
 from longseq.compat.timm import add_positions
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
+from longseq.encoders.local import LocalMixing, add_local
 from longseq.encoders.patches import embed_patches
 
 
@@ -34,6 +35,7 @@ class Encoder(nn.Module, ABC):
         attention: The mechanism that replaces it.
         picture_shape: (channels, height, width) of the pictures that the trunk takes.
         statistics: Shape of mean and std; it must broadcast over a picture.
+        local: Local mixing of every block; None for none.
         checkpointing: Whether the backward pass computes the blocks' activations again, so that they are not kept.
 
     Attributes:
@@ -55,13 +57,17 @@ class Encoder(nn.Module, ABC):
         picture_shape: tuple[int, int, int],
         statistics: tuple[int, int, int],
         checkpointing: bool,
+        local: LocalMixing | None = None,
     ) -> None:
         super().__init__()
         blocks: Any = trunk.blocks
         heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses a block without attn
         self.trunk = plug(trunk, attention)
+        if local is not None:
+            add_local(self.trunk, local)
         self.trunk.set_grad_checkpointing(checkpointing)
-        self.attention, self.picture_shape, self.checkpointing = attention, picture_shape, checkpointing
+        self.attention, self.local = attention, local
+        self.picture_shape, self.checkpointing = picture_shape, checkpointing
         self.dim, self.depth, self.heads = self.trunk.num_features, len(self.trunk.blocks), heads
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
@@ -74,10 +80,10 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
+    def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         """Small encoders of each form, each with a batch of inputs as data modules yield it.
 
-        All tests of encoders use them. Each encoder sees 16 tokens or more.
+        All tests of encoders use them. Each encoder sees 16 tokens or more, and has these options of its constructor.
         """
 
     @abstractmethod

@@ -10,6 +10,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk, picture_shape
+from longseq.encoders.local import LocalMixing
 from longseq.encoders.pretrained import TimmEncoder
 
 
@@ -27,6 +28,7 @@ class ImageEncoder(Encoder):
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
+        local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
@@ -46,6 +48,7 @@ class ImageEncoder(Encoder):
         drop_path: float = 0.0,
         pool: str = "avg",
         checkpointing: bool = False,
+        local: LocalMixing | None = None,
     ) -> None:
         picture = picture_shape(shape)
         height, width = picture[1:]
@@ -57,13 +60,13 @@ class ImageEncoder(Encoder):
             )
         patch = (patch_size, patch_size)
         trunk = make_trunk(picture, patch, dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
-        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing)
+        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local)
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path = mlp_ratio, dropout, drop_path
 
     @classmethod
-    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
-        small: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 4, "mlp_ratio": 2.0}
+    def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
+        small = {"dim": 16, "depth": 2, "heads": 4, "mlp_ratio": 2.0, **options}
         bytes_ = torch.randint(256, (3, 3, 6, 8), dtype=torch.uint8)
         return [
             (cls((3, 6, 8), attention, **small), bytes_),

@@ -13,6 +13,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, picture_shape
+from longseq.encoders.local import LocalMixing
 
 
 class TimmEncoder(Encoder):
@@ -29,6 +30,7 @@ class TimmEncoder(Encoder):
             False for random ones.
         dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
+        local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
@@ -45,6 +47,7 @@ class TimmEncoder(Encoder):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         checkpointing: bool = False,
+        local: LocalMixing | None = None,
     ) -> None:
         if not timm.is_model(model):
             near = get_close_matches(model, timm.list_models(), n=1) or ["vit_tiny_patch16_224"]
@@ -75,7 +78,7 @@ class TimmEncoder(Encoder):
                 f"must have weights for {model} ({what}); give the path of a file, or false for random ones",
             ) from error
         try:
-            super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing)
+            super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local)
         except ValueError as error:
             if not str(error).startswith("vit must"):
                 raise
@@ -88,9 +91,9 @@ class TimmEncoder(Encoder):
         self.set_statistics(*(values[:, None, None] for values in statistics))
 
     @classmethod
-    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
+    def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         image = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
-        return [(cls("vit_tiny_patch16_224", attention, shape=(3, 64, 64), pretrained=False), image)]
+        return [(cls("vit_tiny_patch16_224", attention, shape=(3, 64, 64), pretrained=False, **options), image)]
 
     def front_end(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()

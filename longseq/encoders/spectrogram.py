@@ -12,6 +12,7 @@ from torchaudio.transforms import MelSpectrogram
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk
+from longseq.encoders.local import LocalMixing
 
 
 class SpecAugment(nn.Module):
@@ -75,6 +76,7 @@ class SpectrogramEncoder(Encoder):
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
         spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
+        local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
@@ -103,6 +105,7 @@ class SpectrogramEncoder(Encoder):
         pool: str = "avg",
         spec_augment: SpecAugment | None = None,
         checkpointing: bool = False,
+        local: LocalMixing | None = None,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         for name, value in sizes.items() | {"hop_ms": hop_ms, "window_ms": window_ms}.items():
@@ -123,7 +126,7 @@ class SpectrogramEncoder(Encoder):
         num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is padded with the mean
         picture = (1, num_rows * frames, num_mels)
         trunk = make_trunk(picture, (frames, mels), dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
-        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing)
+        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
@@ -133,8 +136,8 @@ class SpectrogramEncoder(Encoder):
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
     @classmethod
-    def examples(cls, attention: Mechanism) -> "Sequence[tuple[Encoder, Any]]":
-        small: dict[str, Any] = {"sample_rate_hz": 8000, "seconds": 0.4, "dim": 16, "depth": 2, "heads": 4}
+    def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
+        small = {"sample_rate_hz": 8000, "seconds": 0.4, "dim": 16, "depth": 2, "heads": 4, **options}
         lengths = torch.tensor([3200, 1000, 90])
         padded = torch.randn(3, 3200) * (torch.arange(3200) < lengths[:, None])
         return [

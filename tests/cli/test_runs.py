@@ -256,7 +256,7 @@ def test_a_setting_that_keeps_all_shapes_does_not_change_silently(command: Calla
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*in the checkpoint and")
         assert command(*resume, "--trainer.max_steps", "4").code == 0
-    with pytest.warns(UserWarning, match="model.encoder.heads is 1 in the checkpoint and 2 here: its weights were"):
+    with pytest.warns(UserWarning, match="model.encoder.heads is 1 in the checkpoint and 2 here: the weights were"):
         command(*resume, "--model.encoder.heads", "2", "--trainer.max_steps", "6")
 
 
@@ -318,7 +318,7 @@ def test_fit_and_resume_agree_on_the_name(
     assert run.parent.name == name
     (run / "last.ckpt").touch()
     looked_for: list[Path] = []
-    monkeypatch.setattr("longseq.cli.commands.newest_checkpoint", lambda run: looked_for.append(run) or Stop.now())
+    monkeypatch.setattr("longseq.cli.settings.newest_checkpoint", lambda run: looked_for.append(run) or Stop.now())
     with pytest.raises(Stop):
         Commands(["fit", *flags, "--resume"])
     assert looked_for == made

@@ -14,6 +14,7 @@ from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnect
 from torchmetrics.classification import MulticlassAccuracy
 
 from datamodules import Digits
+from datamodules.compat import position_in_training
 from longseq import ImageEncoder, Mechanism, Softmax
 from longseq.compat import jsonargparse, lightning, timm, torchmetrics
 from longseq.compat import torch as of_torch
@@ -61,10 +62,12 @@ class Watching(pl.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[bool, bool]] = []
+        self.positions: list[tuple[int, int]] = []
         self.validations = 0
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         self.seen.append((lightning.is_accumulating(trainer), lightning.is_followed_by_validation(trainer)))
+        self.positions.append(position_in_training(trainer))
 
     def on_validation_start(self, *_: object) -> None:
         self.validations += 1
@@ -89,6 +92,7 @@ def test_lightnings_loops_tell_where_a_training_is(tmp_path) -> None:
     trainer.fit(model(), datamodule=Digits())
     # once the batch is done
     assert watching.seen == [(True, False), (False, False), (True, False), (False, True)]
+    assert watching.positions == [(0, 1), (0, 2), (0, 3), (1, 0)]
     assert not lightning.is_finding_learning_rate(trainer)
 
 

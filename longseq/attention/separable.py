@@ -1,0 +1,129 @@
+"""E as a product of one matrix along the rows of the token grid and one along its columns."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.projection import Linear, Projection, ProjectionLayer, blank, resample_axis
+
+
+class SeparableProjection(ProjectionLayer):
+    """Shorten a grid of tokens along its rows and its columns: E = [P, E_y (x) E_x].
+
+    E_y is (k_y, height) and E_x (k_x, width), so E has k = k_y k_x rows and weights for height + width tokens, not for
+    their product. Prefix tokens have dense columns P, (k, prefix). E X costs 2 n k_y d + 2 k_y width k_x d FLOPs, where
+    a dense E costs 2 n k d.
+
+    Args:
+        along_rows: E_y, (k_y, height), or (h, k_y, height) with one matrix for each head.
+        along_columns: E_x, (k_x, width), or (h, k_x, width).
+        of_prefix: P, (k, prefix), or (h, k, prefix).
+    """
+
+    def __init__(self, along_rows: Tensor, along_columns: Tensor, of_prefix: Tensor) -> None:
+        super().__init__()
+        self.along_rows, self.along_columns = nn.Parameter(along_rows), nn.Parameter(along_columns)
+        self.of_prefix = nn.Parameter(of_prefix) if of_prefix.shape[-1] else None
+        self.commutes = along_rows.ndim == 2  # type: ignore[misc]  # matrices of heads differ by channel
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        prefix = 0 if self.of_prefix is None else self.of_prefix.shape[-1]
+        E_y, E_x = self.along_rows, self.along_columns
+        height, width = E_y.shape[-1], E_x.shape[-1]
+        count = tokens.shape[1] - prefix
+        if count > height * width or (count < height * width and present is None):
+            raise ArgumentError(
+                "tokens",
+                f"must be the {prefix + height * width} that E was built for, got {tokens.shape[1]}; carry the model "
+                "to another size with longseq.resize, turn patch dropout off, or give a shorter sequence a padding mask",
+            )
+        tokens = blank(tokens, present)
+        if not self.commutes:  # (b, h, n, c): heads before tokens
+            tokens = tokens.unflatten(-1, (len(E_y), -1)).transpose(1, 2)
+        grid = tokens[..., prefix:, :]
+        if missing := -count % width:
+            grid = torch.cat([grid, grid.new_zeros(*grid.shape[:-2], missing, grid.shape[-1])], dim=-2)
+        rows = (count + missing) // width
+        bands = E_y[..., :rows] @ grid.unflatten(-2, (rows, width)).flatten(-2)  # (b, k_y, width d)
+        slots = E_x.unsqueeze(-3) @ bands.unflatten(-1, (width, -1))  # (b, k_y, k_x, d)
+        short = slots.flatten(-3, -2)
+        if self.of_prefix is not None:
+            short = short + self.of_prefix @ tokens[..., :prefix, :]
+        return short if self.commutes else short.transpose(1, 2).flatten(2)
+
+    @torch.no_grad()
+    def carry(self, trained: "SeparableProjection", old: TokenGrid, new: TokenGrid) -> None:
+        for axis, (ours, theirs) in enumerate(
+            ((self.along_rows, trained.along_rows), (self.along_columns, trained.along_columns))
+        ):
+            ours.copy_(resample_axis(theirs, old.size[axis], new.size[axis]))
+        if self.of_prefix is not None and trained.of_prefix is not None:
+            self.of_prefix.copy_(trained.of_prefix)
+
+
+@dataclass(frozen=True)
+class Separable(Projection):
+    """Learned E = E_y (x) E_x on the grid of tokens, k = k_y k_x: the paper's E in height + width instead of n columns.
+
+    For an image of 1,024 x 1,024 pixels and k = 256 it has 32 thousand weights, and a dense E 268 million. Where all
+    tokens stand in one row or column, such as the frames of a sound, it is ``Linear``.
+
+    Args:
+        start: ``random``: E_y of N(0, 1/height), E_x of N(0, 1/width), so that entries of E have the variance 1/n.
+            ``mean``: the means over windows that tile the grid, which suit the keys of a pretrained model.
+        rows: k_y, which divides k; None for the most square of those that fit the grid.
+    """
+
+    start: Literal["random", "mean"] = "random"
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start not in ("random", "mean"):
+            raise ArgumentError("start", f"must be random or mean, got {self.start!r}; choose one of them")
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
+        if 1 in grid.size:
+            return Linear(self.start).build(grid, k, dim, heads)
+        k_y, k_x = self.slots(grid, k)
+        count = heads or 1
+        factors = [self._factor(count, *shape) for shape in zip((k_y, k_x), grid.size, strict=True)]
+        of_prefix = torch.randn(count, k, grid.num_prefix_tokens) * grid.num_tokens**-0.5
+        weights: list[Any] = [*factors, of_prefix]
+        return SeparableProjection(*(weight[0].clone() if heads is None else weight for weight in weights))
+
+    def slots(self, grid: TokenGrid, k: int) -> tuple[int, int]:
+        """k_y and k_x.
+
+        Raises:
+            ValueError: If no two factors of k fit the grid.
+        """
+        height, width = grid.size
+        wanted = range(1, k + 1) if self.rows is None else [self.rows]
+        fitting = [(rows, k // rows) for rows in wanted if k % rows == 0 and rows <= height and k // rows <= width]
+        if not fitting:
+            near = max(n for n in range(1, k) if Separable().fits(grid, n)) if self.rows is None else k
+            remedy = f"{near} does" if self.rows is None else "leave rows out"
+            raise ArgumentError(
+                "k" if self.rows is None else "rows",
+                f"must give rows times columns within {height} x {width}, got k {k}"
+                + (f" and rows {self.rows}" if self.rows is not None else "")
+                + f"; {remedy}",
+            )
+        return min(fitting, key=lambda pair: abs(math.log(pair[0] / pair[1])))
+
+    def fits(self, grid: TokenGrid, k: int) -> bool:
+        """Whether k is a product of two numbers within the grid."""
+        return any(k % rows == 0 and k // rows <= grid.size[1] for rows in range(1, grid.size[0] + 1))
+
+    def _factor(self, count: int, k: int, length: int) -> Float[Tensor, "count k length"]:
+        if self.start == "mean":
+            return TokenGrid((length, 1)).window_means(k).repeat(count, 1, 1)
+        return torch.randn(count, k, length) * length**-0.5

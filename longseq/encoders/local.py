@@ -1,0 +1,143 @@
+"""Local mixing: depthwise convolutions over the token grid, in every block before the attention and the perceptron.
+
+Attention sees tokens as a set; a pixel means something beside its neighbours only. Convolutions tell it of them, at a
+cost of 2 n d FLOPs for each number of the kernel, whatever the length of the sequence.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.plug import token_grid
+from longseq.compat.torch import without_autocast
+
+
+class LocalLayer(nn.Module):
+    """X + W * X, a depthwise convolution over the grid of tokens, with a residual connection: (b, n, d) -> (b, n, d).
+
+    Prefix tokens pass by. Padding counts as the outside of the grid does: as zeros. The weights start at zero, so that
+    a trained model gives the same features at first, and they depend on no length.
+
+    Args:
+        dim: d.
+        kernel_size: Height and width of the kernel, both odd.
+        columns: Columns of the grid; its rows follow from the tokens.
+        num_prefix_tokens: Tokens in front of the grid.
+    """
+
+    is_neutral_at_start = True  # so that a trained model may lack it (attention/plug.py)
+
+    def __init__(self, dim: int, kernel_size: tuple[int, int], columns: int, num_prefix_tokens: int) -> None:
+        super().__init__()
+        padding = (kernel_size[0] // 2, kernel_size[1] // 2)
+        self.convolution = nn.Conv2d(dim, dim, kernel_size, padding=padding, groups=dim)
+        nn.init.zeros_(self.convolution.weight)
+        nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
+        self.columns, self.num_prefix_tokens = columns, num_prefix_tokens
+
+    def forward(self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None = None) -> Tensor:
+        prefix = self.num_prefix_tokens
+        grid = tokens[:, prefix:]
+        if not grid.shape[1]:
+            return tokens
+        if mask is not None:
+            grid = grid.masked_fill(~mask[:, 0, 0, prefix:, None], 0)
+        # (b, d, rows, columns) without a copy: the channels of a token lie together, as torch's channels_last has them
+        image = grid.mT.unflatten(2, (-1, self.columns))
+        # depthwise convolutions in bfloat16 take ten times as long as in float32 on a CPU; the tokens are float32 here
+        with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
+            mixed = self.convolution(image).flatten(2).mT
+        return tokens + mixed if not prefix else torch.cat([tokens[:, :prefix], tokens[:, prefix:] + mixed], dim=1)
+
+
+@dataclass(frozen=True)
+class LocalMixing(ABC):
+    """A description of local mixing, chosen in YAML.
+
+    Args:
+        kernel_size: Tokens that the kernel covers along an axis, an odd number.
+    """
+
+    kernel_size: int = 3
+
+    def __post_init__(self) -> None:
+        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+            raise ArgumentError("kernel_size", f"must be odd and positive, got {self.kernel_size}; 3 is usual")
+
+    @classmethod
+    def examples(cls) -> "Sequence[LocalMixing]":
+        """Some of each form; all tests of local mixing go over them."""
+        return [cls(), cls(5)]
+
+    @abstractmethod
+    def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
+        """Build the layer of one place in a block."""
+
+
+@dataclass(frozen=True)
+class Conv2d(LocalMixing):
+    """Over rows and columns: of an image, or over time and mels where a token is a patch of a spectrogram."""
+
+    def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
+        kernel = (self.kernel_size, self.kernel_size if grid.size[1] > 1 else 1)
+        return LocalLayer(dim, kernel, grid.size[1], grid.num_prefix_tokens)
+
+
+@dataclass(frozen=True)
+class Conv1d(LocalMixing):
+    """Along the sequence, row after row: all that Long Range Arena (arXiv:2011.04006) lets a model know of an image."""
+
+    def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
+        return LocalLayer(dim, (self.kernel_size, 1), 1, grid.num_prefix_tokens)
+
+
+class LocalBlock(Block):
+    """timm's block with local mixing before the attention and before the perceptron; all other weights keep their
+    names.
+
+    Args:
+        block: timm's block, whose parts this one takes over.
+        local1: Before the attention.
+        local2: Before the perceptron; None where only prefix tokens leave the block, which it would not change.
+    """
+
+    def __init__(self, block: Block, local1: LocalLayer, local2: LocalLayer | None) -> None:
+        nn.Module.__init__(self)
+        for name, part in block.named_children():
+            self.add_module(name, part)
+        self.local1, self.local2 = local1, local2
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        x = self.local1(x, attn_mask)
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
+        if self.local2 is not None:
+            x = self.local2(x, attn_mask)
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+def add_local(trunk: VisionTransformer, local: LocalMixing) -> None:
+    """Put local mixing into every block of a timm ViT, in place.
+
+    Raises:
+        ValueError: If a block is not timm's Block.
+    """
+    blocks: list[Any] = list(trunk.blocks)
+    dim, grid = trunk.embed_dim, token_grid(trunk)
+    for depth, block in enumerate(blocks):
+        if type(block) is not Block:
+            raise ArgumentError(
+                "local", f"must be left out for block {depth}, a {type(block).__name__}; only timm's Block has a place"
+            )
+        # a weight without a gradient would stop a training on several processes
+        is_unseen = depth == len(blocks) - 1 and trunk.global_pool == "token"
+        mixing = LocalBlock(block, local.build(dim, grid), None if is_unseen else local.build(dim, grid))
+        trunk.blocks[depth] = mixing.train(block.training)
