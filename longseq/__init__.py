@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from longseq.attention import (
         Conv,
+        Dynamic,
         Gaussian,
         Linear,
         Linformer,
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
         Mean,
         Mechanism,
         Projection,
+        Separable,
         Softmax,
         Verma,
         plug,
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Conv",
+    "Dynamic",
     "Gaussian",
     "ImageEncoder",
     "Linear",
@@ -30,6 +33,7 @@ __all__ = [
     "Mean",
     "Mechanism",
     "Projection",
+    "Separable",
     "Softmax",
     "SpecAugment",
     "SpectrogramEncoder",

@@ -1,5 +1,6 @@
 """Attention at linear cost, for any timm vision transformer: tensors only, no training and no data."""
 
+from longseq.attention.dynamic import Dynamic
 from longseq.attention.grid import TokenGrid
 from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
@@ -14,6 +15,7 @@ from longseq.attention.window import Conv, Max, Mean
 
 __all__ = [
     "Conv",
+    "Dynamic",
     "Gaussian",
     "Linear",
     "Linformer",

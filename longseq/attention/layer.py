@@ -12,7 +12,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
-from longseq.attention.projection import ProjectionLayer, RaggedProjection, carry_projections
+from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
 
 # A mechanism's formula, applied after the heads are split. It takes queries (b, h, n, c), keys and values (b, h, k, c),
 # a mask of the queries (b, 1, n, 1) and one of the keys (b, 1, 1, k), False at padding and None without padding, and
@@ -92,22 +92,32 @@ class AttentionLayer(TokenMixer):
             queried: The first q of them, which give the queries.
             present: False where a token is padding.
         """
-        queries, keys, values = self._queries_keys_values(x, queried, present)
+        project_keys, project_values = self.projections_for(x, present)
+        queries, keys, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
         queries = self.q_norm(_split(queries, self.num_heads))
-        if isinstance(self.project_keys, RaggedProjection):  # each head has its own k, so heads run one by one
-            heads = zip(queries.split(1, dim=1), self.project_keys, keys, values, strict=True)
+        if isinstance(project_keys, RaggedProjection):  # each head has its own k, so heads run one by one
+            heads = zip(queries.split(1, dim=1), project_keys, keys, values, strict=True)
             mixed = torch.cat([self._by_formula(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)  # type: ignore[arg-type]
         else:
-            mixed = self._by_formula(queries, self.project_keys, keys, values, present)
+            mixed = self._by_formula(queries, project_keys, keys, values, present)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))
         if self.gate is not None:
             mixed = mixed * self.gate(queried).sigmoid()
         return self.proj_drop(self.proj(mixed))
 
+    def projections_for(
+        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
+    ) -> tuple[Shortening | RaggedProjection | None, Shortening | RaggedProjection | None]:
+        """E and F for these tokens; one object where they are one."""
+        if self.project_keys is None or self.project_values is None:
+            return None, None
+        of_keys = self.project_keys.given(x, present)
+        return of_keys, of_keys if self.project_values is self.project_keys else self.project_values.given(x, present)
+
     def _by_formula(
         self,
         queries: Float[Tensor, "b h q c"],
-        project_keys: ProjectionLayer | None,
+        project_keys: Shortening | None,
         keys: Float[Tensor, "b k hc"],
         values: Float[Tensor, "b k hc"],
         present: Bool[Tensor, "b n 1"] | None,
@@ -131,17 +141,23 @@ class AttentionLayer(TokenMixer):
         return F.linear(tokens, weight, bias)
 
     def _queries_keys_values(
-        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: Shortening | RaggedProjection | None,
+        project_values: Shortening | RaggedProjection | None,
     ):
         """Queries (b, q, d), keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
         d = self.attn_dim
         if not is_plain(self.qkv, nn.Linear):  # call it, in the paper's order: its weights alone lack the wrapper
             queries, keys, values = self.qkv(x).split(d, dim=-1)
             queries = queries[:, : queried.shape[1]]
-            if self.project_keys is not None and self.project_values is not None:
-                return queries, self.project_keys(keys, present), self.project_values(values, present)
-        elif self.project_keys is not None:
-            return self.linear(queried, slice(0, d)), *self.shortened_keys_values(x, present)
+            if project_keys is not None and project_values is not None:
+                return queries, project_keys(keys, present), project_values(values, present)
+        elif project_keys is not None and project_values is not None:
+            short = self.shortened_keys_values(x, present, project_keys, project_values)
+            return self.linear(queried, slice(0, d)), *short
         elif queried.shape[1] < x.shape[1]:
             queries = self.linear(queried, slice(0, d))
             keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
@@ -149,12 +165,18 @@ class AttentionLayer(TokenMixer):
             queries, keys, values = self.qkv(x).split(d, dim=-1)
         return queries, keys, values if present is None else values.masked_fill(~present, 0)
 
-    def shortened_keys_values(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None):
+    def shortened_keys_values(
+        self,
+        x: Float[Tensor, "b n d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: Shortening | RaggedProjection,
+        project_values: Shortening | RaggedProjection,
+    ):
         """Keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
         weights, bias = self.qkv.weight, self.qkv.bias
         d = self.attn_dim
 
-        def shorten(project: ProjectionLayer | RaggedProjection, rows: slice):
+        def shorten(project: Shortening | RaggedProjection, rows: slice):
             if not project.commutes:
                 return project(self.linear(x, rows), present)
             short = F.linear(project(x, present), weights[rows])
@@ -163,10 +185,9 @@ class AttentionLayer(TokenMixer):
             ones = x.new_ones(1 if present is None else len(x), x.shape[1], 1)
             return short + project(ones, present) * bias[rows]
 
-        assert self.project_keys is not None and self.project_values is not None
-        if self.project_keys is self.project_values and self.project_keys.commutes:
-            return shorten(self.project_keys, slice(d, 3 * d)).split(d, dim=-1)
-        return shorten(self.project_keys, slice(d, 2 * d)), shorten(self.project_values, slice(2 * d, 3 * d))
+        if project_keys is project_values and project_keys.commutes:
+            return shorten(project_keys, slice(d, 3 * d)).split(d, dim=-1)
+        return shorten(project_keys, slice(d, 2 * d)), shorten(project_values, slice(2 * d, 3 * d))
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,17 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 
 
+@runtime_checkable
+class Shortening(Protocol):
+    """What an attention layer asks of a projection once the tokens of its sequence are known."""
+
+    commutes: bool
+
+    def __call__(self, tokens: Tensor, present: Bool[Tensor, "b n 1"] | None = None) -> Tensor: ...
+
+    def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None: ...
+
+
 class ProjectionLayer(nn.Module, ABC):
     """Shortens tokens: (b, n, d) -> (b, k, d).
 
@@ -23,7 +34,7 @@ class ProjectionLayer(nn.Module, ABC):
             and values be made from k shortened tokens; otherwise they are made from n tokens and then shortened.
     """
 
-    commutes: ClassVar[bool]
+    commutes: bool
 
     @abstractmethod
     def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> Tensor:
@@ -37,6 +48,10 @@ class ProjectionLayer(nn.Module, ABC):
             ValueError: If the projection takes only the n tokens that it was built for, and these are others.
         """
 
+    def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
+        """The projection of a sequence x: this one, unless E depends on the tokens."""
+        return self
+
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None:
         """Which of the k shortened tokens hold any token; None if every one of them sums over all tokens."""
         return None
@@ -48,6 +63,8 @@ class ProjectionLayer(nn.Module, ABC):
 
 class Projection(ABC):
     """A description of a projection, chosen in YAML; it builds the layers once n, k and the heads are known."""
+
+    takes_lengths_of_heads: ClassVar[bool] = True  # whether each head may have a k of its own
 
     @classmethod
     def examples(cls) -> "Sequence[Projection]":
@@ -124,6 +141,9 @@ class RaggedProjection(nn.ModuleList):
     """One projection per head, each to a length of its own: (b, n, d) -> a list of (b, k of the head, c)."""
 
     commutes = False
+
+    def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> "RaggedProjection":
+        return self
 
     def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> list[Tensor]:
         heads = tokens.chunk(len(self), dim=-1)
@@ -213,14 +233,23 @@ def columns_for(
     Raises:
         ValueError: If there are more tokens than columns, or fewer without a mask: E would meet tokens of other places.
     """
-    m, n = tokens.shape[1], weight.shape[-1]
+    refuse_other_lengths(tokens, weight.shape[-1], present)
+    return weight[..., : tokens.shape[1]]
+
+
+def refuse_other_lengths(tokens: Tensor, n: int, present: Tensor | None) -> None:
+    """Check that E meets the n tokens that it was built for, or fewer where a mask says that the sequence is shorter.
+
+    Raises:
+        ValueError: If it would meet tokens of other places.
+    """
+    m = tokens.shape[1]
     if m > n or (m < n and present is None):
         raise ArgumentError(
             "tokens",
             f"must be the {n} that E was built for, got {m}; carry the model to another size with "
             "longseq.resize, turn patch dropout off, or give a shorter sequence a padding mask",
         )
-    return weight[..., :m]
 
 
 def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "*h k m"]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
-from longseq.attention.projection import Linear, Projection, ProjectionLayer, blank, resample_axis
+from longseq.attention.projection import Linear, Projection, ProjectionLayer, blank, refuse_other_lengths, resample_axis
 
 
 class SeparableProjection(ProjectionLayer):
@@ -30,7 +30,7 @@ class SeparableProjection(ProjectionLayer):
         super().__init__()
         self.along_rows, self.along_columns = nn.Parameter(along_rows), nn.Parameter(along_columns)
         self.of_prefix = nn.Parameter(of_prefix) if of_prefix.shape[-1] else None
-        self.commutes = along_rows.ndim == 2  # type: ignore[misc]  # matrices of heads differ by channel
+        self.commutes = along_rows.ndim == 2  # matrices of heads differ by channel
 
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
@@ -39,12 +39,7 @@ class SeparableProjection(ProjectionLayer):
         E_y, E_x = self.along_rows, self.along_columns
         height, width = E_y.shape[-1], E_x.shape[-1]
         count = tokens.shape[1] - prefix
-        if count > height * width or (count < height * width and present is None):
-            raise ArgumentError(
-                "tokens",
-                f"must be the {prefix + height * width} that E was built for, got {tokens.shape[1]}; carry the model "
-                "to another size with longseq.resize, turn patch dropout off, or give a shorter sequence a padding mask",
-            )
+        refuse_other_lengths(tokens, prefix + height * width, present)
         tokens = blank(tokens, present)
         if not self.commutes:  # (b, h, n, c): heads before tokens
             tokens = tokens.unflatten(-1, (len(E_y), -1)).transpose(1, 2)

@@ -45,6 +45,10 @@ def shared_projections(
     pairs: list[Pair] = []
     for length in by_layer:
         if isinstance(length, list):
+            if not projection.takes_lengths_of_heads:
+                raise ArgumentError(
+                    "k", f"must be one number per layer with {type(projection).__name__}, got {length}; give one"
+                )
             of_heads = [projection.pair(False, grid, of_head, dim // heads) for of_head in length]
             pairs.append((RaggedProjection(E for E, _ in of_heads), RaggedProjection(F for _, F in of_heads)))
         elif sharing == "none":

@@ -14,7 +14,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.plain import is_plain
-from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection
+from longseq.attention.projection import Linear, Projection, RaggedProjection, Shortening
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import is_transformed
 
@@ -104,16 +104,18 @@ class VermaLayer(AttentionLayer):
         self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b h c c"]:
         """L V over keys and values that a projection has shortened."""
-        keys, values = self.shortened_keys_values(x, present)
-        if isinstance(self.project_keys, RaggedProjection):
-            heads = zip(self.project_keys, keys, values, strict=True)
+        project_keys, project_values = self.projections_for(x, present)
+        assert project_keys is not None and project_values is not None
+        keys, values = self.shortened_keys_values(x, present, project_keys, project_values)
+        if isinstance(project_keys, RaggedProjection):
+            heads = zip(project_keys, keys, values, strict=True)
             contexts = [self._context(E, K, V, present) for E, K, V in heads]  # type: ignore[arg-type]
             return torch.cat(contexts, dim=1)
-        return self._context(self.project_keys, keys, values, present)  # type: ignore[arg-type]
+        return self._context(project_keys, keys, values, present)
 
     def _context(
         self,
-        project_keys: ProjectionLayer,
+        project_keys: Shortening,
         keys: Float[Tensor, "b k hc"],
         values: Float[Tensor, "b k hc"],
         present: Bool[Tensor, "b n 1"] | None,

@@ -1,0 +1,80 @@
+"""E that the tokens themselves decide: Transformer-LS (arXiv:2107.02192), section 3.2."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.attention.grid import TokenGrid
+from longseq.attention.projection import Projection, ProjectionLayer, Shortening, blank
+
+
+class DynamicProjection(ProjectionLayer):
+    """Shorten a sequence with E = softmax_n(X W)', X its tokens: (b, n, d) -> (b, k, d).
+
+    Each row of E is a weighted mean over the tokens, so that padding counts exactly nothing, and no weight knows n.
+
+    Args:
+        weight: W, (k, d), or (h, k, d) with one E for each head.
+    """
+
+    def __init__(self, weight: Float[Tensor, "*h k d"]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.commutes = weight.ndim == 2  # matrices of heads differ by channel
+
+    def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
+        scores = torch.einsum("bnd,...kd->b...kn", x, self.weight)
+        if present is not None:
+            scores = scores.masked_fill(~(present.mT if self.commutes else present[:, None].mT), -float("inf"))
+        return GivenMatrix(scores.softmax(dim=-1), self.commutes)
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        return self.given(tokens, present)(tokens, present)
+
+    @torch.no_grad()
+    def carry(self, trained: "DynamicProjection", old: TokenGrid, new: TokenGrid) -> None:
+        self.weight.copy_(trained.weight)
+
+
+class GivenMatrix:
+    """A projection whose matrix is known for each sequence of a batch.
+
+    Args:
+        matrix: E, (b, k, n), or (b, h, k, n) with one for each head; its columns at padding are zero.
+        commutes: Whether the heads share it.
+    """
+
+    def __init__(self, matrix: Float[Tensor, "b *h k n"], commutes: bool) -> None:
+        self.matrix, self.commutes = matrix, commutes
+
+    def __call__(
+        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
+    ) -> Float[Tensor, "_ k d"]:
+        if self.commutes:
+            return self.matrix @ blank(tokens, present)
+        by_head = blank(tokens, present).unflatten(-1, (self.matrix.shape[1], -1)).transpose(1, 2)
+        return (self.matrix @ by_head).transpose(1, 2).flatten(2)
+
+    def filled(self, present: Bool[Tensor, "b n 1"]) -> None:
+        """Every row sums over all tokens."""
+        return None
+
+
+@dataclass(frozen=True)
+class Dynamic(Projection):
+    """E = softmax_n(X W)', learned W of (k, d), one for each head with the sharing ``none`` (arXiv:2107.02192).
+
+    E follows the tokens and no place: it has k d weights at any length, and goes on at another one without resizing.
+    It costs as much again as the product with a learned E.
+    """
+
+    takes_lengths_of_heads: ClassVar[bool] = False
+
+    def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
+        weight = torch.randn(heads or 1, k, dim) * dim**-0.5  # scores of variance 1, tokens being normalised
+        return DynamicProjection(weight[0].clone() if heads is None else weight)
