@@ -45,7 +45,8 @@ def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, reques
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
 def test_every_trainer_config_lies_over_an_experiment(overlay: Path, train_py) -> None:
-    short_fit(train_py, ROOT / "configs/image/digits.yaml", "--config", str(overlay), *ON_CPU)
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "2"]
+    short_fit(train_py, ROOT / "configs/image/digits.yaml", "--config", str(overlay), *ON_CPU, *small)
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)

@@ -15,7 +15,7 @@ from longseq.training.data import data_of
 from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.summary import SequenceSummary
-from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
+from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples, TaskPicture
 from longseq.training.throughput import ThroughputLogger
 
 # Callbacks that search for a setting before a training. A resumed training has its setting already.
@@ -119,7 +119,13 @@ def callbacks_of_training(
         Sentinel(record.run / "last.ckpt", settings.checkpoint_minutes),
     ]
     if settings.trainer.logger is not False:
-        callbacks += [LearningRateMonitor("step"), ConfusionMatrixImage(), InputSamples(), BestFigure(is_resumed)]
+        callbacks += [
+            LearningRateMonitor("step"),
+            ConfusionMatrixImage(),
+            TaskPicture(),
+            InputSamples(),
+            BestFigure(is_resumed),
+        ]
     return callbacks
 
 

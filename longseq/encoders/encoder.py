@@ -4,22 +4,24 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism, plug
+from longseq.attention.plug import token_grid
 from longseq.compat.timm import add_positions
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.local import LocalMixing, add_local
 from longseq.encoders.patches import embed_patches
+from longseq.encoders.positions import Positions, sincos
 
 
 class Encoder(nn.Module, ABC):
@@ -116,6 +118,11 @@ class Encoder(nn.Module, ABC):
 
     def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
+        return encode(self.trunk, *self.prepared(inputs))
+
+    def prepared(self, inputs: Any) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
+        """The pictures that the trunk sees, normalised and in training changed at random, and how many rows of each
+        come before its padding."""
         picture, rows = self.front_end(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         if self.training and not self._is_measured:
@@ -123,7 +130,7 @@ class Encoder(nn.Module, ABC):
         picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
         if self.training:
             picture = self.augment(picture)
-        return encode(self.trunk, picture, rows)
+        return picture, rows
 
     def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
         channels, height, width = self.picture_shape
@@ -211,32 +218,55 @@ def encode(
                 "trunk", "must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
             )
         return trunk(picture)
-    present = None
-    if rows is not None:
-        height, whole_height = picture.shape[2], trunk.patch_embed.img_size[0]
-        present = _is_present(_count_tokens(trunk, rows), _count_tokens(trunk, height))
-        picture = picture.masked_fill(~_is_present(rows, height)[:, None, :, None], 0)
-        picture = F.pad(picture, (0, 0, 0, whole_height - height))
-    tokens = add_positions(trunk, embed_patches(trunk.patch_embed, picture))
-    if present is not None:
-        tokens = tokens[:, : present.shape[1]]
-    # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
-    tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
-    mask = None if present is None else present[:, None, None]
-    last_queries = trunk.num_prefix_tokens if trunk.global_pool == "token" and trunk.attn_pool is None else None
-    for depth, block in enumerate(trunk.blocks, start=1):
-        num_queries = last_queries if depth == len(trunk.blocks) else None
-        if trunk.grad_checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run_block, block, tokens, mask, num_queries, use_reentrant=False)
-        else:
-            tokens = run_block(block, tokens, mask, num_queries)
-    tokens = trunk.norm(tokens)
+    is_pooled = trunk.global_pool == "token" and trunk.attn_pool is None
+    tokens, present = encode_tokens(trunk, picture, rows, trunk.num_prefix_tokens if is_pooled else None)
     if present is None or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
     prefix = trunk.num_prefix_tokens
     present = present[:, prefix:, None]
     mean = tokens[:, prefix:].masked_fill(~present, 0).sum(1) / present.sum(1).to(tokens.dtype)
     return trunk.head_drop(trunk.fc_norm(mean))
+
+
+def encode_tokens(
+    trunk: VisionTransformer,
+    picture: Float[Tensor, "b channels height width"],
+    rows: Int64[Tensor, " b"] | None = None,
+    last_queries: int | None = None,
+    replaced: tuple[Bool[Tensor, "b _"], Float[Tensor, " d"]] | None = None,
+) -> tuple[Float[Tensor, "b q d"], Bool[Tensor, "b n"] | None]:
+    """The tokens that leave a plugged trunk, before they are pooled, and which of them are there.
+
+    Args:
+        trunk: As for encode.
+        picture: As for encode.
+        rows: As for encode.
+        last_queries: How many tokens leave the last block; None for all.
+        replaced: Which patches are hidden, and the token that stands in their places.
+    """
+    present = None
+    if rows is not None:
+        height, whole_height = picture.shape[2], trunk.patch_embed.img_size[0]
+        present = _is_present(_count_tokens(trunk, rows), _count_tokens(trunk, height))
+        picture = picture.masked_fill(~_is_present(rows, height)[:, None, :, None], 0)
+        picture = F.pad(picture, (0, 0, 0, whole_height - height))
+    patches = embed_patches(trunk.patch_embed, picture)
+    if replaced is not None:
+        where, token = replaced
+        patches = torch.where(where[..., None], token.to(patches.dtype), patches)
+    tokens = add_positions(trunk, patches)
+    if present is not None:
+        tokens = tokens[:, : present.shape[1]]
+    # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
+    tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
+    mask = None if present is None else present[:, None, None]
+    for depth, block in enumerate(trunk.blocks, start=1):
+        num_queries = last_queries if depth == len(trunk.blocks) else None
+        if trunk.grad_checkpointing and torch.is_grad_enabled():
+            tokens = checkpoint(run_block, block, tokens, mask, num_queries, use_reentrant=False)
+        else:
+            tokens = run_block(block, tokens, mask, num_queries)
+    return trunk.norm(tokens), present
 
 
 def _count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> Any:
@@ -269,6 +299,7 @@ def make_trunk(
     dropout: float,
     drop_path: float,
     pool: str,
+    positions: Positions = "learned",
 ) -> VisionTransformer:
     """A new timm ViT without a head.
 
@@ -295,6 +326,8 @@ def make_trunk(
         raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
     if pool not in ("avg", "token"):
         raise ArgumentError("pool", f"must be avg or token, got {pool!r}; choose one of them")
+    if positions not in get_args(Positions):
+        raise ArgumentError("positions", f"must be learned, sincos or none, got {positions!r}; choose one of them")
     refuse_beyond_memory(dim, depth, mlp_ratio)
     channels, height, width = picture_shape
     trunk = VisionTransformer(
@@ -311,8 +344,12 @@ def make_trunk(
         pos_drop_rate=dropout,
         proj_drop_rate=dropout,
         drop_path_rate=drop_path,
+        pos_embed="learn" if positions == "learned" else "none",
     )
-    if patch == (1, 1):
+    if positions == "sincos":
+        del trunk.pos_embed
+        trunk.pos_embed = nn.Buffer(sincos(token_grid(trunk), dim))  # type: ignore[assignment]
+    elif positions == "learned" and patch == (1, 1):
         nn.init.normal_(trunk.pos_embed)  # type: ignore[arg-type]
     return trunk
 

@@ -11,6 +11,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk, picture_shape
 from longseq.encoders.local import LocalMixing
+from longseq.encoders.positions import Positions
 from longseq.encoders.pretrained import TimmEncoder
 
 
@@ -29,6 +30,8 @@ class ImageEncoder(Encoder):
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
         local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
+        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
+            mixing, edges tell.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
@@ -49,6 +52,7 @@ class ImageEncoder(Encoder):
         pool: str = "avg",
         checkpointing: bool = False,
         local: LocalMixing | None = None,
+        positions: Positions = "learned",
     ) -> None:
         picture = picture_shape(shape)
         height, width = picture[1:]
@@ -59,10 +63,10 @@ class ImageEncoder(Encoder):
                 "1 makes every pixel a token",
             )
         patch = (patch_size, patch_size)
-        trunk = make_trunk(picture, patch, dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
+        trunk = make_trunk(picture, patch, dim, depth, heads, mlp_ratio, dropout, drop_path, pool, positions)
         super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local)
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
-        self.mlp_ratio, self.dropout, self.drop_path = mlp_ratio, dropout, drop_path
+        self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":

@@ -13,6 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder, make_trunk
 from longseq.encoders.local import LocalMixing
+from longseq.encoders.positions import Positions
 
 
 class SpecAugment(nn.Module):
@@ -77,6 +78,8 @@ class SpectrogramEncoder(Encoder):
         pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
         spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
         local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
+        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
+            mixing, edges tell.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
 
     Raises:
@@ -106,6 +109,7 @@ class SpectrogramEncoder(Encoder):
         spec_augment: SpecAugment | None = None,
         checkpointing: bool = False,
         local: LocalMixing | None = None,
+        positions: Positions = "learned",
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         for name, value in sizes.items() | {"hop_ms": hop_ms, "window_ms": window_ms}.items():
@@ -125,12 +129,13 @@ class SpectrogramEncoder(Encoder):
         num_samples = round(sample_rate_hz * seconds)
         num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is padded with the mean
         picture = (1, num_rows * frames, num_mels)
-        trunk = make_trunk(picture, (frames, mels), dim, depth, heads, mlp_ratio, dropout, drop_path, pool)
+        trunk = make_trunk(picture, (frames, mels), dim, depth, heads, mlp_ratio, dropout, drop_path, pool, positions)
         super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
+        self.positions = positions
         self.spec_augment = spec_augment
         self.num_samples, self.hop = num_samples, hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError
+from longseq.encoders import Encoder
 
 
 class Answer(NamedTuple):
@@ -49,9 +50,13 @@ class Task(ABC):
         for name, described in (metrics or {}).items():
             _metric_class(name, described)
 
-    def num_outputs(self, num_classes: int) -> int:
-        """How many numbers the head puts out for a sample."""
-        return num_classes
+    def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
+        """The layer behind the encoder. By default it is linear, and starts at zero, so that the first loss is that of
+        a guess with any encoder."""
+        head = nn.Linear(encoder.dim, num_classes)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        return head
 
     def outputs(self, encoder: nn.Module, head: nn.Module, inputs: Any) -> Float[Tensor, "b outputs"]:
         """The outputs of the model for a batch."""
@@ -92,6 +97,10 @@ class Task(ABC):
 
     def confusion(self, num_classes: int) -> Metric | None:
         """The matrix of how often one class is taken for another; None if the task has no such matrix."""
+        return None
+
+    def draw(self, encoder: Encoder, outputs: Tensor) -> Any:
+        """A matplotlib figure of what the model puts out for a batch of validation; None where there is none."""
         return None
 
     @abstractmethod

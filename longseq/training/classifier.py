@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from pytorch_lightning.callbacks import BaseFinetuning
 from timm.optim import list_optimizers
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import MetricCollection
 
 from longseq.arguments import ArgumentError
@@ -115,9 +115,7 @@ class Classifier(pl.LightningModule):
         self.register_buffer("loss_weights", weights, persistent=False)
         self.init_from, self._compile = init_from, compile
         self.task = task or SingleLabel()
-        self.head = nn.Linear(encoder.dim, self.task.num_outputs(num_classes))
-        nn.init.zeros_(self.head.weight)  # so that the first loss is log(num_classes) with any encoder
-        nn.init.zeros_(self.head.bias)
+        self.head = self.task.head(encoder, num_classes)
         metrics = MetricCollection(dict(self.task.own_metrics(num_classes)))
         evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
         self.train_metrics = metrics.clone(prefix="train/")

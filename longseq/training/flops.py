@@ -69,7 +69,7 @@ def flops_per_sample(model: Classifier) -> Flops:
             memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
     trunk, head = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
-    picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.head.weight.dtype, device="meta")
+    picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder.mean.dtype, device="meta")
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _of_gradients})
     # torch's formula for a fused attention kernel adds the recomputed scores; MATH has the plain products only
     with sdpa_kernel(SDPBackend.MATH), counter:

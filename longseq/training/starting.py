@@ -34,7 +34,10 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
     if trained.class_names == model.class_names and _shapes(trained.head) == _shapes(model.head):
         model.head.load_state_dict(trained.head.state_dict())
     else:
-        messages.append(f"the head starts anew: {trained.num_classes} classes before, {model.num_classes} now")
+        was, now = (type(each.task).__name__ for each in (trained, model))
+        if was == now:
+            was, now = f"{trained.num_classes} classes", str(model.num_classes)
+        messages.append(f"the head starts anew: {was} before, {now} now")
     if model.trainer.is_global_zero:
         print("; ".join(messages))
     return bool(fresh)

@@ -44,6 +44,21 @@ class ConfusionMatrixImage(pl.Callback):
             logger.experiment.add_figure("val/confusion", figure, _step(trainer), close=False)
 
 
+class TaskPicture(pl.Callback):
+    """Show what the model puts out for the first batch of a validation, as its task draws it: the image val/outputs."""
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, batch_idx: int,
+        *_: Any,
+    ) -> None:  # fmt: skip
+        logger = _logger(trainer)
+        if batch_idx or logger is None or not trainer.is_global_zero:
+            return
+        figure = pl_module.task.draw(pl_module.encoder, outputs["outputs"])
+        if figure is not None:
+            logger.experiment.add_figure("val/outputs", figure, _step(trainer), close=False)
+
+
 class InputSamples(pl.Callback):
     """Show some training inputs when training starts: the image inputs/samples, and sounds to listen to.
 

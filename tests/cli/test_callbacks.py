@@ -22,6 +22,7 @@ BATCHES = 4  # of an epoch
 FIT = ["fit", "--config", ROOT / "configs/image/digits.yaml", "--experiment", "x", "--model.encoder.dim", "8"]
 FIT += ["--model.encoder.depth", "1", "--model.encoder.drop_path", "0", "--trainer.enable_progress_bar", "false"]
 FIT += ["--trainer.limit_train_batches", str(BATCHES), "--trainer.limit_val_batches", "1", "--trainer.max_epochs", "4"]
+FIT += ["--trainer.limit_test_batches", "1"]
 
 
 class Step:
@@ -180,7 +181,7 @@ def test_stochastic_weight_averaging_tests_and_saves_the_average(command: Callab
 def as_tested(command: Callable, fitted: str, name: str) -> None:
     """A checkpoint gives the figure with which fit has ended."""
     figure = re.search(r"test accuracy: +([\d.]+)", fitted)
-    tested = command("test", "--ckpt_path", f"runs/x/0/{name}.ckpt").out
+    tested = command("test", "--ckpt_path", f"runs/x/0/{name}.ckpt", "--trainer.limit_test_batches", "1").out
     assert figure and f"test accuracy:  {figure[1]}" in tested, (fitted, tested)
     assert f"{name}.ckpt" in fitted
 

@@ -127,9 +127,9 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
-    """Of four runs each is killed a quarter of TORTURE times, 20 in all: however often, the end is the same."""
+    """Of four runs each is killed a quarter of TORTURE times, 12 in all: however often, the end is the same."""
     generator = random.Random(seed)
-    kills = int(os.environ.get("TORTURE", "20")) // 4
+    kills = int(os.environ.get("TORTURE", "12")) // 4
     arguments = [*FIT, "--checkpoint_minutes", "0.002"]  # every few steps
     for _ in range(kills):
         try:

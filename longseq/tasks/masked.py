@@ -1,0 +1,178 @@
+"""Pretraining without labels: hide tokens, and rebuild what was there."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from longseq.arguments import ArgumentError
+from longseq.encoders.encoder import Encoder, encode_tokens
+from longseq.tasks.task import Answer, Task
+
+
+class TaskError(ValueError):
+    """Something is asked of a task that it does not do."""
+
+    exit_code = 2
+
+
+class Masked(Task):
+    """Hide a share of each sample's tokens, and rebuild their pixels or frames; labels are not looked at.
+
+    A hidden token is replaced by one learned vector, which keeps its place. The loss is the mean absolute error of the
+    hidden numbers, normalised as the encoder normalises its inputs. A model that is trained so on the training set's
+    own inputs is a start for its classifier: ``fit --model.init_from CKPT`` (arXiv:2310.02980).
+
+    The head's outputs are (b, n, 2 p + 1) for patches of p numbers: what is rebuilt, what was there, and 1 where that
+    was hidden.
+
+    Args:
+        share: Of the tokens that are hidden.
+        span: How many neighbouring tokens are hidden together.
+        metrics: Further ones, by their names (Task); they take the outputs above.
+
+    Raises:
+        ValueError: If the share is not between 0 and 1, or the span not positive.
+    """
+
+    best: ClassVar[str] = "l1"
+    mode: ClassVar[Literal["max", "min"]] = "min"
+
+    def __init__(self, share: float = 0.5, span: int = 1, metrics: dict[str, Any] | None = None) -> None:
+        super().__init__(metrics)
+        if not 0 < share < 1:
+            raise ArgumentError("share", f"must be in 0..1 (both excluded), got {share}; 0.5 hides every second token")
+        if span < 1:
+            raise ArgumentError("span", f"must be 1 or more, got {span}; 1 hides each token by itself")
+        self.share, self.span = share, span
+
+    def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
+        rows, columns = encoder.trunk.patch_embed.patch_size
+        return Rebuilder(encoder.dim, encoder.picture_shape[0] * rows * columns)
+
+    def outputs(self, encoder: Any, head: Any, inputs: Any) -> Float[Tensor, "b n numbers"]:
+        picture, rows = encoder.prepared(inputs)
+        trunk = encoder.trunk
+        hidden = self._hidden(len(picture), trunk.patch_embed.num_patches, picture.device, encoder.training)
+        tokens, present = encode_tokens(trunk, picture, rows, replaced=(hidden, head.hidden_token))
+        prefix = trunk.num_prefix_tokens
+        tokens = trunk.fc_norm(tokens[:, prefix:])
+        targets = patches_of(picture, *trunk.patch_embed.patch_size)
+        missing = tokens.shape[1] - targets.shape[1]  # the last patch of a sound may reach beyond its end
+        targets = torch.nn.functional.pad(targets, (0, 0, 0, missing))[:, : tokens.shape[1]]
+        counted = hidden[:, : tokens.shape[1]]
+        if present is not None:
+            counted = counted & present[:, prefix:]
+        return torch.cat([head(tokens).to(targets.dtype), targets, counted[..., None].to(targets.dtype)], dim=-1)
+
+    def _hidden(self, batch: int, tokens: int, device: torch.device, is_training: bool) -> Bool[Tensor, "b n"]:
+        """Which tokens are hidden: other ones in every batch of a training, and always the same in an evaluation."""
+        spans = -(-tokens // self.span)
+        generator = None if is_training else torch.Generator(device).manual_seed(0)
+        ranks = torch.rand(batch, spans, device=device, generator=generator).argsort(dim=1).argsort(dim=1)
+        chosen = ranks < max(round(self.share * spans), 1)
+        return chosen.repeat_interleave(self.span, dim=1)[:, :tokens]
+
+    def targets(self, labels: Tensor, num_classes: int) -> Tensor:
+        return torch.zeros(len(labels), num_classes, device=labels.device)  # none: the inputs are the targets
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor, label_smoothing: float) -> Float[Tensor, ""]:
+        errors, counts = _errors(outputs)
+        return errors.sum() / counts.sum().clamp(min=1)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
+        errors, counts = _errors(outputs)
+        return errors / counts.clamp(min=1)
+
+    def own_metrics(self, num_classes: int) -> dict[str, Metric]:
+        return {"l1": HiddenError()}
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        raise TaskError(
+            "model.task: Masked rebuilds inputs and predicts no classes; train from it with --model.init_from"
+        )
+
+    def answer(self, probabilities: Tensor, class_names: list[str]) -> list[Answer]:
+        return []
+
+    def names(self, target: Tensor, class_names: list[str]) -> str:
+        return class_names[int(target)] if target.ndim == 0 else ""
+
+    def counts(self, labels: Tensor, num_classes: int) -> Tensor:
+        return labels.bincount(minlength=num_classes)
+
+    def draw(self, encoder: Any, outputs: Float[Tensor, "b n numbers"], most: int = 4) -> Any:
+        """Draw some samples of a batch: as they are, with hidden tokens taken out, and as they were rebuilt."""
+        rebuilt, targets, counted = _parts(outputs[:most].float())
+        is_hidden = counted[..., None] > 0
+        versions = (targets, targets.masked_fill(is_hidden, 0), torch.where(is_hidden, rebuilt, targets))
+        pictures = [self._picture(encoder, patches) for sample in zip(*versions, strict=True) for patches in sample]
+        return encoder.draw(pictures, ["input", "hidden", "rebuilt"] * len(targets))
+
+    def _picture(self, encoder: Any, patches: Float[Tensor, "n p"]) -> Float[Tensor, "channels height width"]:
+        """The picture of some patches, as the front end made it."""
+        channels, _, width = encoder.picture_shape
+        rows, columns = encoder.trunk.patch_embed.patch_size
+        grid = patches.unflatten(0, (-1, width // columns)).unflatten(2, (channels, rows, columns))
+        picture = grid.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)
+        return picture.cpu() * encoder.std.cpu() + encoder.mean.cpu()
+
+
+class Rebuilder(nn.Module):
+    """Rebuild the p numbers of a patch from its token: W token + b.
+
+    Args:
+        dim: d.
+        numbers: p.
+    """
+
+    def __init__(self, dim: int, numbers: int) -> None:
+        super().__init__()
+        self.hidden_token = nn.Parameter(torch.randn(dim) * 0.02)
+        self.linear = nn.Linear(dim, numbers)
+
+    def forward(self, tokens: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p"]:
+        return self.linear(tokens)
+
+
+class HiddenError(Metric):
+    """The mean absolute error over all hidden numbers."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        errors, counts = _errors(outputs.float())
+        self.total += errors.sum()
+        self.count += counts.sum()
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count.clamp(min=1)).float()
+
+
+def patches_of(picture: Tensor, rows: int, columns: int) -> Float[Tensor, "b n p"]:
+    """The numbers of each patch, row after row of the grid; rows that fill no patch are filled with zeros."""
+    missing = -picture.shape[2] % rows
+    if missing:
+        picture = torch.nn.functional.pad(picture, (0, 0, 0, missing))
+    patches = picture.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
+    return patches.flatten(3).flatten(1, 2)
+
+
+def _parts(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    numbers = (outputs.shape[-1] - 1) // 2
+    return outputs[..., :numbers], outputs[..., numbers:-1], outputs[..., -1]
+
+
+def _errors(outputs: Tensor) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    """The absolute errors of each sample, summed over hidden numbers, and how many these are."""
+    rebuilt, targets, counted = _parts(outputs)
+    errors = (rebuilt - targets).abs().sum(-1) * counted
+    return errors.sum(1), counted.sum(1) * rebuilt.shape[-1]

@@ -1,0 +1,147 @@
+"""Masked pretraining: what is hidden, what the loss counts, and that a classifier starts from it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma
+from longseq.tasks import Masked
+from longseq.tasks.masked import patches_of
+from longseq.training import Classifier
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"dim": 16, "depth": 2, "heads": 4}
+
+
+def images(count: int = 3) -> torch.Tensor:
+    return torch.randint(256, (count, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def clips() -> dict[str, torch.Tensor]:
+    lengths = torch.tensor([3200, 1000, 90])
+    waveforms = torch.randn(3, 3200, generator=torch.Generator().manual_seed(0))
+    return {"waveforms": waveforms * (torch.arange(3200) < lengths[:, None]), "lengths": lengths}
+
+
+def classifier(encoder, **options) -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(encoder, 2, task=Masked(**options))
+
+
+def test_targets_are_the_normalised_pixels_of_each_patch_and_the_loss_is_over_hidden_ones_alone() -> None:
+    encoder = ImageEncoder((3, 8, 8), Linformer(7), patch_size=2, **SMALL)
+    encoder.measure([images()])
+    model = classifier(encoder, share=0.25).eval()
+    outputs = model(images())
+    assert outputs.shape == (3, 16, 2 * 12 + 1)
+    rebuilt, targets, counted = outputs[..., :12], outputs[..., 12:24], outputs[..., 24]
+    assert counted.sum(1).tolist() == [4, 4, 4]
+    picture = (images().float() - encoder.mean) / encoder.std
+    for sample in range(3):
+        for token in range(16):
+            y, x = 2 * (token // 4), 2 * (token % 4)
+            expected = picture[sample, :, y : y + 2, x : x + 2].flatten()
+            torch.testing.assert_close(targets[sample, token], expected)
+    errors = [(rebuilt[s, t] - targets[s, t]).abs().mean() for s in range(3) for t in range(16) if counted[s, t] > 0]
+    expected = torch.stack(errors).mean()
+    torch.testing.assert_close(model.task.loss(outputs, outputs, torch.ones(2), 0.0), expected)
+    metric = model.task.own_metrics(2)["l1"]
+    for part in outputs.split(2):
+        metric.update(part, torch.zeros(len(part)))
+    torch.testing.assert_close(metric.compute(), expected)
+    torch.testing.assert_close(model.task.losses(outputs, torch.zeros(3)).mean(), expected)
+
+
+def test_what_is_hidden_is_not_seen() -> None:
+    """Other pixels in hidden places change nothing that is rebuilt; in other places they do."""
+    encoder = ImageEncoder((3, 8, 8), Verma(), **SMALL)
+    encoder.set_statistics(torch.full((3, 1, 1), 128.0), torch.full((3, 1, 1), 60.0))
+    model = classifier(encoder).double().eval()
+    first = model(images())
+    hidden = first[..., -1].unflatten(1, (8, 8)) > 0
+    assert hidden.float().mean() == 0.5
+    changed = torch.where(hidden[:, None], 255 - images(), images())
+    torch.testing.assert_close(model(changed)[..., :3], first[..., :3], rtol=1e-12, atol=1e-12)
+    changed = torch.where(hidden[:, None], images(), 255 - images())
+    assert (model(changed)[..., :3] - first[..., :3]).abs().max() > 1e-3
+
+
+def test_a_training_hides_other_tokens_each_time_and_an_evaluation_the_same() -> None:
+    model = classifier(ImageEncoder((3, 8, 8), Verma(), **SMALL))
+    model.encoder.measure([images()])
+    assert torch.equal(model.eval()(images())[..., -1], model(images())[..., -1])
+    model.train()
+    assert not torch.equal(model(images())[..., -1], model(images())[..., -1])
+
+
+def test_spans_hide_neighbours_together() -> None:
+    model = classifier(ImageEncoder((3, 8, 8), Verma(), **SMALL), span=8).eval()
+    counted = model(images())[..., -1].unflatten(1, (8, 8))
+    assert ((counted == 0).all(2) | (counted == 1).all(2)).all()
+
+
+def test_padding_is_neither_seen_nor_counted() -> None:
+    encoder = SpectrogramEncoder(8000, 0.4, Linformer(7), num_mels=16, **SMALL)
+    encoder.measure([clips()])
+    model = classifier(encoder).double().eval()
+    outputs = model(clips())
+    rows = encoder.rows(clips()).tolist()
+    for sample, count in enumerate(rows):
+        assert outputs[sample, count:, -1].sum() == 0
+    batch = clips()
+    batch["waveforms"][1, 1000:] = 0.7  # beyond its end
+    torch.testing.assert_close(model(batch)[1, : rows[1], :16], outputs[1, : rows[1], :16], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens", ["frames", [8, 4]], ids=str)
+def test_every_weight_learns_and_a_picture_is_drawn(tokens) -> None:
+    encoder = SpectrogramEncoder(8000, 0.4, Linformer(7), num_mels=16, tokens=tokens, **SMALL)
+    model = classifier(encoder).train()
+    with pytest.warns(UserWarning, match="never measured"):
+        outputs = model(clips())
+    model.task.loss(outputs, outputs, torch.ones(2), 0.0).backward()
+    assert [name for name, weight in model.named_parameters() if not weight.grad.abs().sum()] == []
+    figure = model.task.draw(encoder, outputs.detach())
+    assert len(figure.axes) == 9
+    picture, _ = encoder.prepared(clips())
+    shape = (picture.shape[0], 1, -1, 16)
+    whole = torch.stack(
+        [
+            model.task._picture(encoder, patches)
+            for patches in patches_of(picture, *encoder.trunk.patch_embed.patch_size)
+        ]
+    )
+    again = ((whole - encoder.mean) / encoder.std).reshape(shape)[:, :, : picture.shape[2]]
+    torch.testing.assert_close(again, picture, rtol=1e-4, atol=1e-4)
+
+
+def test_a_pretraining_from_the_command_line_is_a_start_for_a_classifier(command, tmp_path: Path) -> None:
+    fit = ["fit", "--config", ROOT / "configs/image/digits.yaml", "--model.encoder.dim", "16", "--model.encoder.depth"]
+    fit += ["1", "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "2"]
+    done = command(*fit, "--model.task", "Masked", "--model.task.share", "0.4", "--experiment", "masked")
+    assert done.code == 0, done.err
+    assert "test l1:" in done.out
+    figures = json.loads(Path("runs/masked/0/metrics.json").read_text())
+    assert figures["test/l1"] == pytest.approx(figures["test/loss"], rel=1e-3)
+    events = EventAccumulator("runs/masked/0", size_guidance={"images": 0}).Reload()
+    assert len(events.Images("val/outputs")) == 2
+    losses = [point.value for point in events.Scalars("val/l1")]
+    assert losses[-1] < losses[0] < 2
+    done = command(*fit, "--model.init_from", "runs/masked/0/best.ckpt", "--experiment", "fine")
+    assert done.code == 0, done.err
+    assert "the head starts anew: Masked before, SingleLabel now" in done.out
+    model = Classifier.load_from_checkpoint("runs/masked/0/best.ckpt")
+    assert (type(model.task), model.task.share) == (Masked, 0.4)
+    (tmp_path / "x.png").write_bytes((ROOT / "docs/picture.png").read_bytes())
+    done = command("predict", "--ckpt_path", "runs/masked/0/best.ckpt", "--input", "x.png")
+    assert (done.code, "Masked rebuilds inputs and predicts no classes" in done.error) == (2, True)
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="^share must be in 0..1"):
+        Masked(share=1.0)
+    with pytest.raises(ValueError, match="^span must be 1 or more"):
+        Masked(span=0)
