@@ -1,4 +1,4 @@
-"""E that the tokens themselves decide: Transformer-LS (arXiv:2107.02192), section 3.2."""
+"""A projection whose matrix E is computed from the tokens: Transformer-LS (arXiv:2107.02192), section 3.2."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from longseq.attention.projection import Projection, ProjectionLayer, Shortening
 class DynamicProjection(ProjectionLayer):
     """Shorten a sequence with E = softmax_n(X W)', X its tokens: (b, n, d) -> (b, k, d).
 
-    Each row of E is a weighted mean over the tokens, so that padding counts exactly nothing, and no weight knows n.
+    Each row of E is a weighted mean over the tokens, in which padding has the weight zero. No weight depends on n.
 
     Args:
         weight: W, (k, d), or (h, k, d) with one E for each head.
@@ -69,8 +69,8 @@ class GivenMatrix:
 class Dynamic(Projection):
     """E = softmax_n(X W)', learned W of (k, d), one for each head with the sharing ``none`` (arXiv:2107.02192).
 
-    E follows the tokens and no place: it has k d weights at any length, and goes on at another one without resizing.
-    It costs as much again as the product with a learned E.
+    E depends on what the tokens are, and not on where they are: it has k d weights at any length, and a trained one can
+    be used at another length without resizing. It costs twice as much as a learned E.
     """
 
     takes_lengths_of_heads: ClassVar[bool] = False

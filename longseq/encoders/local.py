@@ -1,7 +1,7 @@
 """Local mixing: depthwise convolutions over the token grid, in every block before the attention and the perceptron.
 
-Attention sees tokens as a set; a pixel means something beside its neighbours only. Convolutions tell it of them, at a
-cost of 2 n d FLOPs for each number of the kernel, whatever the length of the sequence.
+Attention treats the tokens as a set, but a pixel has a meaning only beside its neighbours. A depthwise convolution
+brings in the neighbours, and costs 2 n d FLOPs for each number of its kernel.
 """
 
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ from longseq.compat.torch import without_autocast
 class LocalLayer(nn.Module):
     """X + W * X, a depthwise convolution over the grid of tokens, with a residual connection: (b, n, d) -> (b, n, d).
 
-    Prefix tokens pass by. Padding counts as the outside of the grid does: as zeros. The weights start at zero, so that
-    a trained model gives the same features at first, and they depend on no length.
+    Prefix tokens are left as they are. Padding is treated as the outside of the grid: as zeros. The weights start at
+    zero, so a trained model gives the same features at first. No weight depends on the length of the sequence.
 
     Args:
         dim: d.

@@ -1,4 +1,4 @@
-"""What tells a token its place: learned vectors, fixed waves, or nothing."""
+"""Position embeddings: learned vectors, fixed waves, or none."""
 
 import math
 from typing import Literal
