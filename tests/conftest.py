@@ -1,4 +1,4 @@
-"""What tests of several folders use: real data, and the command line as a user runs it."""
+"""Fixtures for tests in several folders: real data, and the command line as a user runs it."""
 
 import importlib
 import os
@@ -20,11 +20,11 @@ TrainPy = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_configure(config: pytest.Config) -> None:
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if runs_tests:  # and does not only deal them out to others
-        # before longseq: the hook that checks its types compiles anew what is imported while it is at work
+    if runs_tests:  # this process does not only hand tests to workers
+        # import these before longseq: its type-checking hook recompiles every module imported while it is active
         for name in forked.LIBRARIES:
             importlib.import_module(name)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is promised bit by bit is promised of a CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only a CPU gives the same results bit for bit
     os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
 
 
@@ -35,8 +35,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def environment_of_its_own() -> Iterator[None]:
-    """Take back what Lightning's strategies put into the environment: a LOCAL_RANK left behind would make the
-    processes of a later test wait for ranks that never come."""
+    """Restore the environment, which Lightning's strategies change: a leftover LOCAL_RANK would make the processes
+    of a later test wait for ranks that never come."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -45,7 +45,7 @@ def environment_of_its_own() -> Iterator[None]:
 
 @pytest.fixture
 def train_py(tmp_path: Path) -> TrainPy:
-    """Run ``python train.py ...`` in a process of its own, its runs under tmp_path."""
+    """Run ``python train.py ...`` in its own process, with its runs under tmp_path."""
 
     def run(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
         result = forked.run(ROOT / "train.py", *arguments, cwd=tmp_path, timeout=1000)
@@ -63,7 +63,7 @@ class Done:
 
     @property
     def error(self) -> str:
-        """The one line that a mistake is answered with."""
+        """The last line of the errors: the one line that tells the user of a mistake."""
         assert "Traceback" not in self.err
         return self.err.strip().split("\n")[-1]
 

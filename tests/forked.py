@@ -1,9 +1,9 @@
-"""Python scripts in processes of their own, forked from one that has imported everything, which takes seconds.
+"""Python scripts in their own processes, forked from a process that has imported everything: imports take seconds.
 
-A script that is run so starts as it would from a shell: with its own arguments, environment, working folder, signals
-and ``__main__``, and what it starts itself is its child. Processes that Lightning starts for
-further ranks are forked as well, by rank zero before it has done anything. Only what Python decides at its own start
-(locale, threads of OpenMP) is that of the first process: ``fresh=True`` starts a new Python.
+A forked script starts as it would from a shell: it has its own arguments, environment, working folder, signals and
+``__main__``, and the processes that it starts are its children. Lightning's processes for further ranks are forked as
+well: rank zero forks them before it does anything else. Only what Python decides at its own start (locale, threads of
+OpenMP) comes from the first process: ``fresh=True`` starts a new Python.
 """
 
 import atexit
@@ -35,14 +35,14 @@ IMPORTED = [
     *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.report",
     "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep",
 ]  # fmt: skip
-_SIZE = 1 << 20  # of a message, at most
+_SIZE = 1 << 20  # the largest message, in bytes
 
 
-# Of the tests
+# In the process of the tests
 
 
 class Forked:
-    """A process, with what tests use of Popen."""
+    """A process with the part of Popen's interface that tests use."""
 
     def __init__(self, pid: int, output: Path) -> None:
         self.pid, self.returncode = pid, None
@@ -60,7 +60,7 @@ class Forked:
         os.kill(self.pid, number)
 
     def said(self) -> tuple[str, str]:
-        """What it has written to its output and to its errors."""
+        """The text that the process has written to its output and to its errors."""
         return (self._output / "out").read_text(errors="replace"), (self._output / "err").read_text(errors="replace")
 
 
@@ -148,19 +148,19 @@ def run(
     return subprocess.CompletedProcess(command, code, *process.said())
 
 
-# Of the process that forks
+# In the process that forks
 
 
 def _serve(ours: socket.socket) -> dict[str, Any]:
-    """Fork for each request; the fork returns it. Ends when the tests do."""
+    """Fork for every request; the fork returns the request. The server ends when the tests end."""
     for name in IMPORTED:
         importlib.import_module(name)
-    gc.freeze()  # or every fork would copy what the collector only looks at
+    gc.freeze()  # else the collector would make every fork copy the pages that it visits
     wake, woken = socket.socketpair()
     woken.setblocking(False)
     signal.set_wakeup_fd(woken.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the tests say when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must not end this process before the tests end
     while True:
         ready = select.select([ours, wake], [], [])[0]
         if wake in ready:
@@ -198,7 +198,7 @@ def _report_ended(ours: socket.socket) -> None:
 
 
 class _Rank:
-    """Lightning's Popen of a further rank: a fork that has waited for it."""
+    """Stands in for Lightning's Popen of a further rank: a fork that waits until Lightning starts the rank."""
 
     waiting: "list[_Rank]"
 
@@ -211,7 +211,7 @@ class _Rank:
         os.close(self._ask)
         with open(asked, "rb") as file:
             environment = file.read()
-        if not environment:  # rank zero needs no other
+        if not environment:  # rank zero ended without starting this rank
             os._exit(0)
         os.environ.clear()
         os.environ.update(json.loads(environment))
@@ -250,18 +250,18 @@ class _Rank:
 
 
 class _Started(BaseException):
-    """Unwinds to the script that a fork is to run."""
+    """Unwinds the stack, so that the fork can run its script."""
 
 
 def _become(rank: int) -> NoReturn:
     from lightning_utilities.core.rank_zero import rank_zero_only
 
-    rank_zero_only.rank = rank  # as Lightning has it, which reads the environment when it is imported
+    rank_zero_only.rank = rank  # Lightning sets it only at its import, before the fork
     raise _Started
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Run what was asked for as Python does; the interpreter's own end follows."""
+    """Run the requested script as Python does; the caller then ends the process as the interpreter does."""
     command: list[str] = request["command"]
     os.chdir(request["cwd"])
     os.environ.clear()
@@ -287,7 +287,7 @@ def _run(request: dict[str, Any]) -> None:
 
 
 def _end(code: Any) -> NoReturn:
-    """As the interpreter does, but for freeing its memory, which takes seconds in a fork."""
+    """End as the interpreter does, but do not free memory, because this takes seconds in a fork."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
-"""What the experiments of configs/ reach in a fifth or a third of their epochs, by the command line, on real data.
+"""The accuracy of the experiments in configs/ after a fifth or a third of their epochs, trained by the command line on
+real data.
 
-One seed is trained, on whatever processor, which changes the accuracy by some points. Measured were 0.830 and 0.816 on
-digits, 0.930 and 0.937 on spoken digits (Linformer, Verma); the bounds lie eight to twelve points lower, and above what
-a program reaches that cuts E where it should carry it. What whole trainings reach, over five seeds, is in the README.
+The tests train one seed; the processor changes the accuracy by some points. We measured 0.830 and 0.816 on digits,
+0.930 and 0.937 on spoken digits (Linformer, Verma). The bounds are eight to twelve points lower, but above the accuracy
+of a program that cuts E where it should carry E over. The README gives the accuracy of whole trainings over five seeds.
 """
 
 import json
@@ -27,8 +28,8 @@ SPOKEN = str(ROOT / "configs/audio/fsdd.yaml")
 VOWELS = str(ROOT / "configs/audio/vowels.yaml")
 MNIST = str(ROOT / "configs/image/mnist.yaml")
 VERMA = ["--model.encoder.attention", "Verma"]
-# How much a model may lose when it goes on, without further training, at another size, hop or length: measured are 0.00
-# to 0.02, and with E cut 0.09 at a hop of 5 ms and 0.94 at twice the size (docs/resize.md).
+# How much accuracy a model may lose at another size, hop or length without further training. We measured 0.00 to 0.02;
+# with E cut, 0.09 at a hop of 5 ms and 0.94 at twice the size (docs/resize.md).
 LOSS = 0.05
 
 Train = Callable[..., tuple[float, Classifier]]
@@ -49,7 +50,7 @@ def train(train_py, tmp_path: Path) -> Train:
 
 @torch.no_grad()
 def accuracy_of(model: Classifier, data: DataModule) -> float:
-    """On the test split, untrained any further."""
+    """The accuracy on the test split, without further training."""
     data.setup("test")
     model.eval()
     right = [model(inputs).argmax(1) == labels for inputs, labels in data.test_dataloader()]
@@ -57,7 +58,7 @@ def accuracy_of(model: Classifier, data: DataModule) -> float:
 
 
 def slowed(clips: Clips) -> Clips:
-    """The same clips at half their speed, in their own pitch."""
+    """The same clips at half the speed, with the pitch unchanged."""
     hop, window = 64, torch.hann_window(256)
     cropped = pad_clips([clips.sample(index) for index in range(len(clips))])
     spectra = torch.stft(cropped["waveforms"], 256, hop, window=window, return_complex=True)
@@ -84,11 +85,11 @@ def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_
     assert accuracy_of(resize(model, hop_ms=5.0), data) >= accuracy - LOSS
     assert accuracy_of(resize(model, hop_ms=15.0), data) >= accuracy - LOSS
     data.test_set = slowed(data.test_set)
-    assert accuracy_of(resize(model, seconds=2.0), data) >= accuracy - 2 * LOSS  # slow speech is not quite the same
+    assert accuracy_of(resize(model, seconds=2.0), data) >= accuracy - 2 * LOSS  # stretched speech differs a little
 
 
 def test_vowels_in_bf16_mixed_come_as_far_as_in_float32(train_py, tmp_path: Path) -> None:
-    """In a part of an epoch: a processor without bfloat16 takes ten times as long."""
+    """Trains only a part of an epoch, because a processor without bfloat16 takes ten times as long."""
     part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_test_batches", "2"]
     part += ["--trainer.limit_val_batches", "1"]
     losses = []
@@ -100,7 +101,7 @@ def test_vowels_in_bf16_mixed_come_as_far_as_in_float32(train_py, tmp_path: Path
 
 
 def test_mnist_trains_on_784_tokens_and_logs_its_throughput(train_py, tmp_path: Path, real_data: Path) -> None:
-    """A part of an epoch: the whole takes too long for a test, and its figures are in the config."""
+    """Trains only a part of an epoch: a whole epoch takes too long for a test, and the config gives its figures."""
     part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_val_batches", "2"]
     part += ["--trainer.log_every_n_steps", "4", "--data.batch_size", "32"]
     train_py("fit", "--config", MNIST, "--data.root", str(real_data), *part, "--trainer.limit_test_batches", "2")

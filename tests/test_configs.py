@@ -11,7 +11,7 @@ OVERLAYS = sorted((ROOT / "configs/trainer").glob("*.yaml"))
 ON_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.strategy", "auto"]
 
 
-# Where in the folder of real data each experiment finds its own.
+# The place of every experiment's data in the folder of real data.
 ROOTS = {
     "image/mnist": "",
     "audio/fsdd": "",
@@ -36,7 +36,7 @@ def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, reques
     flags = ["--data.num_train", "60", "--data.num_test", "20"] if name == "image/pathfinder" else []
     if name in ROOTS:
         flags = ["--data.root", str(request.getfixturevalue("real_data") / ROOTS[name])]
-    if name == "image/cifar10":  # the original files are not here: all but they is right
+    if name == "image/cifar10":  # only the original files are missing here; all else is right
         done = train_py("fit", "--config", str(experiment), expect=3)
         assert "put cifar-10-python.tar.gz in data" in done.stderr
         return

@@ -1,4 +1,4 @@
-"""Two processes (gloo) share the work on a ViT of every mechanism; compare gradients with one's, and print it."""
+"""Run a ViT of every mechanism on two processes (gloo), compare gradients with one process, print the mechanism."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ def work(rank: int, folder: str) -> None:
     for mechanism in MECHANISMS:
         alone, shared = model(mechanism).double().train(), model(mechanism).double().train()
         alone(images(4).double()).square().sum(1).mean().backward()
-        # without find_unused_parameters, which stops with an error if a parameter gets no gradient
+        # find_unused_parameters is off: DistributedDataParallel then fails if a parameter gets no gradient
         wrapped = DistributedDataParallel(shared)
         wrapped(images(4).double()[2 * rank : 2 * rank + 2]).square().sum(1).mean().backward()
         for (name, mine), theirs in zip(shared.named_parameters(), alone.parameters(), strict=True):

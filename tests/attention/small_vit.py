@@ -31,11 +31,11 @@ def gradients(vit, mask=None):
 
 
 def kind_of_layer(mechanism):
-    """What decides the code that runs: the layer's class, its formula, and the classes of its projections."""
+    """The layer's class, its formula and the classes of its projections: together they decide which code runs."""
     layer = model(mechanism).blocks[0].attn
     formula = type(layer.formula) if isinstance(layer.formula, torch.nn.Module) else layer.formula
     return type(layer), formula, tuple(type(part) for part in layer.modules())
 
 
-# One of each kind.
+# One mechanism for every kind of layer.
 COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in reversed(MECHANISMS)}.values())

@@ -1,4 +1,4 @@
-"""What every mechanism must do, over all that longseq.attention exports: a new one joins by being exported."""
+"""What every mechanism must do, tested on all that longseq.attention exports, so a new one is tested once exported."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ from longseq.attention.examples import every_mechanism, every_projection, export
 from longseq.attention.layer import AttentionLayer
 
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
-# another number of heads needs another list of k
+# a list of k fits one number of heads only
 EVERY_K_A_LAYER = pytest.mark.parametrize(
     "mechanism", [each for each in MECHANISMS if not isinstance(getattr(each, "k", 0), list)], ids=repr
 )
@@ -40,7 +40,7 @@ def test_a_mechanism_that_is_exported_without_an_example_fails(monkeypatch):
 @EVERY
 def test_every_parameter_has_a_gradient(mechanism):
     for name, gradient in gradients(model(mechanism, qkv_bias=True)).items():
-        # a key's bias moves all scores of a softmax alike where rows of E sum to one
+        # if the rows of E sum to one, a bias of the keys shifts all scores of a softmax equally: its gradient is tiny
         assert gradient.abs().sum() > 0, name
 
 
@@ -83,7 +83,7 @@ def test_timms_options(mechanism, options):
     assert logits.isfinite().all()
     assert (logits[0] - logits[1]).abs().max() > 1e-4
     one = torch.cat([vit(image[None]) for image in images().double()])
-    torch.testing.assert_close(one, logits, rtol=1e-9, atol=1e-9)  # samples of a batch do not meet
+    torch.testing.assert_close(one, logits, rtol=1e-9, atol=1e-9)  # samples of a batch do not mix
 
 
 @EVERY
@@ -93,9 +93,10 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
     layer = vit.blocks[0].attn
     layer.k_norm.register_forward_hook(lambda _, args, out: seen.append(out))
     formula = layer.formula
-    vars(layer)["formula"] = lambda Q, K, *rest: (seen.append(K), formula(Q, K, *rest))[1]  # before that of a module
+    # Python looks in vars() first, so this also replaces a formula that is a module
+    vars(layer)["formula"] = lambda Q, K, *rest: (seen.append(K), formula(Q, K, *rest))[1]
     x = torch.randn(2, 65, 32)
-    AttentionLayer.attend(layer, x, x, None)  # by the formula, whatever short cuts a mechanism takes
+    AttentionLayer.attend(layer, x, x, None)  # uses the formula even if a mechanism has short cuts
     assert seen
     assert all(torch.equal(normed, met) for normed, met in zip(seen[::2], seen[1::2], strict=True))
 
@@ -143,7 +144,7 @@ def test_bfloat16_and_autocast_stay_near_float32(mechanism):
 
 @pytest.mark.parametrize(("script", "mechanisms"), [("compile_every.py", COMPILED), ("ddp_every.py", MECHANISMS)])
 def test_every_one_compiles_in_one_graph_and_trains_on_two_processes(script, mechanisms, tmp_path):
-    """In processes of their own: no compiler can follow the tests' checks of shapes."""
+    """The scripts run in separate processes: a compiler cannot follow the shape checks that the tests turn on."""
     done = forked.run(Path(__file__).with_name(script), tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == list(map(repr, mechanisms))
@@ -206,7 +207,7 @@ def test_its_description_is_plain_and_equal_to_itself(mechanism):
 
 @EVERY
 def test_on_the_meta_device_it_has_the_shapes_of_its_outcome(mechanism):
-    """There FLOPs are counted, and nothing is computed."""
+    """FLOPs are counted on the meta device, which computes nothing."""
     vit = model(mechanism).to("meta")
     assert vit(images().to("meta")).shape == (2, 10)
 
@@ -217,7 +218,7 @@ PLAIN = [Softmax(), Linformer(7), Linformer(7, sharing="none"), Linformer([5, 7]
 @EVERY
 @pytest.mark.parametrize("other", PLAIN, ids=repr)
 def test_it_is_carried_to_and_from_every_other(mechanism, other):
-    """All but the projections goes along, and what starts anew is named."""
+    """All weights except the projections are carried, and carry names the weights that start anew."""
     for before, after in ((mechanism, other), (other, mechanism)):
         trained, new = model(before), model(after)
         for weight in trained.parameters():

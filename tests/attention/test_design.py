@@ -1,4 +1,4 @@
-"""The mechanism that docs/design.md shows does all that the contract asks of one."""
+"""The example mechanism in docs/design.md fulfils the whole contract of a mechanism."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The dynamic projection: its formula, and that it knows neither places nor lengths."""
+"""The dynamic projection: its formula, and its independence of places and lengths."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from longseq.attention.dynamic import DynamicProjection
 
 
 def naive(x, W, tokens):
-    """One sample, one head: softmax over the n tokens of X W, and the means that it makes of other tokens."""
+    """For one sample and one head: the softmax of X W over the n tokens of x weights the means of `tokens`."""
     E = torch.stack([torch.softmax(torch.stack([w @ token for token in x]), dim=0) for w in W])
     return torch.stack([sum(share * token for share, token in zip(row, tokens, strict=True)) for row in E])
 
@@ -33,7 +33,7 @@ def test_keys_and_values_are_shortened_as_the_tokens_say_whatever_wraps_the_laye
     layer = plug(vit(), mechanism).double().eval().blocks[0].attn
     x = torch.randn(2, 65, 32, dtype=torch.float64)
     plain = layer(x)
-    layer.qkv.register_forward_hook(lambda *_: None)  # in the paper's order from here on
+    layer.qkv.register_forward_hook(lambda *_: None)  # with a hook, the layer computes in the paper's order
     torch.testing.assert_close(layer(x), plain, rtol=1e-10, atol=1e-10)
 
 

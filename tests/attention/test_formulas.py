@@ -1,4 +1,4 @@
-"""Every mechanism against its paper's formula, written naively in float64, in value and in gradient."""
+"""Value and gradient of every mechanism equal those of its paper's formula, written naively in float64."""
 
 import pytest
 import torch
@@ -32,10 +32,10 @@ MECHANISMS = [
 
 
 def shortened(project: torch.nn.Module | None, tokens: Tensor) -> list[Tensor]:
-    """Of one clip (n, d), each head's shortened tokens (k, c): matrices are multiplied by hand, others called."""
+    """Shorten one clip (n, d) to (k, c) per head: multiply by a matrix by hand, call any other projection."""
     if project is None:
         return list(tokens.split(C, dim=1))
-    if isinstance(project, torch.nn.ModuleList):  # a projection for each head alone
+    if isinstance(project, torch.nn.ModuleList):  # every head has its own projection
         return [p(head[None])[0] for p, head in zip(project, tokens.split(C, dim=1), strict=True)]
     weight = getattr(project, "weight", None)
     if weight is None:
@@ -44,7 +44,7 @@ def shortened(project: torch.nn.Module | None, tokens: Tensor) -> list[Tensor]:
 
 
 def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
-    """One clip and one head at a time, each product in the order of the paper, biases before the projection."""
+    """Compute one clip and one head at a time, with products in the paper's order and biases before the projection."""
     weights, bias = layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3)
     clips = []
     for clip in x:
@@ -70,7 +70,7 @@ def layer_of(mechanism: Mechanism) -> torch.nn.Module:
     (layer,) = mechanism.layers([attention], TokenGrid((4, N // 4)))
     layer = layer.double()
     for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter)  # biases too: their row sums are part of the claim
+        torch.nn.init.normal_(parameter)  # biases too: the claim includes their row sums
     return layer
 
 
@@ -110,7 +110,7 @@ def test_the_product_over_tokens_has_gradients_that_lie_token_by_token_and_gradi
 
 
 def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
-    """Shen et al., equation 5, with both scales: softmax over features of Q, over tokens of K."""
+    """Shen et al., equation 5, with both scales: softmax of Q over its features, softmax of K over its tokens."""
     torch.manual_seed(0)
     layer = layer_of(Verma())
     x = torch.randn(1, N, D, dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
     ids=repr,
 )
 def test_the_layer_is_a_weighted_mean_of_the_values(mechanism: Mechanism) -> None:
-    """With every value equal to one (and F's rows summing to one), softmax weights that sum to one return it."""
+    """If every value is one and the rows of F sum to one, softmax weights that sum to one return one."""
     layer = layer_of(mechanism)
     with torch.no_grad():
         layer.qkv.weight[2 * D :].zero_()

@@ -1,4 +1,4 @@
-"""k as one number, one a layer, or one a head."""
+"""k as one number, one number per layer, or one number per head."""
 
 import pytest
 import torch
@@ -73,10 +73,10 @@ def test_one_k_a_layer_may_be_layerwise_if_all_are_the_same():
 
 
 def test_verma_multiplies_so_that_k_leaves_the_product_with_the_queries():
-    """Counted: a further summary costs E and L X, 2 (2 n d + ...) for E, never n c of H L for each head."""
+    """One more summary token costs E and L X, 2 (2 n d + ...) for E, but never the n c per head of H L."""
     n, d, heads = 64, 32, 4
     c = d // heads
-    a_summary = (flops(Verma(33)) - flops(Verma(32))) / 2  # a layer
+    a_summary = (flops(Verma(33)) - flops(Verma(32))) / 2  # per layer
     expected = 2 * (n * d + n + 2 * d * d + heads * c * c)  # E X, E 1, keys and values, L X
     assert a_summary == expected
     assert (flops(Linformer(33)) - flops(Linformer(32))) / 2 == 2 * (n * d + n + 2 * d * d + 2 * n * d)

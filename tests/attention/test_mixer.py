@@ -1,4 +1,4 @@
-"""A layer without queries, keys and values takes attention's place: it needs to be a TokenMixer, and nothing more."""
+"""A layer without queries, keys and values can replace attention: it only needs to be a TokenMixer."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from longseq.training.optimizer import make_optimizer
 
 
 class ConvolutionLayer(TokenMixer):
-    """Each channel convolved along the tokens, and gated."""
+    """Convolve every channel along the tokens, and gate the result."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

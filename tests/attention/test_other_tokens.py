@@ -1,4 +1,4 @@
-"""Tokens other than those that a plugged model was built for: right, or refused with what to do."""
+"""A plugged model gets tokens it was not built for: it is right, or it refuses them and says what to do."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_resize_carries_a_plugged_vit_as_it_carries_an_encoder(mechanism):
     encoder = ImageEncoder((1, 8, 8), mechanism, dim=32, depth=2, heads=4).eval()
     larger = resize(encoder.trunk, (1, 12, 12))
     torch.testing.assert_close(larger(images(12)), resize(encoder, (1, 12, 12)).trunk(images(12)))
-    assert encoder.trunk(images()).isfinite().all()  # and the old one is as it was
+    assert encoder.trunk(images()).isfinite().all()  # resize left the old trunk unchanged
     with pytest.raises(ValueError, match="shape must keep 1 channels, got 3"):
         resize(encoder.trunk, (3, 12, 12))
     with pytest.raises(ValueError, match="model must hold a mechanism"):

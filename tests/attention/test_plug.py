@@ -77,7 +77,7 @@ def test_cost_doubles_when_the_sequence_doubles(mechanism: Mechanism) -> None:
 
 
 def test_shortening_first_makes_keys_and_values_from_k_tokens() -> None:
-    """Counted, of one layer: E X and E 1, then Q of n tokens, K and V of k, then both products, then the output."""
+    """The cost of one layer: E X and E 1, then Q of n tokens, K and V of k, then both products, then the output."""
     n, k, d = 1024, 16, 32
     with torch.device("meta"):
         model = plug(vit(32, depth=1, class_token=False, global_pool="avg"), Linformer(k))

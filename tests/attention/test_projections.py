@@ -1,4 +1,4 @@
-"""What each projection computes, whether it commutes, and how it is carried to another grid of tokens."""
+"""What every projection computes, whether it commutes, and how it is carried to another grid of tokens."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_convolution_multiplies_each_window_with_its_kernel(full, heads, per_gro
 
 @pytest.mark.parametrize(("n", "k", "count"), [(24, 6, 6), (23, 5, 5), (9, 4, 3), (7, 7, 7), (5, 1, 1)])
 def test_there_are_as_many_windows_as_the_stride_leaves(n, k, count):
-    """ceil(n / ceil(n / k)): nine tokens in windows of three make three, though k is four."""
+    """ceil(n / ceil(n / k)): nine tokens in windows of three make three windows, though k is four."""
     assert Mean().build(TokenGrid((1, n)), k, D)(tokens(n)).shape == (2, count, D)
 
 
@@ -62,7 +62,7 @@ def test_gaussian_is_the_theorems_pair_of_one_fixed_matrix():
     torch.testing.assert_close(values.weight / math.exp(-0.5), keys.weight / 0.5)
     assert (keys.weight / 0.5).std().item() == pytest.approx(64**-0.5, rel=0.02)
     assert not list(keys.parameters())
-    assert set(keys.state_dict()) == {"weight"}  # fixed, but a checkpoint must know it
+    assert set(keys.state_dict()) == {"weight"}  # fixed, but a checkpoint must hold it
 
 
 @pytest.mark.parametrize("heads", [None, H])
@@ -71,7 +71,7 @@ def test_a_projection_says_whether_it_commutes_with_a_linear_map_of_the_features
     X, layer = tokens(), built(projection, heads)
     W = torch.randn(D, D, dtype=torch.float64)
     agree = torch.allclose(layer(X @ W), layer(X) @ W, atol=1e-9)
-    # means over the same windows for every head are one matrix for all, and so are equal starts until they are trained
+    # matrices of the heads that all start with the same means act as one matrix, and commute until they are trained
     if heads is not None and isinstance(projection, Linear) and projection.start == "mean":
         pytest.skip("a matrix a head that starts the same")
     assert agree == layer.commutes
@@ -97,7 +97,7 @@ def test_the_mean_start_tiles_the_grid_with_k_windows(size, k, prefix):
     grid = TokenGrid(size, prefix)
     E = Linear("mean").build(grid, k + prefix, D).weight.detach()
     torch.testing.assert_close(E.sum(1), torch.ones(k + prefix))
-    assert ((E > 0).sum(0) == 1).all()  # every token in one window
+    assert ((E > 0).sum(0) == 1).all()  # every token is in exactly one window
     assert torch.equal(E[:prefix, :prefix], torch.eye(prefix))
     areas = (E[prefix:] > 0).sum(1)
     assert areas.max() <= 3 * areas.min()
@@ -123,7 +123,7 @@ def test_the_singular_start_is_the_leading_left_singular_vectors_of_the_layers_i
 
 
 def test_an_unknown_start_and_a_delta_of_zero_are_refused():
-    with pytest.raises(Exception, match="'random', 'mean'.*'singular'|start must be random"):  # beartype is first
+    with pytest.raises(Exception, match="'random', 'mean'.*'singular'|start must be random"):  # beartype checks first
         Linear("zeros")
     with pytest.raises(ValueError, match="delta must be positive, got 0"):
         Gaussian(0.0)
@@ -142,7 +142,7 @@ def test_interpolation_keeps_row_sums_and_prefix_columns(new):
 
 
 def test_interpolation_in_two_dimensions_gives_the_same_summary_of_the_same_picture_enlarged():
-    """E is a smooth window; its summary of a smooth picture is kept when both have twice the pixels a side."""
+    """E is a smooth window. Its summary of a smooth picture stays the same if both get twice the pixels per side."""
 
     def on_grid(size, function):
         axis = (torch.arange(size, dtype=torch.float64) + 0.5) / size
@@ -160,7 +160,7 @@ def test_interpolation_in_two_dimensions_gives_the_same_summary_of_the_same_pict
     torch.testing.assert_close(carried @ large, E @ small, rtol=0.02, atol=0)
     assert not torch.allclose(
         E.repeat_interleave(4) / 4 @ large, (E @ small)[0], rtol=0.01
-    )  # rows run on in one dimension
+    )  # repeating the columns of E treats the grid as one dimension, which is wrong
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)

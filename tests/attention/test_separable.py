@@ -12,7 +12,7 @@ GRIDS = [((4, 6), 12), ((8, 4), 7), ((4, 6), 24), ((5, 5), 4)]
 
 
 def dense(layer: SeparableProjection) -> torch.Tensor:
-    """E, (h, k, n), written out."""
+    """The full matrix E, (h, k, n)."""
     E_y, E_x = layer.along_rows.detach(), layer.along_columns.detach()
     if layer.commutes:
         E_y, E_x = E_y[None], E_x[None]
@@ -94,7 +94,8 @@ def test_carried_to_another_grid_it_is_the_carried_dense_matrix(old: tuple[int, 
     expected = resample_columns(dense(trained), before, after)
     found = dense(ours)
     torch.testing.assert_close(found.sum(-1), expected.sum(-1))
-    if old[0] <= new[0] and old[1] <= new[1]:  # where it shrinks, each axis keeps its sums by a correction of its own
+    # if the grid shrinks, the two differ: the separable projection corrects the sums of its two axes separately
+    if old[0] <= new[0] and old[1] <= new[1]:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 

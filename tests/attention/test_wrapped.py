@@ -1,4 +1,4 @@
-"""Linear layers that others wrap - adapters, hooks, pruning, norms of weights, quantisation, sharding - are called."""
+"""Wrapped linear layers are called: adapters, hooks, pruning, norms of weights, quantisation, sharding."""
 
 import copy
 import warnings
@@ -32,7 +32,7 @@ LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
 
 def encoder(mechanism, pool="token"):
-    """Whose last block computes the class token alone, one more short cut."""
+    """An encoder whose last block computes the class token only, which is one more short cut."""
     torch.manual_seed(0)
     return ImageEncoder((1, 8, 8), mechanism, dim=32, depth=2, heads=4, pool=pool).eval()
 
@@ -53,7 +53,7 @@ def replace(model, change):
 
 
 class Doubled(nn.Linear):
-    """Twice what its weight says."""
+    """A linear layer with twice the outputs that its weight and bias give."""
 
     @classmethod
     def of(cls, linear):
@@ -74,7 +74,7 @@ def doubled(linear):
 
 @torch.no_grad()
 def disturb(model):
-    """Weights as a training leaves them: none is zero, one, or at its start."""
+    """Change the weights as a training would: none stays zero, one, or at its start."""
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
 
@@ -142,14 +142,14 @@ def test_weights_that_are_computed_are_those_of_this_step_and_learn(mechanism, w
     for linear in linears(model):
         wrap(linear)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for _ in range(2):  # the second step fails where a weight is that of the first one's graph
+    for _ in range(2):  # the second step fails if a weight still belongs to the graph of the first step
         optimizer.zero_grad()
         model(pictures()).square().sum().backward()
         optimizer.step()
     model.eval()
     plain = encoder(mechanism)
     own = plain.state_dict()
-    found = model(pictures())  # calls each layer, so that each weight is up to date
+    found = model(pictures())  # calls every layer, which updates its computed weight
     for name in own:
         own[name] = rgetattr(model, name).detach().clone()
     plain.load_state_dict(own)
@@ -173,7 +173,7 @@ def test_int8_weights_of_torchao_and_of_torch_stay_near_the_plain_model(mechanis
     found = model(pictures())
     assert 0 < (found - expected).abs().max() < 0.05
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own successor
+        warnings.simplefilter("ignore")  # torch warns that this function has a successor
         dynamic = torch.ao.quantization.quantize_dynamic(encoder(mechanism), {nn.Linear}, torch.qint8)
     found = dynamic(pictures())
     assert 0 < (found - expected).abs().max() < 0.2

@@ -1,4 +1,4 @@
-"""Lightning's callbacks, as --trainer.callbacks+= adds them to a training: each does what it says."""
+"""Lightning's callbacks, added to a training by --trainer.callbacks+=: every callback does what its name promises."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from longseq.training.recovery import Sentinel
 from longseq.training.storage import read_whole
 
 ROOT = Path(__file__).parents[2]
-BATCHES = 4  # of an epoch
+BATCHES = 4  # in an epoch
 FIT = ["fit", "--config", ROOT / "configs/image/digits.yaml", "--experiment", "x", "--model.encoder.dim", "8"]
 FIT += ["--model.encoder.depth", "1", "--model.encoder.drop_path", "0", "--trainer.enable_progress_bar", "false"]
 FIT += ["--trainer.limit_train_batches", str(BATCHES), "--trainer.limit_val_batches", "1", "--trainer.max_epochs", "4"]
@@ -26,7 +26,7 @@ FIT += ["--trainer.limit_test_batches", "1"]
 
 
 class Step:
-    """What a training step met: the learning rates, the batch's size, and the weights before it."""
+    """The state at the start of a training step: the learning rates, the batch size and the weights."""
 
     def __init__(self, model: Classifier, labels: Tensor) -> None:
         self.rates = [group["lr"] for group in model.trainer.optimizers[0].param_groups]
@@ -36,7 +36,7 @@ class Step:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """The steps of a training, as they come; those left out in which a callback looks for something."""
+    """The steps of a training, in order, without the trial steps in which a callback searches for a setting."""
     met: list[Step] = []
     step = Classifier.training_step
 
@@ -65,7 +65,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def course(peak: float, num_steps: int) -> list[float]:
-    """The README's: a linear rise over a tenth of the steps, then half a cosine."""
+    """The README's schedule: the rate rises linearly over a tenth of the steps, then falls as half a cosine."""
     rise = max(1, round(num_steps / 10))
     fall = num_steps - rise
     factors = [(step + 1) / rise for step in range(rise)]
@@ -80,7 +80,7 @@ def test_a_training_runs_at_the_learning_rate_that_learning_rate_finder_suggests
     assert 1e-5 < found < 1e-1 and found != 2e-3
     assert [step.rates[0] for step in steps] == pytest.approx(course(found, 4 * BATCHES))
     assert not list(Path().glob(".lr_find*")), "the finder's checkpoint is left behind"
-    # and the search has changed nothing else: not the weights, not the order, not the optimizer
+    # the search must change nothing else: not the weights, the order of the data or the optimizer
     assert command(*FIT, "--model.learning_rate", found).code == 0
     assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
 
@@ -113,7 +113,7 @@ def test_batch_size_finder_trains_with_the_largest_batch_that_fits(
 def test_the_learning_rates_course_is_as_long_as_the_training_at_the_batch_size_found(
     command: Callable, steps: list[Step]
 ) -> None:
-    """1,294 images are 21 batches of 64, and one of all."""
+    """1,294 images make 21 batches of 64, or one batch that holds all of them."""
     whole = ["--trainer.limit_train_batches", "1.0", "--trainer.max_epochs", "6"]
     assert command(*FIT, *whole, *added("BatchSizeFinder", steps_per_trial=1, init_val=1024)).code == 0
     assert [step.rates[0] for step in steps] == pytest.approx(course(2e-3, 6 * math.ceil(1294 / steps[0].size)))
@@ -130,7 +130,7 @@ def test_backbone_finetuning_trains_the_head_first_and_the_encoder_later(command
     rates = [step.rates for step in steps]
     assert [of_step[0] for of_step in rates] == pytest.approx(course(2e-3, 4 * BATCHES))
     assert [of_step[-1] for of_step in rates[2 * BATCHES : 3 * BATCHES]] == pytest.approx([1e-4] * BATCHES)
-    assert [of_step[-1] for of_step in rates[3 * BATCHES :]] == pytest.approx([2e-4] * BATCHES)  # doubles each epoch
+    assert [of_step[-1] for of_step in rates[3 * BATCHES :]] == pytest.approx([2e-4] * BATCHES)  # doubled every epoch
 
 
 def test_early_stopping_stops_after_as_many_validations_as_its_patience(command: Callable, steps: list[Step]) -> None:
@@ -147,7 +147,7 @@ def test_timer_stops_a_training_when_its_time_is_over(
     monkeypatch.setattr("pytorch_lightning.callbacks.timer.Timer.time_elapsed", lambda *_: 20.0 * len(steps))
     done = command(*FIT, *added("Timer", duration="00:00:01:30"))
     assert done.code == 0, done.err
-    assert len(steps) == 5  # after 100 seconds
+    assert len(steps) == 5  # the patched clock counts 20 seconds a step, so 100 seconds
     assert "test accuracy" in done.out
 
 
@@ -155,7 +155,7 @@ def test_weights_averaged_over_steps_are_those_validated_saved_and_tested(comman
     done = command(*FIT, *added("EMAWeightAveraging", decay=0.5), "--trainer.max_epochs", "2")
     assert done.code == 0, done.err
     last = ended("x/0")
-    states = [step.weights for step in steps[1:]] + [last["current_model_state"]]  # after each step
+    states = [step.weights for step in steps[1:]] + [last["current_model_state"]]  # the weights after every step
     for name, expected in states[0].items():
         for state in states[1:]:
             expected = 0.5 * expected + 0.5 * state[name].double()
@@ -179,7 +179,7 @@ def test_stochastic_weight_averaging_tests_and_saves_the_average(command: Callab
 
 
 def as_tested(command: Callable, fitted: str, name: str) -> None:
-    """A checkpoint gives the figure with which fit has ended."""
+    """A test of the checkpoint prints the same accuracy as the end of the fit."""
     figure = re.search(r"test accuracy: +([\d.]+)", fitted)
     tested = command("test", "--ckpt_path", f"runs/x/0/{name}.ckpt", "--trainer.limit_test_batches", "1").out
     assert figure and f"test accuracy:  {figure[1]}" in tested, (fitted, tested)

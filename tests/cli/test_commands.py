@@ -1,4 +1,4 @@
-"""The commands as a user types them, each in a process of its own."""
+"""The commands as a user types them; every command runs in its own process."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_fit_ends_with_the_test_of_the_best_checkpoint(train_py, tmp_path: Path)
     metrics = json.loads((run / "metrics.json").read_text())
     assert figures(stdout)["test accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-4)
 
-    again = train_py("test", "--ckpt_path", str(run / "best.ckpt")).stdout  # a checkpoint is enough
+    again = train_py("test", "--ckpt_path", str(run / "best.ckpt")).stdout  # test needs only the checkpoint
     assert figures(again)["test accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-4)
     assert figures(again)["test f1"] == pytest.approx(metrics["test/f1"], abs=1e-4)
     validated = train_py("validate", "--ckpt_path", str(run / "best.ckpt")).stdout
@@ -105,7 +105,7 @@ def test_predict_prints_class_and_probability_of_images_of_any_size(train_py, ru
     one = train_py("predict", "--ckpt_path", str(run / "best.ckpt"), "--input", rows[0][0]).stdout
     path, label, probability = one.strip().split("\t")
     assert [path, label] == rows[0][:2]
-    assert float(probability) == pytest.approx(float(rows[0][2]), abs=2e-4)  # a batch of one is summed in another order
+    assert float(probability) == pytest.approx(float(rows[0][2]), abs=2e-4)  # a batch of one sums in another order
 
 
 def test_predict_reads_sounds_of_any_rate_and_length(train_py, tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_tensorboard_has_every_curve_and_picture(run: Path) -> None:
 
 
 def test_two_processes_train_from_the_command_line(train_py, tmp_path: Path) -> None:
-    """Also where one has a batch more of the validation than the other: 143 samples, one a batch."""
+    """Also when one process has one validation batch more than the other: 143 samples in batches of one."""
     result = train_py(
         "fit", "--config", DIGITS, *SMALL, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu",
         "--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.precision", "bf16-mixed",
         "--data.batch_size", "1", "--trainer.limit_train_batches", "3",
     )  # fmt: skip
-    assert result.stdout.count("test accuracy:") == 1  # said by one rank
+    assert result.stdout.count("test accuracy:") == 1  # only one rank prints it
     assert [folder.name for folder in (tmp_path / "runs/digits").iterdir()] == ["0"]
     assert (tmp_path / "runs/digits/0/best.ckpt").is_file()
 
@@ -175,7 +175,7 @@ def test_ctrl_c_in_a_test_ends_with_130(command, run: Path, monkeypatch: pytest.
     monkeypatch.setattr(Classifier, "test_step", interrupted)
     previous = signal.getsignal(signal.SIGINT)
     done = command("test", "--ckpt_path", run / "best.ckpt")
-    signal.signal(signal.SIGINT, previous)  # Lightning has it ignored from there on
+    signal.signal(signal.SIGINT, previous)  # Lightning leaves SIGINT ignored, also for later tests
     assert (done.code, "Traceback" in done.err) == (130, False)
 
 

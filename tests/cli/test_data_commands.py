@@ -1,4 +1,4 @@
-"""stats, check and preview, and flags of data that reach a training."""
+"""The commands stats, check and preview, and data flags that reach a training."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_a_command_of_data_without_data_is_one_line(arguments, command):
 def test_preview_draws_what_training_sees(command, tmp_path):
     assert command("preview", "--config", DIGITS, "--num_samples", "3").out == "inputs drawn: 3, in preview.png\n"
     plain = np.array(Image.open(tmp_path / "preview.png").convert("L"))
-    assert plain.std() > 20  # white and black
+    assert plain.std() > 20  # the preview holds both white and black
     command("preview", "--config", DIGITS, "--num_samples", "3", "--data.augment+=RandomErasing", "--out", "erased.png")
     command("preview", "--config", DIGITS, "--num_samples", "3", "--out", "again.png")
     again, erased = (np.array(Image.open(tmp_path / name).convert("L")) for name in ("again.png", "erased.png"))

@@ -1,4 +1,4 @@
-"""A user's mistakes, as the user sees them: one line that names what, where and the remedy, and an exit code."""
+"""What a user sees after a mistake: an exit code, and one line that names the mistake, its place and the remedy."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Names of files and classes in what a command prints: one row each, and nothing that steers the terminal."""
+"""Names of files and classes in a command's output: one row for a name, and no characters that control the terminal."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def test_bash_has_an_escaped_name_back(name: str) -> None:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Two classes, one of which has a hostile name, of images of hostile names."""
+    """Two classes of images: one class has a hostile name, and so have the images."""
     for label in ("a\t", "\x1b[31m\n\\"):
         (tmp_path / "data" / label).mkdir(parents=True)
         for name in HOSTILE:

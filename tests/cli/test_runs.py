@@ -1,4 +1,4 @@
-"""Whose runs a command goes on with: their names, their data, and that no two processes train one."""
+"""Which runs a command resumes: their names and their data; two processes never train the same run."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-import datamodules  # noqa: F401  (its names are what --data resolves)
+import datamodules  # noqa: F401  (--data finds classes by the names in this module)
 from longseq.cli.callbacks import RunRecord
 from longseq.cli.commands import Commands
 from longseq.cli.errors import UserError
@@ -60,7 +60,7 @@ def sounds(root: Path) -> Path:
 
 
 def unfinish(run: Path) -> Path:
-    """As a run is that was killed before its end."""
+    """Make the run look like one that was killed before its end."""
     (run / "metrics.json").unlink()
     return run
 
@@ -71,7 +71,7 @@ def contents(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images, pets, with an unfinished run on them."""
+    """A folder that holds a folder of images, pets, and an unfinished run on these images."""
     folder = tmp_path_factory.mktemp("own")
     images(folder / "pets")
     command = [ROOT / "train.py", "fit", "--config", IMAGES, "--data.root", "pets", *TINY]
@@ -144,7 +144,7 @@ def test_a_new_run_goes_on_from_a_checkpoint_with_its_data_only(command: Callabl
     done = command("fit", *flags)
     assert re.match(f"error: {OTHER['more files'][1]}", done.error), done.error
     assert {folder.name for folder in (pets / "runs/pets").iterdir()} == {"0"}
-    # its weights may begin a training on them
+    # but a new training on the changed data may start from the run's weights
     started = command("fit", "--config", IMAGES, "--data.root", "pets", *TINY, "--model.init_from", flags[1])
     assert (started.code, "started from runs/pets/0/last.ckpt" in started.out) == (0, True), started.err
 
@@ -166,11 +166,11 @@ def test_a_checkpoint_of_before_there_was_an_identity_goes_on(command: Callable,
     assert done.code == 0, done.err
 
 
-# What a run keeps of how it is gone on with
+# What a run records when it is resumed
 
 
 def test_a_run_may_go_on_again_and_again_with_another_batch_size(command: Callable, pets: Path) -> None:
-    """Its configuration stays that of its start, and a new run from it is none that goes on."""
+    """The run keeps its first configuration, and a new run with that configuration does not resume the old one."""
     before = yaml.safe_load((pets / "runs/pets/0/config.yaml").read_text())
     assert (before["ckpt_path"], before["resume"]) == (None, False)
     for steps, size in ((4, 3), (6, 2)):
@@ -195,7 +195,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(command: Callable, pets: Path
 def test_a_run_that_ended_and_was_extended_is_unfinished_again(
     command: Callable, pets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is stopped before its new end."""
+    """The run is stopped before its new end."""
     (pets / "runs/pets/0/metrics.json").write_text("{}")
     flags = ["fit", "--config", IMAGES, "--data.root", "pets", *TINY[:-1]]
     assert "starting a new one" in command(*flags, "1", "--resume").out
@@ -223,11 +223,11 @@ def test_a_broken_configuration_beside_resume_is_named(command: Callable, pets: 
     assert (done.code, done.error.startswith("error: config: not YAML: ")) == (2, True), done.err
 
 
-# A run folder of somebody else
+# A run folder that somebody else made
 
 
 def test_no_file_outside_of_the_run_is_deleted_or_written(command: Callable, pets: Path) -> None:
-    """Whatever paths its checkpoints name, and wherever its links lead."""
+    """This holds for any path in the run's checkpoints and for any target of its symbolic links."""
     run, mine = pets / "runs/pets/0", pets / "mine"
     mine.write_text("precious")
     for path in run.glob("*.ckpt"):
@@ -251,7 +251,7 @@ def test_no_file_outside_of_the_run_is_deleted_or_written(command: Callable, pet
 
 
 def test_a_setting_that_keeps_all_shapes_does_not_change_silently(command: Callable, pets: Path) -> None:
-    """Two heads where the weights were trained for one."""
+    """The flags ask for two heads, but the weights were trained with one."""
     resume = ["fit", "--resume", "runs/pets/0", "--model.encoder.dropout", "0.1"]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*in the checkpoint and")
@@ -264,7 +264,7 @@ def test_a_setting_that_keeps_all_shapes_does_not_change_silently(command: Calla
 
 
 def test_runs_on_ones_own_data_are_called_after_its_folder(command: Callable, pets: Path) -> None:
-    """And --resume finds them by it, not by the configuration's name, which those of images and sounds share."""
+    """--resume finds a run by its data folder, because image and sound runs share the configuration's name."""
     sounds(pets / "calls")
     sound = ["fit", "--config", SOUNDS, "--data.root", "calls", *TINY, "--model.encoder.num_mels", "16"]
     assert "no unfinished run of calls in .: starting a new one" in command(*sound, "--resume").out
@@ -273,7 +273,7 @@ def test_runs_on_ones_own_data_are_called_after_its_folder(command: Callable, pe
     assert "resume: going on from runs/pets/0/last.ckpt" in done.out, done.err
 
 
-class Stop(Exception):  # noqa: N818 (it is none)
+class Stop(Exception):  # noqa: N818 (it is not an error)
     @classmethod
     def now(cls) -> NoReturn:
         raise cls
@@ -296,14 +296,14 @@ def new_run_of(started: Commands) -> Path:
         (["--config", IMAGES, "--data.root", "\x1b[31m\n.."], "_31m_.."),
         (["--config", IMAGES, "--data.root", "/"], "folder"),
         (["--config", IMAGES, "--config", "named.yaml", "--data.root", "x"], "by_yaml"),
-        (["--config", IMAGES, "--data", "TinyImageNet", "--data.root", "x"], "folder"),  # known by its own name
+        (["--config", IMAGES, "--data", "TinyImageNet", "--data.root", "x"], "folder"),  # root does not name it
         (["--data", "Digits", *PLAIN], "digits"),
     ],
 )
 def test_fit_and_resume_agree_on_the_name(
     flags: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever root, name and the folder of the runs are given."""
+    """They agree wherever the data root, the name and the folder of the runs are given."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -324,11 +324,11 @@ def test_fit_and_resume_agree_on_the_name(
     assert looked_for == made
 
 
-# One process a run
+# Only one process trains a run
 
 
 def test_a_run_is_gone_on_with_by_one_process_at_a_time(command: Callable, pets: Path) -> None:
-    """Whoever holds it is named; a process that is killed holds nothing, nor do those that it has forked to load."""
+    """The error names the process that holds the run. A killed process releases it, even if its forked loader lives."""
     run = pets / "runs/pets/0"
     ready, is_ready = os.pipe()
     holder = os.fork()

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end every command with 143 and 130, whatever it does when they come."""
+"""SIGTERM ends every command with code 143 and Ctrl-C with 130, whatever the command is doing."""
 
 import os
 import re
@@ -28,10 +28,10 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 @pytest.fixture(autouse=True)
 def handlers_of_its_own() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in CODES}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore SIGINT
     yield
     for number, handler in before.items():
-        signal.signal(number, handler)  # Lightning has SIGINT ignored after a Ctrl-C
+        signal.signal(number, handler)  # Lightning leaves SIGINT ignored after a Ctrl-C
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_signal_ends_a_command_at_any_moment(
 def test_a_signal_in_a_training_is_answered_when_it_is_saved(
     hook: str, command: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that comes after the last epoch was saved, and before the training is over."""
+    """Also a signal that comes after the last epoch was saved and before the training ends."""
     with monkeypatch.context() as patch:
         patch.setattr(Sentinel, hook, sends(signal.SIGTERM, getattr(Sentinel, hook)))
         done = command(*FIT)
@@ -97,7 +97,7 @@ def test_a_signal_that_comes_where_python_goes_on_ends_the_command_too(
 ) -> None:
     class Finalizer:
         def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)  # what is raised in it is printed and left
+            os.kill(os.getpid(), signal.SIGTERM)  # Python prints an exception from __del__ and goes on
 
     monkeypatch.setattr(datamodules.Digits, "figures", lambda *_: Finalizer() and {})
     done = command("stats", "--data", "Digits")

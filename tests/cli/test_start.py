@@ -1,4 +1,4 @@
-"""How the command line begins: at once where nothing is trained, and from any folder."""
+"""How the command line starts: at once if it trains nothing, and from any folder."""
 
 import os
 import subprocess
@@ -98,7 +98,7 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_traceback(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nothing but the wheel, and with the libraries of this one."""
+    """A new environment where only our wheel is installed; it uses the libraries of this environment."""
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "wheel", folder / "source"]
@@ -108,7 +108,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "source").mkdir()
     subprocess.run(
         ["tar", "-cf", folder / "source.tar", "-T", "-"], cwd=ROOT, input=listed, text=True, check=True
-    )  # a build leaves folders behind, so not in the repository
+    )  # a build in the repository would leave folders behind there
     subprocess.run(["tar", "-xf", folder / "source.tar", "-C", folder / "source"], check=True)
     subprocess.run(wheel, check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)

@@ -71,7 +71,7 @@ def test_a_checkpoint_that_cannot_be_started_from_is_one_line(command, trained, 
 
 
 def test_a_compiled_training_leaves_checkpoints_as_they_are(train_py, tmp_path: Path) -> None:
-    """One block, and no evaluation: each graph takes ten seconds to compile."""
+    """The model has one block and is not evaluated, because every graph takes ten seconds to compile."""
     small = ["--model.encoder.depth", "1", "--model.encoder.dim", "8", "--trainer.max_steps", "2"]
     small += ["--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"]
     for name in ("plain", "compiled"):
@@ -114,5 +114,5 @@ def test_a_pretrained_vit_from_yaml_trains_and_its_checkpoint_is_enough(train_py
     blocks = "encoder.trunk.blocks.1.mlp.fc1.weight"
     torch.testing.assert_close(weights(checkpoint)[blocks], vit.blocks[1].mlp.fc1.weight, rtol=1e-4, atol=1e-6)
     E = weights(checkpoint)["encoder.trunk.blocks.0.attn.project_keys.weight"]
-    torch.testing.assert_close(E @ E.T, torch.eye(3), atol=1e-4, rtol=0)  # singular vectors
+    torch.testing.assert_close(E @ E.T, torch.eye(3), atol=1e-4, rtol=0)  # the rows of E are singular vectors
     train_py("test", "--ckpt_path", str(checkpoint), "--trainer.limit_test_batches", "1")

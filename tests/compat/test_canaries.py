@@ -1,4 +1,4 @@
-"""What longseq uses of libraries though they promise nothing of it: each test fails on the day that one changes."""
+"""longseq uses parts of libraries that the libraries do not promise to keep: a test fails when a part changes."""
 
 import inspect
 
@@ -20,7 +20,7 @@ from longseq.compat import jsonargparse, lightning, timm, torchmetrics
 from longseq.compat import torch as of_torch
 from longseq.training import Classifier
 
-# What longseq stands in for, as it was when somebody last compared the two (longseq/compat/timm.py says where).
+# Digests of the timm code that longseq replaces, from the last comparison of the two (see longseq/compat/timm.py).
 TIMM = {
     "1.0.31": {
         "VisionTransformer.forward": "baf4cb09a321c472",
@@ -38,7 +38,7 @@ TIMM = {
 
 
 def test_timms_forward_pass_is_the_one_that_longseq_stands_in_for() -> None:
-    """Compare encoder.encode, block.run_block and patches.embed_patches with the new one, then add its digests."""
+    """If it fails, compare encoder.encode, block.run_block and patches.embed_patches with timm, and add its digests."""
     assert timm.digests() in TIMM.values(), f"timm {timm.version()} has changed: {timm.digests()}"
 
 
@@ -90,14 +90,14 @@ def test_lightnings_loops_tell_where_a_training_is(tmp_path) -> None:
     watching = Watching()
     trainer = trainer_of(tmp_path, watching, accumulate_grad_batches=2, enable_checkpointing=False)
     trainer.fit(model(), datamodule=Digits())
-    # once the batch is done
+    # the callback sees these values after the batch is done
     assert watching.seen == [(True, False), (False, False), (True, False), (False, True)]
     assert watching.positions == [(0, 1), (0, 2), (0, 3), (1, 0)]
     assert not lightning.is_finding_learning_rate(trainer)
 
 
 def test_a_checkpoint_can_be_put_before_its_validation(tmp_path) -> None:
-    """One of an epoch's end then goes on with the whole validation."""
+    """A checkpoint from the end of an epoch then continues with the whole validation."""
     trainer = trainer_of(tmp_path)
     trainer.fit(model(), datamodule=Digits())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
@@ -135,7 +135,7 @@ def test_jsonargparses_reports_are_taken_apart(arguments, fault) -> None:
     parser.add_argument("--config", action="config")
     parser.add_argument("--n", type=int, required=not arguments)
     parser.add_subclass_arguments(Mechanism, "m", required=False)
-    with pytest.raises(Exception) as error:  # noqa: PT011  (its kind is jsonargparse's own)
+    with pytest.raises(Exception) as error:  # noqa: PT011  (jsonargparse has its own exception class)
         parser.parse_args(arguments)
     found = jsonargparse.fault_of(str(error.value))
     kind, key, what, expected = fault

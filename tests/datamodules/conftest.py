@@ -1,4 +1,4 @@
-"""What tests of several data sets use."""
+"""Fixtures that the tests of several data sets use."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Every data set in small: random inputs in the layout that its loader reads.
+"""A small version of every data set: random inputs in the layout that its loader reads.
 
-A new data set joins with a function here, which test_data_contract.py asks for by the name of its class.
+For a new data set, add a function here; test_data_contract.py fails and names the class if it is missing.
 """
 
 import csv
@@ -47,14 +47,14 @@ def of(kind: type[DataModule]) -> Callable:
 
 
 def noise(path: Path, rate_hz: int, seconds: float) -> None:
-    """A sound whose name decides it."""
+    """Write random noise whose seed is the file name: one name always gives the same sound."""
     path.parent.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng([*path.name.encode()])
     soundfile.write(path, generator.uniform(-0.5, 0.5, int(seconds * rate_hz)), rate_hz)
 
 
 def picture(path: Path, side: int = 8) -> None:
-    """An image in colour whose path decides it."""
+    """Write a random colour image whose seed is the path: one path always gives the same image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng([*str(path).encode()])
     Image.fromarray(generator.integers(0, 255, (side, side, 3), np.uint8)).save(path)
@@ -117,7 +117,7 @@ def _cifar(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> CIFAR10:
-    """The archive in its own format, and the checksums to match."""
+    """A random archive in the format of CIFAR; the checksums are replaced to match it."""
     generator = np.random.default_rng(0)
     files = {
         name: pickle.dumps(
@@ -187,7 +187,7 @@ def fsdd(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FSDD:
 
 @of(SpeechCommands)
 def speech_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SpeechCommands:
-    """The ten words, two others, and noise."""
+    """The ten words, two other words, and noise."""
     base = folder / "SpeechCommands/speech_commands_v0.02"
     lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}
     for word in (*TEN, "bed", "cat"):

@@ -1,4 +1,4 @@
-"""What is kept from run to run: never half of it, and never at the price of a run."""
+"""What the cache keeps from run to run: incomplete files are made anew, and an unwritable cache is named."""
 
 from pathlib import Path
 
@@ -35,11 +35,11 @@ def test_a_cache_that_is_cut_off_is_made_anew(share, cache, images):
     for pattern in ("scans/*.json", "statistics/*.pt", "pathfinder/*.pt"):
         cut(cache, pattern, share)
     assert loaded() == first
-    assert isinstance(torch.load(next(cache.glob("statistics/*.pt")), weights_only=True), dict)  # whole again
+    assert isinstance(torch.load(next(cache.glob("statistics/*.pt")), weights_only=True), dict)  # it is complete again
 
 
 def test_a_cache_that_cannot_be_written_is_named_on_one_line(images, monkeypatch):
-    monkeypatch.setenv("LONGSEQ_CACHE", "/proc")  # where nobody, root neither, can make a file
+    monkeypatch.setenv("LONGSEQ_CACHE", "/proc")  # nobody can create a file there, not even root
     digits = Digits()
     digits.setup()
     for fails in (ImageFolder(str(images)).setup, Pathfinder(num_train=20, num_test=4).setup, digits.statistics):

@@ -1,4 +1,4 @@
-"""FSDD, and reading any sound file."""
+"""FSDD, and how sound files of any kind are read."""
 
 import math
 import shutil
@@ -21,14 +21,14 @@ def tone(rate_hz: int, seconds: float, amplitude: float = 0.5) -> np.ndarray:
 
 
 def assert_is_the_tone(waveform: torch.Tensor, amplitude: float = 0.5) -> None:
-    """One peak in the spectrum, at the tone's frequency, with its amplitude."""
+    """Check that the spectrum has one peak, at the frequency of the tone and with its amplitude."""
     assert waveform.shape == DATA.shape
     assert waveform.dtype == torch.float32
     middle = waveform[1000:3000].double() * torch.hann_window(2000, dtype=torch.float64)
-    spectrum = torch.fft.rfft(middle).abs() / 500  # the window's mean is a half, a sine's line is half its amplitude
-    assert spectrum.argmax() * 4 == TONE_HZ  # lines are 4 Hz apart
+    spectrum = torch.fft.rfft(middle).abs() / 500  # 2000 x 1/2 (mean of the window) x 1/2 (a sine)
+    assert spectrum.argmax() * 4 == TONE_HZ  # the lines of the spectrum are 4 Hz apart
     assert spectrum.max() == pytest.approx(amplitude, rel=0.02)
-    assert spectrum[4:100].max() < 0.01 * amplitude  # 8 bits have an offset at 0 Hz
+    assert spectrum[4:100].max() < 0.01 * amplitude  # starts above 0 Hz, where 8-bit files have an offset
     assert spectrum[120:].max() < 0.01 * amplitude
 
 
@@ -149,7 +149,7 @@ def test_an_absent_sound_is_named():
 def test_fsdd_has_the_documented_counts_and_the_official_split(real_data):
     data = FSDD(str(real_data))
     data.setup()
-    assert len(data.train_set) + len(data.val_set) == 2700  # 6 speakers, 10 digits, 50 takes, of which 5 are the test's
+    assert len(data.train_set) + len(data.val_set) == 2700  # 6 speakers x 10 digits x 45 takes; 5 more are the test
     assert data.test_set.labels.bincount().tolist() == [30] * 10
     assert data.val_set.labels.bincount().tolist() == [27] * 10
     recordings = real_data / "free-spoken-digit-dataset" / "recordings"

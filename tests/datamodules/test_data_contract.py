@@ -23,7 +23,7 @@ EVERY = pytest.mark.parametrize("kind", SMALL, ids=lambda kind: kind.__name__)
 
 @pytest.fixture
 def data(kind, tmp_path, monkeypatch):
-    """A data set of this kind in small, as it is before setup."""
+    """A small data set of this kind; its setup has not run yet."""
     return SMALL[kind](tmp_path, monkeypatch)
 
 
@@ -134,7 +134,7 @@ def test_workers_deliver_the_same_batches_as_none():
 
 
 class _Counts(pl.LightningModule):
-    """Notes what it is given; learns nothing."""
+    """Records the batches that it receives and learns nothing."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Digits, MNIST, and reading any image file."""
+"""Digits, MNIST, and how image files of any kind are read."""
 
 import gzip
 import os
@@ -87,7 +87,7 @@ def test_mnist_is_unpacked_without_a_network_and_has_the_documented_counts(packe
     data = MNIST(str(packed_mnist))
     data.setup()
     assert len(data.train_set) + len(data.val_set) == 60_000
-    # the counts of the test set's digits, as every description of MNIST gives them
+    # every description of MNIST gives these counts of the digits in the test set
     assert data.test_set.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     share = data.val_set.labels.bincount() / (data.val_set.labels.bincount() + data.train_set.labels.bincount())
     assert torch.allclose(share, torch.tensor(0.1), atol=1e-3)
@@ -115,7 +115,7 @@ def test_an_archive_that_is_not_mnists_is_named_and_not_unpacked(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_named(packed_mnist):
-    (packed_mnist / "MNIST" / "raw" / "train-images-idx3-ubyte").mkdir()  # no file can be written over a folder
+    (packed_mnist / "MNIST" / "raw" / "train-images-idx3-ubyte").mkdir()  # no file can replace this folder
     with pytest.raises(DataError, match=r"MNIST/raw: cannot fetch or unpack the files here \(.+\); copy"):
         MNIST(str(packed_mnist)).setup()
 
@@ -171,9 +171,9 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
 
 def test_exif_orientation_is_applied(tmp_path):
     stored = Image.new("L", (12, 20), 0)
-    stored.paste(255, (0, 0, 12, 10))  # bright above
+    stored.paste(255, (0, 0, 12, 10))  # the upper half is bright
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise: bright to the right
+    exif[0x0112] = 6  # "turn by 90 degrees clockwise": then the right half is bright
     stored.save(tmp_path / "x.png", exif=exif)
     pixels = GREY.read(tmp_path / "x.png")
     assert pixels[0, :, :9].max() == 0
@@ -225,7 +225,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def tiff_of_one_tile(side: int) -> bytes:
-    """A TIFF of 16x16 pixels in a tile of any size."""
+    """A TIFF of 16x16 pixels, stored in one tile of any size."""
     data = zlib.compress(bytes(100))
     tags = {
         256: 16,

@@ -1,4 +1,4 @@
-"""The synthetic vowels, measured as a phonetician would."""
+"""The synthetic vowels, measured with the methods of phonetics."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ RATE_HZ = 10_000
 
 
 def formants_by_linear_prediction(waveform: np.ndarray) -> np.ndarray:
-    """Frequencies in Hz of the resonances: the narrow poles of the autocorrelation method, lowest first."""
+    """The resonance frequencies in Hz, lowest first: the narrow poles that the autocorrelation method gives."""
     emphasised = np.diff(waveform) * np.hamming(len(waveform) - 1)
     order = 12
     correlation = np.correlate(emphasised, emphasised, "full")[len(emphasised) - 1 :][: order + 1]
@@ -32,7 +32,7 @@ def formants_by_linear_prediction(waveform: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("word", PETERSON_BARNEY_HZ)
 def test_linear_prediction_finds_the_tables_formants_in_the_sound(word, speaker):
     wanted = PETERSON_BARNEY_HZ[word][speaker]
-    # a creaky pitch, for at a child's own the harmonics are too far apart to tell where a formant lies
+    # a very low pitch; at a child's own pitch the harmonics are too far apart to show where a formant lies
     waveform = render(
         torch.tensor([70.0]), torch.zeros(1), torch.tensor([[*wanted, 4500.0, 4900.0]]), 10_000, RATE_HZ,
         torch.Generator().manual_seed(0),
@@ -88,7 +88,7 @@ def test_no_speaker_is_in_two_splits():
     assert not set(speakers_kept.tolist()) & set(speakers_held.tolist())
     assert sorted((speakers_held % 3).tolist()) == [0, 1, 2]  # a man, a woman, a child
     longer, _, _ = Vowels(num_train=660, num_test=60).load()
-    assert torch.equal(longer.inputs[600:], test.inputs)  # the test's speakers are drawn where training's end
+    assert torch.equal(longer.inputs[600:], test.inputs)  # test continues after training's last speaker
 
 
 def test_vowels_sort_by_first_formant_as_the_table_says(vowels):

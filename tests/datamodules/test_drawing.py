@@ -1,4 +1,4 @@
-"""What training draws: augmentation by counting, batches of like lengths, balanced classes, mixtures, masks."""
+"""What training draws: counted augmentation, batches of similar lengths, balanced classes, mixtures, masks."""
 
 import pytest
 import torch
@@ -173,7 +173,7 @@ def test_padding_stays_under_a_tenth_on_lengths_from_one_to_ten(count):
     sampler.set_epoch(1)
     assert batches_of(sampler, 32) != batches
     means = torch.tensor([float(lengths[batch].float().mean()) for batch in batches])
-    assert (means.diff() < 0).float().mean() > 0.3  # the batches themselves are shuffled
+    assert (means.diff() < 0).float().mean() > 0.3  # the order of the batches is shuffled too
 
 
 def test_padding_stays_under_a_tenth_on_spoken_digits(real_data):
@@ -220,7 +220,7 @@ def test_balanced_class_weights_count_each_class_as_much():
     data.train_set = LabelledTensors(torch.zeros(100, 1), torch.tensor([0] * 70 + [1] * 20 + [2] * 10))
 
     class Trainer:
-        ckpt_path = "resumed"  # nothing is measured then
+        ckpt_path = "resumed"  # when a training is resumed, nothing is measured
         datamodule = data
 
     model._trainer = Trainer()

@@ -1,4 +1,4 @@
-"""One's own folders, as they are and as they should not be: the command line on each."""
+"""A user's own folders, correct and faulty, and what the command line does with them."""
 
 import csv
 import os
@@ -33,7 +33,7 @@ SOUNDS = [
 
 @pytest.fixture
 def sounds(tmp_path: Path) -> Path:
-    """Two classes of twelve noises of 0.1 s at 8 kHz."""
+    """Two classes; each has twelve noises of 0.1 s at 8 kHz."""
     generator = np.random.default_rng(0)
     for name in ("bells", "horns"):
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -47,7 +47,7 @@ def splits(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# What should be
+# Correct folders
 
 
 def test_a_folder_of_class_folders_trains_and_its_split_is_written_down(images, command, tmp_path):
@@ -109,7 +109,7 @@ def test_sizes_modes_and_names_of_all_kinds_are_read(images, command):
     data = ImageFolder(str(images))
     data.setup()
     names = [name for samples in data.splits().values() for name in samples.names if name.startswith("cats/")]
-    assert len(names) == 15  # neither link is followed
+    assert len(names) == 15  # 12 images and 3 new ones: neither link is followed
     assert data.shape == (3, 8, 8)
 
 
@@ -143,7 +143,7 @@ def test_an_image_keeps_its_aspect_unless_told_otherwise(tmp_path):
     kept, stretched = ImageFolder(str(tmp_path), size=10), ImageFolder(str(tmp_path), size=10, keep_aspect=False)
     for data in (kept, stretched):
         data.setup()
-    assert kept.train_set[0][0].min() == 255  # the middle third alone
+    assert kept.train_set[0][0].min() == 255  # only the middle third is kept, and it is white
     assert stretched.train_set[0][0].float().mean() == pytest.approx(85, abs=3)
 
 
@@ -170,8 +170,8 @@ def test_sounds_of_any_rate_channels_encoding_and_length_train(sounds, command, 
     assert done.code == 0, done.err
     assert len(splits(tmp_path / "runs/audiofolder/0")) == 35
     data = AudioFolder(str(sounds))
-    assert data.sample_rate_hz == 8000  # that most have
-    assert data.seconds == pytest.approx(0.5)  # the longest
+    assert data.sample_rate_hz == 8000  # the rate that most files have
+    assert data.seconds == pytest.approx(0.5)  # the length of the longest file
     assert "silent clips: 1" in command("stats", "--data", "AudioFolder", "--data.root", sounds).out
 
 
@@ -188,7 +188,7 @@ def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     assert data.seconds == 0.1
     first = sorted(float(clip[0]) for clip in data.test_set.inputs)
     assert first == pytest.approx([0.2, 0.25, 0.7, 0.75], abs=1e-3)
-    assert data.test_set.lengths is None  # all are as long
+    assert data.test_set.lengths is None  # None: all clips have the same length
 
     for split in ("train", "valid", "test"):
         soundfile.write(tmp_path / f"{split}.wav", ramp, 8000)
@@ -219,7 +219,7 @@ def test_the_splits_of_a_run_are_a_table_to_train_on_again(sounds, command, tmp_
         assert sorted(samples.names) == sorted(again.splits()[split].names)
 
 
-# What should not be
+# Faulty folders
 
 
 def png(width: int, height: int) -> bytes:
@@ -300,7 +300,7 @@ def test_a_mended_file_is_read_again(images, command):
 
 
 def test_a_verdict_on_a_broken_file_is_never_reused(images, command):
-    """A decoder may have been missing, or a disk away: nothing that the file's size and time would tell."""
+    """A decoder or a disk may have been missing; the size and the time of the file do not show that."""
     path = images / "cats/00.png"
     good, times = path.read_bytes(), (1_000_000_000, 1_000_000_000)
     path.write_bytes(bytes(len(good)))
@@ -328,7 +328,7 @@ def half_of(path: Path, **options) -> bytes:
     ("name", "content", "what"),
     [
         ("x.wav", lambda path: half_of(path), "cut off, "),
-        ("x.ogg", lambda path: half_of(path), ""),  # libsndfile's versions differ in what they find
+        ("x.ogg", lambda path: half_of(path), ""),  # the message depends on the version of libsndfile
         ("x.flac", lambda path: half_of(path), "not a readable sound"),
         ("x.mp3", lambda path: half_of(path), "cut off, "),
         ("x.aiff", lambda path: half_of(path), "cut off, "),
@@ -364,7 +364,7 @@ def test_floats_in_another_unit_than_full_scale_are_no_square_waves(peak, fits, 
     assert list(bad) == ([] if fits else ["horns/x.wav"])
     if not fits:
         assert bad["horns/x.wav"].startswith(f"values up to {peak:g}, beyond full scale 1; divide by 32768")
-        with pytest.raises(DataError, match=r"x\.wav: values up to .*, beyond full scale 1"):  # as predict does
+        with pytest.raises(DataError, match=r"x\.wav: values up to .*, beyond full scale 1"):  # predict reads this way
             AudioFolder(str(sounds), sample_rate_hz=8000, seconds=0.1).read(sounds / "horns/x.wav")
 
 
@@ -487,17 +487,17 @@ def test_several_labels_in_a_cell_and_amounts_are_refused_until_they_can_be_lear
         done = command(*start, "--data.root", sounds, "--data.table", "t.csv")
         assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
     names = [*dict.fromkeys(labels)]
-    AudioFolder(str(sounds), table="t.csv", class_names=names).items  # noqa: B018  (they are names: it raises nothing)
+    AudioFolder(str(sounds), table="t.csv", class_names=names).items  # noqa: B018  (given as class names: no error)
 
 
 @pytest.mark.parametrize(
     "labels",
     [
         ["Rock, Paper", "Scissors"],
-        ["maillot", "maillot, tank suit", "projectile, missile", "missile"],  # of ImageNet
-        ["Inside, small room", "Inside, public space", "Outside, urban or manmade"],  # of AudioSet
+        ["maillot", "maillot, tank suit", "projectile, missile", "missile"],  # names from ImageNet
+        ["Inside, small room", "Inside, public space", "Outside, urban or manmade"],  # names from AudioSet
         ["1,000 Hz", "2,4-D", "speech,"],
-        ["1.0", "2.0"],  # as pandas writes whole numbers beside missing ones
+        ["1.0", "2.0"],  # pandas writes whole numbers so if a value is missing
         ["0.5 s", "1.5 s"],
     ],
 )

@@ -1,4 +1,4 @@
-"""What an image may cost is bounded before it is decoded, and by what is made of it."""
+"""The memory for an image is bounded before decoding, and the bound includes the enlarged image."""
 
 import os
 
@@ -19,7 +19,7 @@ THIN = "4000000 x 1 pixels would become 256000000, more than the limit that guar
 
 @pytest.fixture
 def thin(images):
-    """A PNG of 563 bytes among images of 8x8: as high as those it would have 256 million pixels."""
+    """A PNG of 563 bytes among images of 8x8; enlarged to a height of 8, it would have 256 million pixels."""
     Image.new("1", (4_000_000, 1)).save(images / "cats/thin.png")
     assert os.path.getsize(images / "cats/thin.png") < 1000
     return images
@@ -52,7 +52,7 @@ def test_predict_names_it_and_leaves_it_out(thin, command):
 
 
 def test_photographs_of_81_megapixels_are_decoded_one_at_a_time(tmp_path):
-    """Two take 324 MB each in Pillow alone; they were copied four times, in as many threads as there are cores."""
+    """One image takes 324 MB in Pillow alone. Earlier code copied it four times, with one thread for every core."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (9000, 9000), (200, 100, 50)).save(tmp_path / name / "0.png", compress_level=1)

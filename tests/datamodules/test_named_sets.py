@@ -1,4 +1,4 @@
-"""Data sets with names: their official splits, and what happens to half of one."""
+"""Data sets with names: their official splits, and what happens if a data set is incomplete."""
 
 import io
 import shutil
@@ -37,7 +37,7 @@ from datamodules.fetch import unpack
 
 @pytest.fixture
 def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The archive of CIFAR-10 in its own format, of random images, with the checksums to match."""
+    """An archive of random images in the format of CIFAR-10; the checksums are replaced to match it."""
     small_sets.cifar10(tmp_path, monkeypatch)
     return tmp_path
 
@@ -59,7 +59,7 @@ def test_grey_cifar_is_the_luminance_of_the_colours(small_cifar):
     colour.setup()
     grey.setup()
     assert grey.shape == (1, 32, 32)
-    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # ITU-R 601-2
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # luminance by ITU-R 601-2
     expected = (colour.test_set.inputs * weights).sum(1, keepdim=True)
     assert (grey.test_set.inputs - expected).abs().max() < 1.1
 
@@ -75,7 +75,7 @@ def test_absent_cifar_says_which_archive_goes_where(kind, classes, tmp_path):
 
 
 def test_fashion_mnist_reads_its_own_folder(real_data, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.FashionMNIST, "resources", datasets.MNIST.resources)  # MNIST's files, in its place
+    monkeypatch.setattr(datasets.FashionMNIST, "resources", datasets.MNIST.resources)  # MNIST's files stand in
     (tmp_path / "FashionMNIST").mkdir()
     (tmp_path / "FashionMNIST/raw").symlink_to(real_data / "MNIST/raw")
     data = FashionMNIST(str(tmp_path))
@@ -99,7 +99,7 @@ def test_tiny_imagenet_has_its_official_test_and_the_names_of_its_classes(real_d
 
 
 def joined(image: np.ndarray) -> bool:
-    """Whether both dots touch one path: by filling gaps between dashes, and following what is left."""
+    """Whether both dots touch one path. It fills the gaps between dashes and follows the lines that result."""
     ink = image > 60
     scale = image.shape[0] / 32
     paths = distance_transform_edt(~ink) < 0.5 * scale
@@ -107,7 +107,7 @@ def joined(image: np.ndarray) -> bool:
     parts, _ = label(paths, structure=np.ones((3, 3)))
     spots, count = label(dots, structure=np.ones((3, 3)))
     first, *others = (set(parts[spots == number]) for number in range(1, count + 1))
-    return not others or bool(first & others[0])  # dots that touch are on one path, or, rarely, on two
+    return not others or bool(first & others[0])  # a single spot is two dots that touch: rarely on two paths
 
 
 @pytest.mark.parametrize("dashes", [6, 9])
@@ -118,7 +118,7 @@ def test_pathfinders_dots_are_joined_where_it_says_so(dashes, tmp_path, monkeypa
     images, labels = data.test_set.inputs, data.test_set.labels
     assert labels.bincount().tolist() == [20, 20]
     found = torch.tensor([joined(image.numpy()) for image in images[:, 0]])
-    assert (found == (labels == 1)).float().mean() >= 0.95  # a dot that touches another path misleads this oracle
+    assert (found == (labels == 1)).float().mean() >= 0.95  # joined errs if a dot touches another path
 
 
 def test_pathfinder_is_decided_by_its_seed_made_once_and_complete_or_absent(tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_pathfinder_is_decided_by_its_seed_made_once_and_complete_or_absent(tmp_
     other.setup()
     assert not torch.equal(data.test_set.inputs, other.test_set.inputs)
     alone = pathfinder.draw_paths(32, 9, 5, True, [0, 61])
-    assert np.array_equal(data.test_set.inputs[1, 0], alone)  # whoever draws it
+    assert np.array_equal(data.test_set.inputs[1, 0], alone)  # drawn alone, the image is the same
 
     def dies(*_):
         raise KeyboardInterrupt
@@ -189,7 +189,7 @@ def test_the_tasks_of_speech_commands(task, sizes, words):
         noises = {name.split()[0] for name in data.test_set.names if "noise" in name}
         assert noises == {"SpeechCommands/speech_commands_v0.02/_background_noise_/hum.wav"}
         starts = [float(name.split()[1].split("-")[0]) for name in data.train_set.names if "noise" in name]
-        assert max(starts) <= 23.0  # the last fifth of the recording is not for training
+        assert max(starts) <= 23.0  # training must not use the last fifth of the recording
 
 
 def test_a_listed_clip_that_is_not_there_is_named(words):
@@ -198,12 +198,12 @@ def test_a_listed_clip_that_is_not_there_is_named(words):
         SpeechCommands(str(words)).setup()
 
 
-# From a network
+# Downloads
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """ESC-50 in small, packed, on a server of this machine."""
+    """A small ESC-50 as an archive on a local server."""
     folder = tmp_path / "served"
     folder.mkdir()
     small_sets.esc50(tmp_path / "small", monkeypatch)
@@ -252,7 +252,7 @@ def test_a_data_set_is_fetched_once_and_half_of_one_is_made_anew(server, tmp_pat
     with pytest.raises(DataError, match=r"1-rain-0\.wav: no such file"):
         loaded(root)
     assert len(loaded(root, download=True).train_set) == 18
-    assert server[1] == ["/master.zip"]  # the archive is there still
+    assert server[1] == ["/master.zip"]  # no second download: the archive is still there
     assert not [path for path in root.iterdir() if path.name.endswith(".part")]
 
 
@@ -304,7 +304,7 @@ def test_a_zip_that_cannot_be_unpacked_is_named(damage, tmp_path):
     elif damage == "unknown method":
         content[8] = content[central + 10] = 97
     else:
-        content[35:40] = b"\xff" * 5  # of the compressed bytes, behind a header of 30 and a name of 5
+        content[35:40] = b"\xff" * 5  # compressed bytes start at 35, after a header of 30 and a name of 5
     (tmp_path / "x.zip").write_bytes(content)
     with pytest.raises(DataError, match=r"x\.zip: broken or cut off \(.+\); delete it and run again"):
         unpack(tmp_path / "x.zip", tmp_path / "out")

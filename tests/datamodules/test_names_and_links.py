@@ -16,7 +16,7 @@ from longseq.training.pictures import draw_confusions
 
 
 def test_a_link_that_leads_up_gives_no_file_the_label_of_another(tmp_path):
-    """Also a class folder that is a link itself, and one beside the classes."""
+    """Two more links: one is itself a class folder, and one lies beside the class folders."""
     for name in ("store/a", "data/b"):
         (tmp_path / name).mkdir(parents=True)
         for file in range(10):
@@ -64,7 +64,8 @@ def test_class_names_with_dollars_are_drawn_as_they_are(tmp_path):
         draw_images(list(torch.zeros(2, 1, 4, 4)), names),
     ]
     for number, figure in enumerate(figures):
-        figure.savefig(tmp_path / f"{number}.png")  # as mathematics the second is an error, and the first slanted
+        # read as mathematics, the second name would be an error, and the first would be slanted
+        figure.savefig(tmp_path / f"{number}.png")
     assert not any(
         text.get_parse_math() for figure in figures for text in figure.findobj(Text) if "$" in text.get_text()
     )

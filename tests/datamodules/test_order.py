@@ -1,4 +1,4 @@
-"""The order of samples is a function of seed and epoch."""
+"""The order of samples depends only on the seed and the epoch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which files are held out: whole ones, a share of each class, hardly others when the folder grows."""
+"""Which files are held out: whole files, a share of every class, and almost the same ones if the folder grows."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_clips_of_one_recording_are_never_on_two_sides_of_a_random_split(seed, t
     splits = split_of(data)
     assert len(splits) == 200
     recordings = {(name.split()[0], split) for name, split in splits.items()}
-    assert len(recordings) == 20  # each in one split
+    assert len(recordings) == 20  # every recording is in one split only
     assert [len(samples) for samples in data.splits().values()] == [140, 20, 40]
     assert all(samples.labels.float().mean() == 0.5 for samples in data.splits().values())
 
@@ -72,7 +72,8 @@ def test_files_are_held_out_by_class_as_near_to_the_share_as_they_allow():
         kept, held = hold_out_files(torch.tensor(labels), files, 0.2, seed)
         assert sorted(torch.cat([kept, held]).tolist()) == list(range(len(labels)))
         assert not {files[index] for index in kept} & {files[index] for index in held}
-        # the third: of its 60 clips 12 are wanted; of two recordings one is held out, a recording alone is kept
+        # third class: 12 of its 60 clips are wanted, and files of 10 come nearest. Of two recordings, one is held out.
+        # A class with a single recording keeps it.
         assert torch.tensor(labels)[held].bincount(minlength=6).tolist() == [20, 10, 10, 30, 0, 0]
 
 
@@ -123,7 +124,7 @@ def test_splits_with_published_results_stay_as_they_are(real_data):
     digits, fsdd = Digits(), FSDD(str(real_data))
     digits.setup()
     fsdd.setup()
-    # drawn by torch.randperm on 2026-11-21, before files were held out by their names
+    # torch.randperm drew these on 2026-11-21, before the code chose the files to hold out by their names
     assert digits.val_set.names[:5] == ["16", "27", "29", "44", "52"]
     assert [Path(name).stem for name in fsdd.val_set.names[:3]] == ["0_george_24", "0_george_32", "0_george_9"]
 
@@ -137,7 +138,7 @@ def test_a_table_with_folds_and_splits_is_not_guessed_at(fold, tmp_path):
         noise(tmp_path / f"{number}.wav")
     rows = [f"{n}.wav,{'ab'[n % 2]},{1 + n // 4},{'test' if n < 4 else 'train'}" for n in range(12)]
     table = "path,label,fold,split\n" + "\n".join(rows)
-    of_table(tmp_path, table).setup()  # the splits alone do
+    of_table(tmp_path, table).setup()  # without a fold setting, the splits are used
     with pytest.raises(DataError, match=rf"the table has both split and fold; choose: leave out .*, or data\.{fold}$"):
         of_table(tmp_path, table, **{fold: 1}).setup()
 

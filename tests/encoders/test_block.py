@@ -1,4 +1,4 @@
-"""The short cuts through a block give what timm's own forward pass gives, and keep less for the backward pass."""
+"""The short cuts through a block equal timm's own forward pass, and keep less for the backward pass."""
 
 import copy
 
@@ -19,7 +19,7 @@ MECHANISMS = pytest.mark.parametrize(
 
 
 class Doubled(nn.Module):
-    """A wrapper as those of low-rank adapters: it has the layer's weight and bias, and does something more."""
+    """A wrapper like a low-rank adapter: it has the layer's weight and bias, and computes something more."""
 
     def __init__(self, layer):
         super().__init__()
@@ -32,7 +32,7 @@ class Doubled(nn.Module):
 def encoder(mechanism, **change):
     torch.manual_seed(0)
     model = ImageEncoder((2, 8, 8), mechanism, **{"dim": 32, "depth": 2, "heads": 4} | change)
-    model.set_statistics(torch.zeros(1), torch.ones(1))  # the trunk sees the pictures as they are
+    model.set_statistics(torch.zeros(1), torch.ones(1))  # the encoder leaves the pictures unchanged
     return model
 
 
@@ -129,7 +129,7 @@ def test_a_block_keeps_less_than_seven_tenths_of_what_autograd_would():
     ours = kept_numbers(lambda: run_block(block, tokens, None, None))
     theirs = kept_numbers(lambda: block(tokens))
     d = tokens.numel()
-    assert theirs - ours >= 4 * d  # the hidden layer after the GELU; the normalised tokens beside
+    assert theirs - ours >= 4 * d  # the hidden layer after the GELU, and also the normalised tokens
     assert ours < 0.7 * theirs
 
 

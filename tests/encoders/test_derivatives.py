@@ -1,4 +1,4 @@
-"""Second derivatives and torch.func: right through a whole encoder, or an error, and never silently wrong."""
+"""Second derivatives and torch.func through a whole encoder are right or raise an error, never silently wrong."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def encoder(mechanism):
 
 
 class Features(torch.nn.Module):
-    """An encoder behind its normalisation, which is in float32 and would hide small steps."""
+    """An encoder without its normalisation, which is in float32 and would hide small steps."""
 
     def __init__(self, mechanism):
         super().__init__()
@@ -51,7 +51,7 @@ def test_second_derivatives_of_a_whole_encoder_are_those_of_finite_differences(m
 
 @EVERY
 def test_a_gradient_penalty_moves_every_weight_as_timms_forward_pass_does(mechanism):
-    """By torch.autograd.grad with create_graph, whose outer gradient is a constant."""
+    """The penalty uses torch.autograd.grad with create_graph, where the outer gradient is a constant."""
     model = Features(mechanism)
 
     along = torch.randn(8, dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_gradients_of_each_sample_by_vmap_are_those_of_each_sample_alone(mechani
     along = torch.randn(8, dtype=torch.float64)
 
     def loss(weights, picture):
-        # tied, torch would leave its own wrappers of a module that stands in two places behind in the model
+        # with tie_weights=True, torch would leave its wrappers in the model if a module stands there in two places
         features = functional_call(model, weights, (picture[None],), tie_weights=False)
         return (features * along).sum()
 

@@ -1,4 +1,4 @@
-"""What every encoder must do, over all that longseq.encoders exports: a new one joins by being exported."""
+"""What every encoder must do, tested on all that longseq.encoders exports, so a new one is tested once exported."""
 
 import copy
 import inspect
@@ -37,7 +37,7 @@ EVERY = pytest.mark.parametrize(
 
 
 def every_one_of(inputs):
-    """The samples of a batch, each as a batch of its own, cut to its length."""
+    """Split a batch into batches of one sample, and cut every sample to its length."""
     if not isinstance(inputs, dict):
         return [sample[None] for sample in inputs]
     pairs = zip(inputs["waveforms"], inputs["lengths"], strict=True)
@@ -70,7 +70,7 @@ def test_features_are_finite_and_a_sample_has_them_in_any_batch(kind, number, me
 def test_every_parameter_has_a_gradient_with_checkpointing_and_without(kind, number):
     encoder, inputs = examples(kind)[number]
     encoder.measure([inputs])
-    encoder.eval()  # no masks of SpecAugment, which would differ
+    encoder.eval()  # in training, the random masks of SpecAugment would differ
 
     def gradients():
         encoder.zero_grad()

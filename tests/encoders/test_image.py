@@ -43,7 +43,7 @@ def test_measure_sets_mean_and_deviation_of_each_channel() -> None:
     torch.testing.assert_close(encoder.mean.flatten().double(), pixels.mean(1), rtol=1e-5, atol=1e-5)
     deviation = pixels[0].std(correction=0)
     torch.testing.assert_close(encoder.std.flatten().double()[0], deviation, rtol=1e-5, atol=1e-5)
-    assert encoder.std.flatten()[1] == 1.0  # a channel of one value is not divided by zero
+    assert encoder.std.flatten()[1] == 1.0  # a constant channel would otherwise be divided by zero
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Local mixing: the convolution that it is, and that everything else stays as it was without it."""
+"""Local mixing computes a convolution, and everything else stays as it is without local mixing."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ EVERY = pytest.mark.parametrize("local", [*Conv2d.examples(), *Conv1d.examples()
 
 
 def learn(model: nn.Module) -> nn.Module:
-    """Weights of local mixing as a training would leave them: not zero."""
+    """Make the weights of local mixing nonzero, as a training would."""
     generator = torch.Generator().manual_seed(1)
     for part in model.modules():
         if isinstance(part, LocalLayer):
@@ -31,7 +31,7 @@ def learn(model: nn.Module) -> nn.Module:
 
 
 def naive(tokens, layer: LocalLayer, rows: int, columns: int, num_prefix: int):
-    """One sample: each token of the grid, the sum over its neighbours, channel by channel."""
+    """For one sample: every token of the grid becomes a sum over its neighbours, channel by channel."""
     kernel, bias = layer.convolution.weight[:, 0], layer.convolution.bias
     up, left = kernel.shape[1] // 2, kernel.shape[2] // 2
     out = tokens.clone()

@@ -100,7 +100,7 @@ def test_an_unmeasured_encoder_is_itself_evaluated_saved_and_loaded_without_a_me
     assert {name for name in encoder.state_dict() if "trunk" not in name} == {"mean", "std"}
     with pytest.warns(UserWarning, match="never measured"):
         other(IMAGES)
-    other.load_state_dict(encoder.state_dict())  # its start, for another fold: it is as new
+    other.load_state_dict(encoder.state_dict())  # another fold starts from these weights: it is not yet measured
     with pytest.warns(UserWarning, match="never measured"):
         other(IMAGES)
 
@@ -133,4 +133,4 @@ def test_the_training_that_the_readme_shows_learns_as_it_stands_there() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         exec(loop, names)
-    assert names["right"].float().mean() > 0.85  # 0.94 to 0.97 with four seeds, 0.79 on inputs as they are
+    assert names["right"].float().mean() > 0.85  # 0.94 to 0.97 with four seeds, 0.79 if the inputs are not normalised

@@ -1,4 +1,4 @@
-"""A clip in a padded batch gives the features, and the gradients, that it gives alone."""
+"""A clip gives the same features and gradients in a padded batch as it gives alone."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Softmax, Verma
 from longseq.encoders import SpectrogramEncoder
 
-SAMPLES = [1000, 2600, 8000, 79]  # the third is of full length, the last of one frame
+SAMPLES = [1000, 2600, 8000, 79]  # the third has the full length, the last has one frame
 PROJECTIONS = [Linear(), Mean(), Max(), Conv(), Conv(full=True), Gaussian()]
 MECHANISMS = [
     Softmax(),
@@ -23,7 +23,8 @@ def encoder(attention, **change):
     torch.manual_seed(0)
     arguments = {"sample_rate_hz": 8000, "seconds": 1.0, "num_mels": 16, "dim": 16, "depth": 2, "heads": 2, **change}
     model = SpectrogramEncoder(attention=attention, **arguments).double()
-    model.mean.normal_()  # padding must be none of the mean, the spectrum of silence, and zero
+    # the mean, the spectrum of silence and zero must all differ, or a test could miss padding filled with one of them
+    model.mean.normal_()
     return model
 
 

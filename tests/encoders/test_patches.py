@@ -1,4 +1,4 @@
-"""Patches as a product: what timm's convolution gives, in every precision, for every shape that is configured."""
+"""The product over patches equals timm's convolution, in every precision, for every shape in a configuration."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def shapes():
-    """(channels, patch height, patch width) of every configuration, and of frames of other numbers of mels."""
+    """(channels, patch height, patch width) of every configuration, and of frames with other numbers of mels."""
     found = {(1, 1, mels) for mels in (8, 16, 32, 80, 128)} | {(3, 16, 16), (1, 8, 8)}
     for path in (ROOT / "configs").glob("[ai]*/*.yaml"):
         arguments = yaml.safe_load(path.read_text())["model"]["encoder"]["init_args"]

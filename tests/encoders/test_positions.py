@@ -1,4 +1,4 @@
-"""What tells a token its place."""
+"""How a token gets its position."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A trained model goes on at another size of image, length of clip, or hop."""
+"""A trained model continues with another image size, clip length, or hop."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_an_encoder_of_the_same_shape_gives_the_very_features(mechanism, pool):
 
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, Verma(), Linformer(16, projection=Mean())], ids=repr)
 def test_an_enlarged_image_gives_features_near_those_of_the_small_one(mechanism):
-    """Smooth images: their enlargement shows each token's neighbours much the same."""
+    """The images are smooth, so that enlarging them hardly changes the neighbours of a token."""
     encoder = image_encoder(mechanism)
     small = torch.nn.functional.interpolate(torch.randn(4, 1, 3, 3) * 4 + 3, (8, 8), mode="bicubic")
     large = torch.nn.functional.interpolate(small, (16, 16), mode="bilinear")

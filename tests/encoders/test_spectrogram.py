@@ -18,7 +18,7 @@ def encoder(**change: object) -> SpectrogramEncoder:
 
 
 def test_the_log_mel_is_that_of_a_short_time_fourier_transform_by_hand() -> None:
-    """Hann window, power, the HTK mel scale's triangles, all in NumPy."""
+    """Compute the Hann window, the power and the triangles of the HTK mel scale in NumPy."""
     model = encoder(num_mels=20)
     wave = np.random.default_rng(0).standard_normal(8000)
     n_fft, window, hop = model.log_mel.mel.n_fft, 200, 80

@@ -1,4 +1,4 @@
-"""Where an encoder's shorter path could differ from timm's modules, it is the modules that count."""
+"""If an encoder's shorter path could differ from timm's modules, the encoder uses the modules."""
 
 import copy
 
@@ -69,7 +69,7 @@ def test_dropout_that_is_in_training_alone_draws_anew():
         if isinstance(module, nn.Dropout):
             module.train()
     model.blocks[0].drop_path1 = nn.Identity()
-    for block in model.blocks:  # the perceptron's alone
+    for block in model.blocks:  # only the dropout of the perceptron stays in training
         block.attn.proj_drop.eval()
     model.pos_drop.eval()
     assert not torch.equal(encode(model, pictures()), encode(model, pictures()))

@@ -1,7 +1,8 @@
-"""train.py, but one of its processes gets a signal in mid-training: fit_and_die.py HOOK COUNT SIGNAL RANK fit ...
+"""train.py, but one of its processes gets a signal during the training: fit_and_die.py HOOK COUNT SIGNAL RANK fit ...
 
-Instead of a signal it may get no more memory than it has and so many MiB: +500.
-HOOK is a hook of Lightning's callbacks, COUNT which of its calls, from 1, sanity checks left out.
+SIGNAL may also be a number of MiB, such as +500: the process gets no signal, but from then on it may use only so many
+MiB more memory than it has. HOOK is a hook of Lightning's callbacks. COUNT says at which call of the hook the signal
+comes; the first call is 1, and sanity checks are not counted. RANK is the rank of the process.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What goes wrong on real machines, brought about with real processes: each ends with its exit code and one line."""
+"""Faults of real machines, caused in real processes: every fault ends with its own exit code and one line."""
 
 import os
 import re
@@ -26,10 +26,10 @@ SHORT = [*FIT, "--trainer.max_epochs", "1"]
 
 
 def processes_in(folder: Path) -> list[str]:
-    """The processes whose working folder it is."""
+    """The processes that have this folder as their working folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process may end before its files are read
             if (process / "cwd").readlink() == folder and "Z" not in (process / "stat").read_text().split(")")[1][:3]:
                 found.append(process.name)
     return found
@@ -54,7 +54,7 @@ def test_a_loss_that_is_not_finite_ends_with_5_and_a_finite_checkpoint(tmp_path:
 
 
 class _Encoder(ImageEncoder):
-    """Not finite in the steps that it is told."""
+    """Its output is not finite in the steps listed in bad."""
 
     bad: tuple[int, ...] = ()
     calls = -1
@@ -139,7 +139,7 @@ def test_a_checkpoint_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> 
         process.send_signal(signal.SIGKILL)
         process.wait()
         before = path.stat().st_mtime_ns
-        checkpoint = read_whole(path)  # its sum is right
+        checkpoint = read_whole(path)  # raises an error if the checksum is wrong
         assert (checkpoint["w"] == checkpoint["global_step"]).all()
 
 
@@ -185,7 +185,7 @@ def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int,
 
 
 def test_out_of_memory_says_what_fits(tmp_path: Path) -> None:
-    """What it names does fit: the same training, with those flags, under the same limit."""
+    """The flags that the error suggests do fit: the same training runs with them under the same limit."""
     large = [*SHORT, "--data.batch_size", "1000", "--model.encoder.dim", "128", "--trainer.max_steps", "1"]
     large += ["--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"]
     done = run(tmp_path, DIE, "on_train_start", 1, "+700", 0, *large)
@@ -221,7 +221,7 @@ def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:
 def test_a_dead_rank_ends_the_others_within_a_minute(rank: int, tmp_path: Path) -> None:
     begin = time.monotonic()
     done = run(tmp_path, DIE, "on_train_batch_end", 15, "SIGKILL", rank, *FIT, *SETTINGS["two processes"])
-    assert time.monotonic() - begin < 90  # 30 of them to start
+    assert time.monotonic() - begin < 90  # the processes take 30 of these seconds to start
     if rank == 1:
         assert done.returncode == 7
         assert re.search(r"^error: rank 1: process \d+ was ended by signal SIGKILL", done.stderr, re.MULTILINE)
@@ -255,7 +255,7 @@ def test_a_run_of_two_processes_that_ends_before_its_first_validation_is_whole(t
 def test_sigterm_before_the_first_step_of_two_processes_ends_both(
     hook: str, rank: int, code: int, tmp_path: Path
 ) -> None:
-    """With what is said of a dead rank where one alone got it."""
+    """If only one rank gets the signal, the error is the one for a dead rank."""
     done = run(tmp_path, DIE, hook, 1, "SIGTERM", rank, *SHORT, *SETTINGS["two processes"])
     assert done.returncode == code, done.stderr[-2000:]
     said = "SIGTERM: stopped; start it again (a training with --resume)"
@@ -301,7 +301,7 @@ def test_a_port_in_use_is_replaced(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that sings when it is imported, and when its class is made."""
+    """The file that a module, canary, creates when it is imported."""
     song = tmp_path / "song"
     (tmp_path / "canary.py").write_text(
         f"from pathlib import Path\nPath({str(song)!r}).touch()\n"
@@ -334,9 +334,9 @@ def test_a_class_of_a_foreign_package_is_not_imported(flags: list[str], canary: 
 
 
 def test_a_foreign_class_may_be_allowed(canary: Path, tmp_path: Path) -> None:
-    # in a process of its own, for what is allowed stays so; it finds the module in its working folder
+    # in its own process, because an allowed package stays allowed; the process finds canary in its working folder
     forked.run(ROOT / "train.py", *SHORT, "--allow_class", "canary", "--data", "canary.Bird", cwd=tmp_path)
-    assert canary.exists()  # imported, and then refused, for it is no data module
+    assert canary.exists()  # imported, then refused, because Bird is no data module
 
 
 class _Payload:

@@ -1,4 +1,4 @@
-"""Checkpoints and configurations that name what is not expected: nothing of it is called, and one line says so."""
+"""Checkpoints and configurations that name unexpected classes or functions: none is called, and one line says so."""
 
 import copy
 import importlib.util
@@ -38,7 +38,7 @@ EXPECTED = (Encoder, Mechanism, Projection, Mix, v2.Transform, SoundTransform, p
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a checkpoint of a short run holds."""
+    """The content of a checkpoint of a short run."""
     from longseq.cli import main
 
     folder = tmp_path_factory.mktemp("trained")
@@ -48,7 +48,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def written(checkpoint: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
-    """Write that checkpoint, changed."""
+    """A function that writes a changed copy of the checkpoint."""
 
     def write(change: Callable[[dict[str, Any]], Any] = lambda _: None) -> Path:
         changed = copy.deepcopy(checkpoint)
@@ -59,11 +59,11 @@ def written(checkpoint: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-# What may be named
+# Which classes a file may name
 
 
 def every_class() -> Iterator[str]:
-    """The path of every class that a library defines, found in its source, and of those that its modules hold."""
+    """The path of every class in the source of a library, and of every class that its imported modules hold."""
     packages = Path(sysconfig.get_paths()["purelib"])
     for library in LIBRARIES:
         for file in (packages / library).rglob("*.py"):
@@ -95,14 +95,14 @@ def test_no_class_of_a_library_is_called_or_imported_where_another_is_expected(
     called = []
     for path in paths:
         kind = loaded(path)
-        for expected in EXPECTED[: 1 if "._" in path else None]:  # one place for a private one, which saves time
+        for expected in EXPECTED[: 1 if "._" in path else None]:  # private classes are tried once, to save time
             if isinstance(kind, type) and issubclass(kind, expected):
                 continue
             try:
                 build({"class_path": path, "init_args": {}}, expected)
                 called.append((path, expected.__name__))
             except CheckpointError as error:
-                if error.__cause__ is not None:  # what the class answered
+                if error.__cause__ is not None:  # the class was called and raised this
                     called.append((path, expected.__name__))
     assert (called, list(tmp_path.iterdir())) == ([], [])
     assert {name for name in set(sys.modules) - modules if name.partition(".")[0] in LIBRARIES} == set()
@@ -174,7 +174,7 @@ PLACES = {
 
 
 def wait_for(song: Path) -> bool:
-    """Whether it is there, or comes: the program is a process of its own."""
+    """Whether the file exists or soon appears: a program would write it from another process, so a little later."""
     end = time.monotonic() + 0.5
     while not song.exists() and time.monotonic() < end:
         time.sleep(0.05)
@@ -193,7 +193,7 @@ def test_a_checkpoint_runs_no_program(place: str, which: str, written, command, 
         ["test", "--ckpt_path", path],
     ):
         if place in ("data", "augment") and arguments[0] == "fit":
-            continue  # a training that starts from weights has data of its own
+            continue  # a training from these weights ignores the checkpoint's data
         done = command(*arguments)
         assert done.code == 4 and done.error.startswith(f"error: {path}: ")
         assert not list(tmp_path.glob("runs/*/*"))

@@ -30,13 +30,13 @@ SETTINGS = {
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip
-# 21 batches of an epoch, 3 of its validation
+# an epoch has 21 training batches and 3 validation batches
 KILLS = [
-    ("plain", "on_train_batch_end", 27, "SIGTERM", 0),  # in mid-epoch
+    ("plain", "on_train_batch_end", 27, "SIGTERM", 0),  # in the middle of an epoch
     ("plain", "on_train_batch_end", 21, "SIGTERM", 0),  # at the last batch, before the validation
     ("plain", "on_validation_batch_end", 2, "SIGINT", 0),
     ("plain", "on_validation_end", 2, "SIGKILL", 0),
-    ("plain", "on_train_batch_start", 30, "SIGKILL", 0),  # a checkpoint of an epoch's end
+    ("plain", "on_train_batch_start", 30, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
     ("plain", "on_save_checkpoint", 4, "SIGKILL", 0),
     ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 25, "SIGTERM", 0),
     ("two processes", "on_train_batch_end", 15, "SIGTERM", 0),
@@ -58,7 +58,7 @@ def resumed(folder: Path, *arguments: str) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory):
-    """Runs that were never stopped, one of each setting, made when first asked for."""
+    """Runs that were never stopped: one for every setting, trained when a test first needs it."""
     made: dict[str, Path] = {}
 
     def of(setting: str) -> Path:
@@ -84,7 +84,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    """All that the last checkpoint holds - weights, optimizer, schedule, loops, generators - but paths and names."""
+    """The last checkpoint without paths and names: weights, optimizer, schedule, loops and generators."""
     checkpoint = torch.load(run / "last.ckpt", weights_only=True)
     # the current score is of the last checkpoint that was the best, and of this process
     left_out = (".ckpt", "/current_score")
@@ -127,15 +127,15 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
-    """Of four runs each is killed a quarter of TORTURE times, 12 in all: however often, the end is the same."""
+    """TORTURE kills (12 by default) are shared by four runs; the result is the same after any number of kills."""
     generator = random.Random(seed)
     kills = int(os.environ.get("TORTURE", "12")) // 4
-    arguments = [*FIT, "--checkpoint_minutes", "0.002"]  # every few steps
+    arguments = [*FIT, "--checkpoint_minutes", "0.002"]  # saves every few steps
     for _ in range(kills):
         try:
             done = forked.run(
                 ROOT / "train.py", *arguments, "--resume", cwd=tmp_path, timeout=generator.uniform(0.5, 4)
-            )  # and killed with SIGKILL
+            )  # at the timeout, the run is killed with SIGKILL
         except subprocess.TimeoutExpired:
             continue
         assert done.returncode == 0
@@ -182,7 +182,7 @@ def test_a_moved_run_goes_on_with_its_best_score_and_with_its_optimizer_only(who
     shutil.copytree(whole("plain"), moved)
     checkpoint = torch.load(moved / "last.ckpt", weights_only=True)
     (best,) = (state for name, state in checkpoint["callbacks"].items() if name.startswith("BestCheckpoint"))
-    best["best_model_score"] = best["kth_value"] = torch.tensor(0.999)  # which no later epoch reaches
+    best["best_model_score"] = best["kth_value"] = torch.tensor(0.999)  # a score that no later epoch reaches
     best["best_k_models"] = dict.fromkeys(best["best_k_models"], torch.tensor(0.999))
     write_checkpoint(checkpoint, moved / "last.ckpt")
     before = {name: (moved / name).read_bytes() for name in ("best.ckpt", "config.yaml")}

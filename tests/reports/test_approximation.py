@@ -1,4 +1,4 @@
-"""The approximation of softmax attention, where its error is known."""
+"""The approximation of softmax attention, in cases where its error is known."""
 
 import math
 
@@ -20,7 +20,7 @@ def test_the_theorems_delta_makes_every_weight_the_same():
     weights = (queries @ (E @ keys).mT).softmax(-1)
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 64))
     out = attend(queries, E @ keys, F @ values)
-    assert (out - out[0]).abs().max() < 1e-12  # every query gets the same
+    assert (out - out[0]).abs().max() < 1e-12  # every query gets the same output
 
 
 def test_means_beat_uniform_weights_on_smooth_sequences_and_training_beats_means():

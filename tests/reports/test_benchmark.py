@@ -1,4 +1,4 @@
-"""The efficiency tables: what is computed from cells, on cells whose law is known, and cells themselves."""
+"""The efficiency tables: values computed from cells that follow a known law, and real cells."""
 
 import csv
 import importlib
@@ -19,7 +19,7 @@ from longseq.reports.benchmark import (
 )
 from longseq.reports.cell import MECHANISMS, Cell, Result, benchmark_cell, benchmark_cell_apart, largest
 
-module = importlib.import_module("longseq.reports.benchmark")  # the function has its name
+module = importlib.import_module("longseq.reports.benchmark")  # a plain import gives the function of that name
 CELL = Cell("linformer", 64, 16, 1, 16, 2, 2, "train", "cpu", "32", 2)
 
 
@@ -28,7 +28,7 @@ def measured(name: str, n: int, seconds: float, peak: float, k: int | None = Non
 
 
 LENGTHS = [256, 512, 1024, 2048]
-# softmax takes n^2 microseconds and bytes, Linformer 1000 n
+# softmax takes n^2 microseconds and n^2 bytes; Linformer takes 1000 n of both
 LAW = [row for n in LENGTHS for row in (
     measured("softmax", n, 1e-6 * n**2, n**2), measured("linformer", n, 1e-3 * n, 1e3 * n, k=16)
 )]  # fmt: skip
@@ -39,7 +39,7 @@ def test_a_power_law_is_carried_on():
     softmax = [row for row in LAW if row.cell.k is None]
     assert _extrapolated(softmax, "seconds", 8192) == pytest.approx(1e-6 * 8192**2)
     assert _extrapolated(softmax[:1], "seconds", 8192) is None
-    # what was predicted is no ground to predict from
+    # a predicted value must not be the basis of another prediction
     assert _extrapolated([*softmax[:1], replace(softmax[1], is_predicted=True)], "seconds", 8192) is None
 
 

@@ -1,4 +1,4 @@
-"""The spectrum: context matrices against their formulas, shares against matrices whose singular values are known."""
+"""The spectrum: context matrices match their formulas; shares are right where the singular values are known."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from longseq import ImageEncoder, Linformer, Softmax, Verma
 from longseq.reports.spectrum import context_matrices, cumulative, stacked
 from longseq.training import Classifier
 
-module = importlib.import_module("longseq.reports.spectrum")  # the function has its name
+module = importlib.import_module("longseq.reports.spectrum")  # a plain import gives the function of that name
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
 
 
@@ -31,7 +31,7 @@ def test_the_context_matrix_takes_values_to_outputs_and_its_rows_sum_to_one(mech
         if not isinstance(mechanism, Verma):
             torch.testing.assert_close(P, logits.softmax(-1))
         else:
-            assert torch.linalg.matrix_rank(P).max() <= 4  # c, the channels of a head
+            assert torch.linalg.matrix_rank(P).max() <= 4  # c, the number of channels of a head
     assert all(layer.attn.formula.__module__.startswith("longseq.attention") for layer in model.encoder.trunk.blocks)
 
 
@@ -40,7 +40,7 @@ def test_every_layer_and_head_may_have_its_own_k():
     found = list(context_matrices(model, torch.randint(0, 256, (1, 1, 4, 4)).byte()))
     assert [tuple(P.shape) for P, _ in found] == [(2, 16, 5), (2, 16, 4)]
     ranks = [torch.linalg.matrix_rank(logits).tolist() for _, logits in found]
-    assert ranks == [[4, 3], [2, 4]]  # c = 4 at most
+    assert ranks == [[4, 3], [2, 4]]  # a rank is at most c = 4
     for P, _ in found:
         torch.testing.assert_close(P.sum(-1), torch.ones(2, 16, dtype=torch.float64))
     shares = stacked([cumulative(P) for P, _ in found])

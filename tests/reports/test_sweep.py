@@ -1,4 +1,4 @@
-"""A grid of trainings: its combinations, its table, and that nothing is done twice."""
+"""A grid of trainings: its combinations and its table; no training is done twice."""
 
 import csv
 import itertools
@@ -70,7 +70,7 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, fork
 
 
 def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, tmp_path, monkeypatch):
-    """By the command of configs/audio/esc50.yaml, on two classes of three sounds in each fold."""
+    """Runs the command of configs/audio/esc50.yaml; every fold has two classes of three sounds."""
     generator = np.random.default_rng(0)
     for part in ("audio", "meta"):
         (tmp_path / "ESC-50-master" / part).mkdir(parents=True)

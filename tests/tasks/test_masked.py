@@ -56,7 +56,7 @@ def test_targets_are_the_normalised_pixels_of_each_patch_and_the_loss_is_over_hi
 
 
 def test_what_is_hidden_is_not_seen() -> None:
-    """Other pixels in hidden places change nothing that is rebuilt; in other places they do."""
+    """New pixels in hidden places do not change what the model rebuilds; new pixels in other places do."""
     encoder = ImageEncoder((3, 8, 8), Verma(), **SMALL)
     encoder.set_statistics(torch.full((3, 1, 1), 128.0), torch.full((3, 1, 1), 60.0))
     model = classifier(encoder).double().eval()
@@ -92,7 +92,7 @@ def test_padding_is_neither_seen_nor_counted() -> None:
     for sample, count in enumerate(rows):
         assert outputs[sample, count:, -1].sum() == 0
     batch = clips()
-    batch["waveforms"][1, 1000:] = 0.7  # beyond its end
+    batch["waveforms"][1, 1000:] = 0.7  # after the end of the clip
     torch.testing.assert_close(model(batch)[1, : rows[1], :16], outputs[1, : rows[1], :16], rtol=1e-9, atol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""A task is all that a classifier does not do alike for every task: another one needs no change of the classifier."""
+"""A task holds all that differs between tasks, so that a new task needs no change of the classifier."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
 
 
 class MultiLabel(Task):
-    """Any number of classes a sample: labels are (b, classes) of 0 and 1."""
+    """A sample may have any number of classes: labels are (b, classes) of 0 and 1."""
 
     best = "f1"
 
@@ -50,7 +50,7 @@ class MultiLabel(Task):
 
 
 class Bars(pl.LightningDataModule):
-    """Pictures of two bars, each there or not: across, and upright."""
+    """Pictures with a horizontal bar, a vertical bar, both, or neither."""
 
     def loader(self, seed: int) -> DataLoader:
         generator = torch.Generator().manual_seed(seed)
@@ -112,7 +112,7 @@ def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
 
 
 def test_metrics_named_in_a_configuration_are_logged_beside_the_tasks_own(command: Callable, tmp_path: Path) -> None:
-    """And a checkpoint knows them."""
+    """A checkpoint holds these metrics too."""
     metrics = "{top5: {metric: MulticlassAccuracy, top_k: 5, average: micro}, auroc: MulticlassAUROC}"
     small = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.max_steps", "2"]
     done = command("fit", "--config", DIGITS, *small, "--model.task", "SingleLabel", "--model.task.metrics", metrics)

@@ -40,7 +40,7 @@ def fitted(
 
 
 def plain(value: Any) -> bool:
-    """Whether a value is made of tensors and plain types only."""
+    """Whether a value consists only of tensors and plain types."""
     if isinstance(value, dict):
         return all(isinstance(key, str | int) and plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -105,7 +105,7 @@ def test_the_loss_is_over_samples_and_summed_in_float32(precision: Any) -> None:
     (logged,) = trainer.test(model, datamodule=data, verbose=False)
     logits = torch.cat([model.eval()(images).detach() for images, _ in data.test_dataloader()]).double()
     labels = torch.cat([labels for _, labels in data.test_dataloader()])
-    assert len(labels) == 359  # the last batch is a short one
+    assert len(labels) == 359  # so the last batch is shorter than 50
     assert logged["test/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Two real processes (gloo, CPU) train together, whatever is shared."""
+"""Two real processes (gloo, CPU) train together, with any sharing of projections."""
 
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ def figures_of_one_process(sharing: str, state: dict[str, torch.Tensor]) -> dict
     return validated | tested
 
 
-# E and F: a (h, k, n) parameter each in 3 layers; one in all
+# "none": E and F are two (h, k, n) parameters in each of 3 layers. "layerwise": one parameter in all.
 @pytest.mark.parametrize(("sharing", "projections"), [("none", 6), ("layerwise", 1)], ids=["images", "padded clips"])
 def test_both_ranks_end_with_the_same_weights_and_with_the_figures_of_one_process(
     sharing: str, projections: int, tmp_path: Path
 ) -> None:
-    """With plain ``ddp``, which stops with an error if a parameter got no gradient. 33 samples are evaluated."""
+    """Plain ``ddp`` stops with an error if a parameter got no gradient. 33 samples are evaluated."""
     train(sharing, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     alone = figures_of_one_process(sharing, first["state"])

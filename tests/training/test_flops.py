@@ -1,4 +1,4 @@
-"""Counted FLOPs against the sums that one does on paper."""
+"""Counted FLOPs match sums worked out on paper."""
 
 import copy
 from typing import Any
@@ -18,19 +18,19 @@ def classifier(mechanism: Mechanism, width: int = 8, **change: float) -> Classif
 
 
 def on_paper(n: int, mixing: int, channels: int = 1, d: int = 32, depth: int = 2, num_classes: int = 10) -> int:
-    """Embedding, blocks of queries, output and a perceptron of 4 d round a mechanism's own products, and the head."""
+    """Embedding, blocks, head. A block: queries, the products of the mechanism, output, a perceptron of width 4 d."""
     block = 2 * n * d * d + mixing + 2 * n * d * d + 2 * (2 * n * d * 4 * d)
     return 2 * n * channels * d + depth * block + 2 * d * num_classes
 
 
 def softmax_mixing(n: int, d: int = 32) -> int:
-    return 2 * n * d * 2 * d + 2 * n * n * d + 2 * n * n * d  # keys and values; Q K'; its product with V
+    return 2 * n * d * 2 * d + 2 * n * n * d + 2 * n * n * d  # keys and values; Q K'; the product of Q K' with V
 
 
 def linformer_mixing(n: int, k: int, d: int = 32) -> int:
     return (
         2 * k * n * d + 2 * k * d * 2 * d + 2 * n * k * d + 2 * n * k * d + 2 * k * n
-    )  # E X first; then as above; E 1
+    )  # E X; then as in softmax_mixing, with k keys; E 1
 
 
 def test_softmax_costs_what_one_counts_on_paper() -> None:
@@ -43,7 +43,8 @@ def test_linformer_costs_what_one_counts_on_paper(sharing: str) -> None:
 
 
 def test_verma_without_projections_costs_what_one_counts_on_paper() -> None:
-    # keys; L X; what stands for 4 heads of 8 channels, (L X) W_v and its product with W_o; H times that is the output
+    # keys; L X; for 4 heads of 8 channels: (L X) W_v, and its product with W_o.
+    # H times the last product is the output, which on_paper counts.
     mixing = 2 * 64 * 32 * 32 + 2 * 64 * 32 * 32 + 2 * 32 * 32 * 8 + 2 * 32 * 8 * 32
     assert flops_per_sample(classifier(Verma())).forward == on_paper(64, mixing)
 
@@ -51,23 +52,23 @@ def test_verma_without_projections_costs_what_one_counts_on_paper() -> None:
 @pytest.mark.parametrize("mechanism", [Softmax(), Linformer(16), Verma(16)])
 def test_training_costs_three_forwards_but_for_gradients_that_nobody_needs(mechanism: Mechanism) -> None:
     forward, training = flops_per_sample(classifier(mechanism))
-    spared = 2 * 64 * 32  # the picture's
+    spared = 2 * 64 * 32  # the gradient of the picture
     if not isinstance(mechanism, Softmax):
-        spared += 2 * (2 * 16 * 64)  # the ones' in E 1, in both layers
+        spared += 2 * (2 * 16 * 64)  # the gradient of the ones in E 1, in both layers
     assert training == 3 * forward - spared
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "key_value", "layerwise"])
 @pytest.mark.parametrize("full", [False, True])
 def test_convolutions_cost_what_one_counts_on_paper_in_training_too(sharing: Any, full: bool) -> None:
-    """Keys and values are made first, and shortened then, by a kernel each or by the same."""
+    """Keys and values are computed first and then shortened, with two kernels or with one that both share."""
     n, k, d, h = 64, 16, 32, 4
-    channels_in = (d // h if sharing == "none" else d) if full else 1  # which make one channel out
-    shortening = 2 * k * (n // k) * d * channels_in  # of keys, or of values
+    channels_in = (d // h if sharing == "none" else d) if full else 1  # input channels of one output channel
+    shortening = 2 * k * (n // k) * d * channels_in  # counted once for keys, once for values
     mixing = 2 * n * d * 2 * d + 2 * shortening + 2 * n * k * d + 2 * n * k * d
     forward, training = flops_per_sample(classifier(Linformer(k, sharing, projection=Conv(full))))
     assert forward == on_paper(n, mixing)
-    assert training == 3 * forward - 2 * n * d  # the picture's gradient, which nobody needs
+    assert training == 3 * forward - 2 * n * d  # the gradient of the picture is not computed
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])

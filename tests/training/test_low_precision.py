@@ -1,4 +1,4 @@
-"""Training in low precision follows training in float32, for pixels and for sound, on this processor."""
+"""Losses in low precision stay near those in float32, for pixels and for sound, on the CPU."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def data(request):
 
 
 def losses(data, mechanism, dtype, steps=8):
-    """Of steps on one batch, which is soon learned, as mixed precision takes them; float16 scales its gradients."""
+    """The losses of mixed-precision steps on one batch, which is soon learned; float16 scales its gradients."""
     torch.manual_seed(0)
     if isinstance(data, Digits):
         encoder = ImageEncoder(data.shape, mechanism, **SMALL)
@@ -41,7 +41,7 @@ def losses(data, mechanism, dtype, steps=8):
         scaler.step(optimizer)
         scaler.update()
         found.append(loss.item())
-    assert scaler.get_scale() in (1.0, 65536.0)  # no step was left out for a gradient that is not finite
+    assert scaler.get_scale() in (1.0, 65536.0)  # a step skipped for gradients that are not finite would lower it
     return torch.tensor(found)
 
 

@@ -1,4 +1,4 @@
-"""What a training that ran out of memory is told: only what was tried, and nothing that cannot be built."""
+"""The advice after a training ran out of memory: only changes that were tried, and none that cannot be built."""
 
 from contextlib import nullcontext
 
@@ -13,7 +13,7 @@ BATCH = torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.zeros(6, dtype=torch.l
 
 
 def a_model() -> Classifier:
-    attention = Linformer(8, projection=Linear("mean"))  # which needs a k above the number of prefix tokens
+    attention = Linformer(8, projection=Linear("mean"))  # "mean" needs a k above the number of prefix tokens
     return Classifier(ImageEncoder((1, 8, 8), attention, dim=16, depth=1, heads=2, pool="token"), 3)
 
 
@@ -35,7 +35,7 @@ def test_where_all_fits_the_least_change_of_each_kind_is_named() -> None:
         "--trainer.precision bf16-mixed",
         *smaller,
     ]
-    assert what_fits(a_model(), BATCH, bf16) == [*changes, *smaller]  # it has that precision already
+    assert what_fits(a_model(), BATCH, bf16) == [*changes, *smaller]  # bf16 is already on, so it is not named
 
 
 def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that version 0.1.0 wrote before tasks and token mixers were there: they load, test, and go on."""
+"""Version 0.1.0 wrote these checkpoints before tasks and token mixers existed: they load, test and train on."""
 
 import json
 from collections.abc import Callable

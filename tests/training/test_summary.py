@@ -15,7 +15,7 @@ def test_a_layerwise_projection_is_counted_once() -> None:
     model = Classifier(ImageEncoder((1, 8, 8), Linformer(20, "layerwise"), dim=32, depth=3, heads=4), 10)
     lines = dict(line.split(maxsplit=1) for line in summary(model).splitlines())
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert lines["parameters"] == f"{total / 1000:.1f} k, 1.3 k of them in projections"  # one E of 20 x 64
+    assert lines["parameters"] == f"{total / 1000:.1f} k, 1.3 k of them in projections"  # one E has 20 x 64 weights
     assert lines["tokens"] == "64 a sample, in a grid of 8 x 8"
     assert lines["attention"] == "Linformer(k=20, sharing='layerwise', projection=Linear(start='random'))"
     flops = flops_per_sample(model)

@@ -32,7 +32,7 @@ RATE_HZ = 4000
 
 
 class Samples(Dataset):
-    """Twelve inputs, whose augmentation draws from torch's global generator."""
+    """Twelve inputs; their augmentation draws from torch's global generator."""
 
     def __init__(self, inputs: Tensor) -> None:
         self.inputs = inputs
@@ -60,7 +60,7 @@ def loader(dataset: Dataset, batch_size: int, **options: Any) -> DataLoader:
 
 
 class Scripted(Classifier):
-    """Takes a scripted share of validation's samples for what they are, one share an epoch, and the rest for dogs."""
+    """Classifies a fixed share of the validation samples correctly, one share an epoch, and calls the rest dogs."""
 
     shares = (0.5, 1.0, 0.75)
 
@@ -119,12 +119,12 @@ def test_the_confusion_matrix_counts_what_validation_has_seen(tmp_path: Path, mo
 
     monkeypatch.setattr("longseq.training.tensorboard.draw_confusions", draw)
     fit(tmp_path, [ConfusionMatrixImage()], max_epochs=2)
-    assert drawn[0].tolist() == [[2, 2, 0], [0, 4, 0], [0, 2, 2]]  # the first six right, the others called dogs
+    assert drawn[0].tolist() == [[2, 2, 0], [0, 4, 0], [0, 2, 2]]  # the first six are right; the others are called dogs
     assert drawn[1].tolist() == [[4, 0, 0], [0, 4, 0], [0, 0, 4]]
 
 
 def brightness(figure: Figure) -> Callable[[int, int], float]:
-    """0..255 of the cell of a row and a column."""
+    """Return a function that gives the brightness (0..255) of the cell in a row and a column."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())[..., :3].mean(-1)
@@ -138,7 +138,7 @@ def brightness(figure: Figure) -> Callable[[int, int], float]:
 
 @pytest.mark.parametrize("num_classes", [2, 10, 50, 51, 200])
 def test_a_confusion_matrix_of_few_or_many_classes_is_drawn_legibly(num_classes: int) -> None:
-    matrix = torch.diag(torch.arange(num_classes))  # of class 0 there is none
+    matrix = torch.diag(torch.arange(num_classes))  # class 0 has no samples
     figure = draw_confusions(matrix, [f"class {label}" for label in range(num_classes)])
     cell = brightness(figure)
     assert cell(0, 0) > 230 and cell(num_classes - 1, num_classes - 1) < 100
@@ -150,7 +150,7 @@ def test_a_confusion_matrix_of_few_or_many_classes_is_drawn_legibly(num_classes:
 def test_a_confusion_is_coloured_by_its_share_of_the_true_class() -> None:
     cell = brightness(draw_confusions(torch.tensor([[1, 0], [99, 1]]), NAMES[:2]))
     assert cell(0, 0) < 100 and cell(1, 0) < 100  # all of class 0, and nearly all of class 1
-    assert cell(0, 1) > cell(1, 1) + 10  # none, and one in a hundred, which is to be seen
+    assert cell(0, 1) > cell(1, 1) + 10  # a share of one in a hundred must differ visibly from none
 
 
 def test_images_are_shown_once_and_the_training_order_stays_the_same(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Throughput under a clock that only the test moves: every number is computed by hand."""
+"""Throughput with a clock that only the test moves, so every expected number is computed by hand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ class Timed(Classifier):
 
 
 class Recorder(DummyLogger):
-    """Keeps what is logged as throughput/..., by step."""
+    """Keeps the values logged as throughput/..., by step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,20 +100,20 @@ def fit(clock: Clock, tmp_path: Path) -> Fit:
 
 def test_rates_are_those_computed_by_hand_and_the_first_step_does_not_count(fit: Fit) -> None:
     rows = fit(batches=12)
-    assert list(rows) == [4, 9]  # the axis of Lightning's own values: its first step is 0
+    assert list(rows) == [4, 9]  # the steps as Lightning logs its own values: the first is 0
     for row in rows.values():
         assert row["samples_per_second"] == pytest.approx(8 / (STEP + LOADING))
         assert row["tokens_per_second"] == pytest.approx(8 * NUM_TOKENS / (STEP + LOADING))
         assert row["step_ms"] == pytest.approx(1000 * (STEP + LOADING))
         assert row["data_wait_ms"] == pytest.approx(1000 * LOADING)
-        assert "mfu" not in row  # of a CPU no peak is known
+        assert "mfu" not in row  # the peak of a CPU is not known
 
 
 def test_validation_does_not_count(fit: Fit) -> None:
     rows = fit(batches=12, max_epochs=3, limit_val_batches=2, val_check_interval=3)
     assert len(rows) == 7
     for row in rows.values():
-        # where validation interrupts an epoch, the next batch is loaded off the clock
+        # if validation interrupts an epoch, the time to load the next batch is not counted
         assert row["step_ms"] <= 1000 * (STEP + LOADING) + 1e-3
         assert row["step_ms"] - row["data_wait_ms"] == pytest.approx(1000 * STEP)
 
@@ -181,11 +181,11 @@ def test_the_device_is_waited_for_at_logged_steps_only(fit: Fit, monkeypatch: py
     step = Step()
     monkeypatch.setattr(torch.cpu, "synchronize", lambda *_: waits.append(step.step))
     fit(step, batches=12)
-    assert waits == [0, 4, 9, 11]  # the first step, the fifth, the tenth, and the end of the epoch
+    assert waits == [0, 4, 9, 11]  # the first, fifth and tenth step, and the end of the epoch
 
 
 def test_two_ranks_are_added_not_doubled(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other rank is three times as slow, and took twice the memory."""
+    """The other rank is three times as slow and uses twice the memory."""
     slower = torch.tensor([1 / 3, 1 / 3, 3, 5, 2])
     monkeypatch.setattr(
         pl.strategies.SingleDeviceStrategy, "all_gather", lambda self, own: torch.stack([own, own * slower])

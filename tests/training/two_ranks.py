@@ -1,7 +1,7 @@
-"""Trains on two processes and writes what each rank ends with: python two_ranks.py SHARING FOLDER [BAD].
+"""Trains on two processes and writes the final state of every rank: python two_ranks.py SHARING FOLDER [BAD].
 
-In step BAD the loss of rank 1 is not finite. With the sharing ``layerwise`` the data is clips of any lengths, else
-images. Both have 33 samples to validate and to test on: rank 0 has two batches of them, and rank 1 has one.
+In step BAD the loss of rank 1 is not finite. With the sharing ``layerwise`` the data is clips of any lengths,
+otherwise images. Validation and test have 33 samples: rank 0 gets two batches of them, and rank 1 gets one.
 """
 
 import sys
@@ -22,7 +22,7 @@ SMALL = {"dim": 16, "depth": 3, "heads": 2}
 
 
 def model_and_data(sharing: str) -> tuple[Classifier, DataModule]:
-    """The same in every process."""
+    """The model and the data; they are the same in every process."""
     torch.manual_seed(0)
     mechanism = Linformer(8, sharing)  # type: ignore[arg-type]
     if sharing == "layerwise":
@@ -38,7 +38,7 @@ def model_and_data(sharing: str) -> tuple[Classifier, DataModule]:
 
 
 def cut(clips: Clips) -> Clips:
-    """Clips of 0.1 to 0.4 s."""
+    """Shorten the clips to random lengths of 0.1 to 0.4 s."""
     lengths = torch.randint(800, 3200, (len(clips),), generator=torch.Generator().manual_seed(0)).tolist()
     return Clips([clip[:length] for clip, length in zip(clips.inputs, lengths, strict=True)], clips.labels)
 
