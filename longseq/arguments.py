@@ -73,3 +73,9 @@ def arguments_of(value: Any) -> dict[str, Any]:
             raise TypeError(f"{type(value).__qualname__} must keep its argument {name} as an attribute")
         values[name] = getattr(value, attribute)
     return values
+
+
+class SettingError(Exception):
+    """A setting that only a running command shows to be wrong; the message names it."""
+
+    exit_code = 2

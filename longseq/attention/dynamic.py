@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
-from longseq.attention.projection import Projection, ProjectionLayer, Shortening, blank
+from longseq.attention.projection import Projection, ProjectionLayer, Shortening, blank, shorten_by_head
 
 
 class DynamicProjection(ProjectionLayer):
@@ -57,8 +57,7 @@ class GivenMatrix:
     ) -> Float[Tensor, "_ k d"]:
         if self.commutes:
             return self.matrix @ blank(tokens, present)
-        by_head = blank(tokens, present).unflatten(-1, (self.matrix.shape[1], -1)).transpose(1, 2)
-        return (self.matrix @ by_head).transpose(1, 2).flatten(2)
+        return shorten_by_head(self.matrix, blank(tokens, present))
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> None:
         """Every row sums over all tokens."""

@@ -71,10 +71,10 @@ def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
         prefix = 0 if new.no_embed_class else new.num_prefix_tokens
         size = list(new_grid.size)
         weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], size, list(old_grid.size), prefix)
-    neutral = [name for name, part in new.named_modules() if getattr(part, "is_neutral_at_start", False)]
+    neutral = tuple(f"{name}." for name, part in new.named_modules() if getattr(part, "is_neutral_at_start", False))
     fresh = []
     for name, ours in new.state_dict().items():
-        if name not in weights and name.startswith(tuple(f"{part}." for part in neutral)):
+        if name not in weights and name.startswith(neutral):
             fresh.append(name)
             continue
         if not _is_of_attention(name) and (name not in weights or weights[name].shape != ours.shape):

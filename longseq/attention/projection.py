@@ -129,8 +129,7 @@ class LinearProjectionByHead(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        by_head = blank(tokens, present).unflatten(-1, (len(self.weight), -1)).transpose(1, 2)
-        return (columns_for(tokens, self.weight, present) @ by_head).transpose(1, 2).flatten(2)
+        return shorten_by_head(columns_for(tokens, self.weight, present), blank(tokens, present))
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjectionByHead", old: TokenGrid, new: TokenGrid) -> None:
@@ -271,14 +270,6 @@ def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: Token
     return torch.cat([prefix, grown], dim=-1)
 
 
-def resample_axis(weight: Float[Tensor, "*h k n"], old: int, new: int) -> Float[Tensor, "*h k m"]:
-    """Carry a matrix along one axis of the grid from old to new tokens, as resample_columns does along both."""
-    if old == new:
-        return weight
-    grown = weight @ _unsample(old, new).to(weight)
-    return grown + (weight.sum(-1, keepdim=True) - grown.sum(-1, keepdim=True)) / new
-
-
 def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
     """The pseudo-inverse of linear interpolation from old points to new ones."""
     points = torch.eye(old, dtype=torch.float64)[None, :, None]
@@ -293,3 +284,9 @@ def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> Pr
 def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
     """The tokens, with zeros in place of the absent ones."""
     return tokens if present is None else tokens.masked_fill(~present, 0)
+
+
+def shorten_by_head(matrix: Float[Tensor, "*_ h k n"], tokens: Float[Tensor, "_ n d"]) -> Float[Tensor, "_ k d"]:
+    """The channels of each head times the head's own matrix."""
+    by_head = tokens.unflatten(-1, (matrix.shape[-3], -1)).transpose(1, 2)
+    return (matrix @ by_head).transpose(1, 2).flatten(2)

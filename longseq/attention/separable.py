@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
-from longseq.attention.projection import Linear, Projection, ProjectionLayer, blank, refuse_other_lengths, resample_axis
+from longseq.attention.projection import (
+    Linear,
+    Projection,
+    ProjectionLayer,
+    blank,
+    refuse_other_lengths,
+    resample_columns,
+)
 
 
 class SeparableProjection(ProjectionLayer):
@@ -56,10 +63,9 @@ class SeparableProjection(ProjectionLayer):
 
     @torch.no_grad()
     def carry(self, trained: "SeparableProjection", old: TokenGrid, new: TokenGrid) -> None:
-        for axis, (ours, theirs) in enumerate(
-            ((self.along_rows, trained.along_rows), (self.along_columns, trained.along_columns))
-        ):
-            ours.copy_(resample_axis(theirs, old.size[axis], new.size[axis]))
+        lines = [TokenGrid((length, 1)) for length in (*old.size, *new.size)]
+        self.along_rows.copy_(resample_columns(trained.along_rows, lines[0], lines[2]))
+        self.along_columns.copy_(resample_columns(trained.along_columns, lines[1], lines[3]))
         if self.of_prefix is not None and trained.of_prefix is not None:
             self.of_prefix.copy_(trained.of_prefix)
 
@@ -100,25 +106,25 @@ class Separable(Projection):
         Raises:
             ValueError: If no two factors of k fit the grid.
         """
-        height, width = grid.size
-        wanted = range(1, k + 1) if self.rows is None else [self.rows]
-        fitting = [(rows, k // rows) for rows in wanted if k % rows == 0 and rows <= height and k // rows <= width]
+        fitting = _pairs(grid, k)
+        size = f"{grid.size[0]} x {grid.size[1]}"
         if not fitting:
-            near = max(n for n in range(1, k) if Separable().fits(grid, n)) if self.rows is None else k
-            remedy = f"{near} does" if self.rows is None else "leave rows out"
-            raise ArgumentError(
-                "k" if self.rows is None else "rows",
-                f"must give rows times columns within {height} x {width}, got k {k}"
-                + (f" and rows {self.rows}" if self.rows is not None else "")
-                + f"; {remedy}",
-            )
+            near = max(n for n in range(1, k) if _pairs(grid, n))
+            raise ArgumentError("k", f"must give rows times columns within {size}, got k {k}; {near} does")
+        if self.rows is not None:
+            fitting = [pair for pair in fitting if pair[0] == self.rows]
+        if not fitting:
+            what = f"must give rows times columns within {size}, got k {k} and rows {self.rows}; leave rows out"
+            raise ArgumentError("rows", what)
         return min(fitting, key=lambda pair: abs(math.log(pair[0] / pair[1])))
-
-    def fits(self, grid: TokenGrid, k: int) -> bool:
-        """Whether k is a product of two numbers within the grid."""
-        return any(k % rows == 0 and k // rows <= grid.size[1] for rows in range(1, grid.size[0] + 1))
 
     def _factor(self, count: int, k: int, length: int) -> Float[Tensor, "count k length"]:
         if self.start == "mean":
             return TokenGrid((length, 1)).window_means(k).repeat(count, 1, 1)
         return torch.randn(count, k, length) * length**-0.5
+
+
+def _pairs(grid: TokenGrid, k: int) -> list[tuple[int, int]]:
+    """The pairs of factors of k that fit the rows and columns of a grid."""
+    height, width = grid.size
+    return [(rows, k // rows) for rows in range(1, height + 1) if k % rows == 0 and k // rows <= width]

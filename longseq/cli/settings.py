@@ -75,9 +75,9 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
         allow_classes(known.allow_class)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
-    if known.resume != "false" and known.ckpt_path is not None:
-        raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
     has_resume = known.resume != "false"
+    if has_resume and known.ckpt_path is not None:
+        raise UserError("ckpt_path: --resume chooses the checkpoint itself; give one of the two flags")
     if command == "fit" and has_resume:
         args = others + [word for package in known.allow_class for word in ("--allow_class", package)]
         run = find_resumed(parser, known.resume, args)

@@ -39,6 +39,11 @@ def digests() -> dict[str, str]:
     }
 
 
+def leaves_prefix_alone(trunk: VisionTransformer) -> bool:
+    """Whether only prefix tokens of the last block count for the features of a ViT."""
+    return trunk.global_pool == "token" and trunk.attn_pool is None
+
+
 def add_positions(trunk: VisionTransformer, patches: Float[Tensor, "..."]) -> Float[Tensor, "b n d"]:
     """The tokens of a ViT: its patches and prefix tokens, with their position embeddings."""
     return trunk._pos_embed(patches)

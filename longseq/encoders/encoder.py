@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism, plug
 from longseq.attention.plug import token_grid
-from longseq.compat.timm import add_positions
+from longseq.compat.timm import add_positions, leaves_prefix_alone
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.local import LocalMixing, add_local
@@ -218,8 +218,8 @@ def encode(
                 "trunk", "must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
             )
         return trunk(picture)
-    is_pooled = trunk.global_pool == "token" and trunk.attn_pool is None
-    tokens, present = encode_tokens(trunk, picture, rows, trunk.num_prefix_tokens if is_pooled else None)
+    last_queries = trunk.num_prefix_tokens if leaves_prefix_alone(trunk) else None
+    tokens, present = encode_tokens(trunk, picture, rows, last_queries)
     if present is None or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
     prefix = trunk.num_prefix_tokens

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.plug import token_grid
+from longseq.compat.timm import leaves_prefix_alone
 from longseq.compat.torch import without_autocast
 
 
@@ -138,6 +139,6 @@ def add_local(trunk: VisionTransformer, local: LocalMixing) -> None:
                 "local", f"must be left out for block {depth}, a {type(block).__name__}; only timm's Block has a place"
             )
         # a weight without a gradient would stop a training on several processes
-        is_unseen = depth == len(blocks) - 1 and trunk.global_pool == "token"
+        is_unseen = depth == len(blocks) - 1 and leaves_prefix_alone(trunk)
         mixing = LocalBlock(block, local.build(dim, grid), None if is_unseen else local.build(dim, grid))
         trunk.blocks[depth] = mixing.train(block.training)

@@ -27,12 +27,21 @@ def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"])
     if not _is_product(embed) or picture.shape[-2:] != embed.img_size:
         return embed(picture)
     rows, columns = embed.patch_size
-    patches = picture.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5).flatten(3)
+    patches = patches_of(picture, rows, columns)
     weight = embed.proj.weight.flatten(1)
     # on a CPU, products over a few numbers take four times as long in bfloat16 as in float32
     is_short = weight.shape[1] < 32 and picture.device.type == "cpu"
     with torch.autocast("cpu", enabled=False) if is_short else nullcontext():
-        return embed.norm(F.linear(patches.flatten(1, 2), weight, embed.proj.bias))
+        return embed.norm(F.linear(patches, weight, embed.proj.bias))
+
+
+def patches_of(picture: Tensor, rows: int, columns: int) -> Float[Tensor, "b n p"]:
+    """The numbers of each patch, row after row of the grid; rows that fill no patch are filled with zeros."""
+    missing = -picture.shape[2] % rows
+    if missing:
+        picture = F.pad(picture, (0, 0, 0, missing))
+    patches = picture.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
+    return patches.flatten(3).flatten(1, 2)
 
 
 def _is_product(embed: Any) -> bool:

@@ -7,15 +7,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, SettingError
 from longseq.encoders.encoder import Encoder, encode_tokens
+from longseq.encoders.patches import patches_of
+from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.task import Answer, Task
-
-
-class TaskError(ValueError):
-    """Something is asked of a task that it does not do."""
-
-    exit_code = 2
 
 
 class Masked(Task):
@@ -90,7 +86,7 @@ class Masked(Task):
         return {"l1": HiddenError()}
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        raise TaskError(
+        raise SettingError(
             "model.task: Masked rebuilds inputs and predicts no classes; train from it with --model.init_from"
         )
 
@@ -137,33 +133,12 @@ class Rebuilder(nn.Module):
         return self.linear(tokens)
 
 
-class HiddenError(Metric):
+class HiddenError(MeanLoss):
     """The mean absolute error over all hidden numbers."""
-
-    total: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         errors, counts = _errors(outputs.float())
-        self.total += errors.sum()
-        self.count += counts.sum()
-
-    def compute(self) -> Tensor:
-        return (self.total / self.count.clamp(min=1)).float()
-
-
-def patches_of(picture: Tensor, rows: int, columns: int) -> Float[Tensor, "b n p"]:
-    """The numbers of each patch, row after row of the grid; rows that fill no patch are filled with zeros."""
-    missing = -picture.shape[2] % rows
-    if missing:
-        picture = torch.nn.functional.pad(picture, (0, 0, 0, missing))
-    patches = picture.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)
-    return patches.flatten(3).flatten(1, 2)
+        super().update(errors, counts)
 
 
 def _parts(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

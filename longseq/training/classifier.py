@@ -13,18 +13,18 @@ from timm.optim import list_optimizers
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
 from longseq.compat.lightning import is_resumed_averaging
 from longseq.encoders import Encoder
 from longseq.tasks import SingleLabel, Task
+from longseq.tasks.mean_loss import MeanLoss
 from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
 from longseq.training.divergence import BadSteps
-from longseq.training.mean_loss import MeanLoss
 from longseq.training.mix import CutMix, Mix
-from longseq.training.optimizer import Course, SettingError, make_optimizer, warmup_cosine
+from longseq.training.optimizer import Course, make_optimizer, warmup_cosine
 from longseq.training.starting import start_from_checkpoint, start_from_data
 
 

@@ -8,11 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-
-class SettingError(Exception):
-    """A setting that only the start of a training shows to be wrong; the message names it."""
-
-    exit_code = 2
+from longseq.arguments import SettingError
 
 
 def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_decay: float) -> Optimizer:

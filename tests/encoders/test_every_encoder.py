@@ -26,6 +26,13 @@ def examples(kind, mechanism=MECHANISMS[1]):
     return kind.examples(mechanism)
 
 
+def measured(kind, number):
+    """An example that knows its inputs, in evaluation: in training, the random masks of SpecAugment would differ."""
+    encoder, inputs = examples(kind)[number]
+    encoder.measure([inputs])
+    return encoder.eval(), inputs
+
+
 EVERY = pytest.mark.parametrize(
     ("kind", "number"),
     [
@@ -68,9 +75,7 @@ def test_features_are_finite_and_a_sample_has_them_in_any_batch(kind, number, me
 
 @EVERY
 def test_every_parameter_has_a_gradient_with_checkpointing_and_without(kind, number):
-    encoder, inputs = examples(kind)[number]
-    encoder.measure([inputs])
-    encoder.eval()  # in training, the random masks of SpecAugment would differ
+    encoder, inputs = measured(kind, number)
 
     def gradients():
         encoder.zero_grad()
@@ -88,9 +93,7 @@ def test_every_parameter_has_a_gradient_with_checkpointing_and_without(kind, num
 
 @EVERY
 def test_its_arguments_rebuild_it_and_a_state_dict_brings_back_the_very_features(kind, number):
-    encoder, inputs = examples(kind)[number]
-    encoder.measure([inputs])
-    encoder.eval()
+    encoder, inputs = measured(kind, number)
     arguments = arguments_of(encoder)
     again = kind(**arguments).eval()
     assert describe(again) == describe(encoder)
@@ -129,18 +132,14 @@ def test_it_counts_its_tokens_its_flops_and_draws_what_it_sees(kind, number):
 
 @EVERY
 def test_carried_to_its_own_size_it_gives_the_very_features(kind, number):
-    encoder, inputs = examples(kind)[number]
-    encoder.measure([inputs])
-    encoder.eval()
+    encoder, inputs = measured(kind, number)
     same = resize(encoder, seconds=encoder.seconds) if encoder.takes_sounds else resize(encoder, encoder.shape)
     assert torch.equal(same(inputs), encoder(inputs))
 
 
 @EVERY
 def test_in_mixed_precision_it_comes_near_its_features_in_float32(kind, number):
-    encoder, inputs = examples(kind)[number]
-    encoder.measure([inputs])
-    encoder.eval()
+    encoder, inputs = measured(kind, number)
     expected = encoder(inputs)
     with torch.autocast("cpu", torch.bfloat16):
         near = encoder(inputs).float()

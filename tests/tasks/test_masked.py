@@ -8,8 +8,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma
+from longseq.encoders.patches import patches_of
 from longseq.tasks import Masked
-from longseq.tasks.masked import patches_of
 from longseq.training import Classifier
 
 ROOT = Path(__file__).parents[2]

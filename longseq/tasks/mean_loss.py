@@ -22,10 +22,10 @@ class MeanLoss(Metric):
         self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
         self.add_state("num_samples", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, losses: Float[Tensor, " b"]) -> None:
-        """Add the losses of the samples of a batch."""
+    def update(self, losses: Float[Tensor, " b"], counts: Tensor | None = None) -> None:
+        """Add the losses of the samples of a batch; or sums of losses, and of how many losses each is the sum."""
         self.total = self.total + losses.sum(dtype=torch.float32)
-        self.num_samples = self.num_samples + len(losses)
+        self.num_samples = self.num_samples + (len(losses) if counts is None else counts.sum().long())
 
     def compute(self) -> Float[Tensor, ""]:
         return self.total / self.num_samples
