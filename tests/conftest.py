@@ -102,7 +102,7 @@ def forked_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"longseq.reports.{user}.run_python", run_python)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data sets that LONGSEQ_DATA names."""
     folder = os.environ.get("LONGSEQ_DATA")
@@ -110,3 +110,16 @@ def real_data() -> Path:
         sets = "free-spoken-digit-dataset/, MNIST/, tiny-imagenet-200/, SpeechCommands/ and ESC-50-master/"
         pytest.skip(f"set LONGSEQ_DATA to a folder that holds {sets}")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def few_of_tiny_imagenet(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten training images of every class of Tiny ImageNet, and all others: thousands would take seconds to open."""
+    whole, few = real_data / "tiny-imagenet-200", tmp_path_factory.mktemp("few") / "tiny-imagenet-200"
+    for path in sorted((whole / "train").rglob("*_1?.JPEG")):
+        link = few / path.relative_to(whole)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    for name in ("val", "wnids.txt", "words.txt"):
+        (few / name).symlink_to(whole / name)
+    return few.parent

@@ -1,9 +1,9 @@
 """The accuracy of the experiments in configs/ after a fifth or a third of their epochs, trained by the command line on
 real data.
 
-The tests train one seed; the processor changes the accuracy by some points. We measured 0.830 and 0.816 on digits,
-0.930 and 0.937 on spoken digits (Linformer, Verma). The bounds are eight to twelve points lower, but above the accuracy
-of a program that cuts E where it should carry E over. The README gives the accuracy of whole trainings over five seeds.
+The tests train one seed, Linformer on digits and Verma on spoken digits; the processor changes the accuracy by some
+points. We measured 0.830 and 0.937. The bounds are about ten points lower, but above the accuracy of a program that
+cuts E where it should carry E over. The README gives the accuracy of whole trainings of both over five seeds.
 """
 
 import json
@@ -68,19 +68,17 @@ def slowed(clips: Clips) -> Clips:
     return Clips([clip[:length] for clip, length in zip(waveforms, lengths, strict=True)], clips.labels)
 
 
-@pytest.mark.parametrize(("flags", "least"), [([], 0.72), (VERMA, 0.70)], ids=["linformer", "verma"])
-def test_digits_with_every_pixel_a_token_also_at_twice_the_size(flags: list[str], least: float, train: Train) -> None:
-    accuracy, model = train(DIGITS, *flags, "--trainer.max_epochs", "6")
-    assert accuracy >= least
+def test_digits_with_every_pixel_a_token_also_at_twice_the_size(train: Train) -> None:
+    accuracy, model = train(DIGITS, "--trainer.max_epochs", "6")
+    assert accuracy >= 0.72
     assert accuracy_of(resize(model, (1, 16, 16)), Digits(size=16)) >= accuracy - LOSS
 
 
-@pytest.mark.parametrize(("flags", "least"), [([], 0.84), (VERMA, 0.84)], ids=["linformer", "verma"])
 def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_long(
-    flags: list[str], least: float, train: Train, real_data: Path
+    train: Train, real_data: Path
 ) -> None:
-    accuracy, model = train(SPOKEN, "--data.root", str(real_data), *flags, "--trainer.max_epochs", "3")
-    assert accuracy >= least
+    accuracy, model = train(SPOKEN, "--data.root", str(real_data), *VERMA, "--trainer.max_epochs", "3")
+    assert accuracy >= 0.84
     data = FSDD(str(real_data))
     assert accuracy_of(resize(model, hop_ms=5.0), data) >= accuracy - LOSS
     assert accuracy_of(resize(model, hop_ms=15.0), data) >= accuracy - LOSS

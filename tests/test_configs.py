@@ -11,15 +11,15 @@ OVERLAYS = sorted((ROOT / "configs/trainer").glob("*.yaml"))
 ON_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.strategy", "auto"]
 
 
-# The place of every experiment's data in the folder of real data.
+# Every experiment's data: the fixture that has it, and the place there.
 ROOTS = {
-    "image/mnist": "",
-    "audio/fsdd": "",
-    "image/tiny_imagenet": "",
-    "audio/speech_commands": "",
-    "audio/esc50": "",
-    "image/folder": "tiny-imagenet-200/train",
-    "audio/folder": "SpeechCommands/speech_commands_v0.02",
+    "image/mnist": ("real_data", ""),
+    "audio/fsdd": ("real_data", ""),
+    "image/tiny_imagenet": ("few_of_tiny_imagenet", ""),
+    "audio/speech_commands": ("real_data", ""),
+    "audio/esc50": ("real_data", ""),
+    "image/folder": ("few_of_tiny_imagenet", "tiny-imagenet-200/train"),
+    "audio/folder": ("real_data", "SpeechCommands/speech_commands_v0.02"),
 }
 
 
@@ -35,7 +35,8 @@ def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, reques
     name = str(experiment.relative_to(ROOT / "configs").with_suffix(""))
     flags = ["--data.num_train", "60", "--data.num_test", "20"] if name == "image/pathfinder" else []
     if name in ROOTS:
-        flags = ["--data.root", str(request.getfixturevalue("real_data") / ROOTS[name])]
+        fixture, place = ROOTS[name]
+        flags = ["--data.root", str(request.getfixturevalue(fixture) / place)]
     if name == "image/cifar10":  # only the original files are missing here; all else is right
         done = train_py("fit", "--config", str(experiment), expect=3)
         assert "put cifar-10-python.tar.gz in data" in done.stderr

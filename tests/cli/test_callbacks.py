@@ -23,6 +23,7 @@ FIT = ["fit", "--config", ROOT / "configs/image/digits.yaml", "--experiment", "x
 FIT += ["--model.encoder.depth", "1", "--model.encoder.drop_path", "0", "--trainer.enable_progress_bar", "false"]
 FIT += ["--trainer.limit_train_batches", str(BATCHES), "--trainer.limit_val_batches", "1", "--trainer.max_epochs", "4"]
 FIT += ["--trainer.limit_test_batches", "1"]
+UNLOGGED = [*FIT, "--trainer.logger", "false"]  # drawing the pictures takes half of the time
 
 
 class Step:
@@ -74,20 +75,20 @@ def course(peak: float, num_steps: int) -> list[float]:
 
 def test_a_training_runs_at_the_learning_rate_that_learning_rate_finder_suggests(command: Callable, steps: list[Step]):
     finder = added("LearningRateFinder", num_training_steps=15, min_lr=1e-5, max_lr=1e-1)
-    done = command(*FIT, *finder)
+    done = command(*UNLOGGED, *finder)
     assert done.code == 0, done.err
     found = ended("x/0")["hyper_parameters"]["learning_rate"]
     assert 1e-5 < found < 1e-1 and found != 2e-3
     assert [step.rates[0] for step in steps] == pytest.approx(course(found, 4 * BATCHES))
     assert not list(Path().glob(".lr_find*")), "the finder's checkpoint is left behind"
     # the search must change nothing else: not the weights, the order of the data or the optimizer
-    assert command(*FIT, "--model.learning_rate", found).code == 0
+    assert command(*UNLOGGED, "--model.learning_rate", found).code == 0
     assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
 
 
 def test_learning_rate_finder_goes_beyond_the_rates_that_a_training_bears(command: Callable, steps: list[Step]):
     finder = added("LearningRateFinder", num_training_steps=15, max_lr=1e30, early_stop_threshold="null")
-    assert command(*FIT, *finder, "--model.optimizer", "sgd").code in (0, 5)
+    assert command(*UNLOGGED, *finder, "--model.optimizer", "sgd").code in (0, 5)
     assert steps, "a loss that is not finite ended the search and the training with it"
 
 
@@ -102,11 +103,11 @@ def test_batch_size_finder_trains_with_the_largest_batch_that_fits(
         return step(self, batch, batch_idx)
 
     monkeypatch.setattr(Classifier, "training_step", at_most_20)
-    assert command(*FIT, *added("BatchSizeFinder", steps_per_trial=1)).code == 0
+    assert command(*UNLOGGED, *added("BatchSizeFinder", steps_per_trial=1)).code == 0
     assert [step.size for step in steps] == [16] * 4 * BATCHES
     assert [step.rates[0] for step in steps] == pytest.approx(course(2e-3, 4 * BATCHES))
     assert ended("x/0")["data"]["init_args"]["batch_size"] == 16
-    assert command(*FIT, "--data.batch_size", "16").code == 0
+    assert command(*UNLOGGED, "--data.batch_size", "16").code == 0
     assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
 
 
@@ -115,13 +116,13 @@ def test_the_learning_rates_course_is_as_long_as_the_training_at_the_batch_size_
 ) -> None:
     """1,294 images make 21 batches of 64, or one batch that holds all of them."""
     whole = ["--trainer.limit_train_batches", "1.0", "--trainer.max_epochs", "6"]
-    assert command(*FIT, *whole, *added("BatchSizeFinder", steps_per_trial=1, init_val=1024)).code == 0
+    assert command(*UNLOGGED, *whole, *added("BatchSizeFinder", steps_per_trial=1, init_val=1024)).code == 0
     assert [step.rates[0] for step in steps] == pytest.approx(course(2e-3, 6 * math.ceil(1294 / steps[0].size)))
 
 
 def test_backbone_finetuning_trains_the_head_first_and_the_encoder_later(command: Callable, steps: list[Step]) -> None:
     finetuning = added("BackboneFinetuning", unfreeze_backbone_at_epoch=2, backbone_initial_lr=1e-4)
-    assert command(*FIT, *finetuning).code == 0
+    assert command(*UNLOGGED, *finetuning).code == 0
     first, at_epoch_2, last = steps[0].weights, steps[2 * BATCHES].weights, ended("x/0")["state_dict"]
     for name in first:
         is_head = name.startswith("head.")
@@ -135,7 +136,7 @@ def test_backbone_finetuning_trains_the_head_first_and_the_encoder_later(command
 
 def test_early_stopping_stops_after_as_many_validations_as_its_patience(command: Callable, steps: list[Step]) -> None:
     stopping = added("EarlyStopping", monitor="val/loss", min_delta=100, patience=1)
-    done = command(*FIT, *stopping)
+    done = command(*UNLOGGED, *stopping)
     assert done.code == 0, done.err
     assert len(steps) == 2 * BATCHES
     assert Path("runs/x/0/metrics.json").is_file() and "test accuracy" in done.out
@@ -145,14 +146,14 @@ def test_timer_stops_a_training_when_its_time_is_over(
     command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pytorch_lightning.callbacks.timer.Timer.time_elapsed", lambda *_: 20.0 * len(steps))
-    done = command(*FIT, *added("Timer", duration="00:00:01:30"))
+    done = command(*UNLOGGED, *added("Timer", duration="00:00:01:30"))
     assert done.code == 0, done.err
     assert len(steps) == 5  # the patched clock counts 20 seconds a step, so 100 seconds
     assert "test accuracy" in done.out
 
 
 def test_weights_averaged_over_steps_are_those_validated_saved_and_tested(command: Callable, steps: list[Step]) -> None:
-    done = command(*FIT, *added("EMAWeightAveraging", decay=0.5), "--trainer.max_epochs", "2")
+    done = command(*UNLOGGED, *added("EMAWeightAveraging", decay=0.5), "--trainer.max_epochs", "2")
     assert done.code == 0, done.err
     last = ended("x/0")
     states = [step.weights for step in steps[1:]] + [last["current_model_state"]]  # the weights after every step
@@ -164,7 +165,7 @@ def test_weights_averaged_over_steps_are_those_validated_saved_and_tested(comman
 
 
 def test_stochastic_weight_averaging_tests_and_saves_the_average(command: Callable, steps: list[Step]) -> None:
-    done = command(*FIT, *added("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=1))
+    done = command(*UNLOGGED, *added("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=1))
     assert done.code == 0, done.err
     averaged = ended("x/0", "averaged")["state_dict"]
     starts = [steps[epoch * BATCHES].weights for epoch in (1, 2, 3)]  # from the second epoch on

@@ -220,7 +220,7 @@ def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_dead_rank_ends_the_others_within_a_minute(rank: int, tmp_path: Path) -> None:
     begin = time.monotonic()
-    done = run(tmp_path, DIE, "on_train_batch_end", 15, "SIGKILL", rank, *FIT, *SETTINGS["two processes"])
+    done = run(tmp_path, DIE, "on_train_batch_end", 7, "SIGKILL", rank, *FIT, *SETTINGS["two processes"])
     assert time.monotonic() - begin < 90  # the processes take 30 of these seconds to start
     if rank == 1:
         assert done.returncode == 7

@@ -21,6 +21,7 @@ DIE = Path(__file__).with_name("fit_and_die.py")
 FIT = [
     "fit", "--config", str(ROOT / "configs/image/digits.yaml"), "--model.encoder.dim", "16",
     "--model.encoder.depth", "2", "--trainer.max_epochs", "3", "--trainer.log_every_n_steps", "1",
+    "--data.batch_size", "140",
 ]  # fmt: skip
 SETTINGS = {
     "plain": [],
@@ -30,17 +31,17 @@ SETTINGS = {
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip
-# an epoch has 21 training batches and 3 validation batches
+# an epoch has 10 training batches and 2 validation batches
 KILLS = [
-    ("plain", "on_train_batch_end", 27, "SIGTERM", 0),  # in the middle of an epoch
-    ("plain", "on_train_batch_end", 21, "SIGTERM", 0),  # at the last batch, before the validation
+    ("plain", "on_train_batch_end", 13, "SIGTERM", 0),  # in the middle of an epoch
+    ("plain", "on_train_batch_end", 10, "SIGTERM", 0),  # at the last batch, before the validation
     ("plain", "on_validation_batch_end", 2, "SIGINT", 0),
     ("plain", "on_validation_end", 2, "SIGKILL", 0),
-    ("plain", "on_train_batch_start", 30, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
+    ("plain", "on_train_batch_start", 14, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
     ("plain", "on_save_checkpoint", 4, "SIGKILL", 0),
-    ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 25, "SIGTERM", 0),
-    ("two processes", "on_train_batch_end", 15, "SIGTERM", 0),
-    ("two processes", "on_train_batch_end", 15, "SIGTERM", 1),
+    ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0),
+    ("two processes", "on_train_batch_end", 7, "SIGTERM", 0),
+    ("two processes", "on_train_batch_end", 7, "SIGTERM", 1),
 ]
 EXIT = {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}
 
@@ -134,7 +135,7 @@ def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
     for _ in range(kills):
         try:
             done = forked.run(
-                ROOT / "train.py", *arguments, "--resume", cwd=tmp_path, timeout=generator.uniform(0.5, 4)
+                ROOT / "train.py", *arguments, "--resume", cwd=tmp_path, timeout=generator.uniform(0.5, 3)
             )  # at the timeout, the run is killed with SIGKILL
         except subprocess.TimeoutExpired:
             continue
@@ -158,7 +159,7 @@ def test_losses_are_the_same_on_any_number_of_workers_from_another_folder_and_un
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(whole, tmp_path: Path) -> None:
-    run(tmp_path, DIE, "on_train_batch_end", 50, "SIGTERM", 0, *FIT)
+    run(tmp_path, DIE, "on_train_batch_end", 23, "SIGTERM", 0, *FIT)
     last = tmp_path / "runs/digits/0/last.ckpt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
@@ -171,7 +172,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(whole, tmp_path: Path) ->
 
 
 def test_a_run_folder_can_be_named_and_its_own_configuration_is_used(whole, tmp_path: Path) -> None:
-    run(tmp_path, DIE, "on_train_batch_end", 27, "SIGTERM", 0, *FIT)
+    run(tmp_path, DIE, "on_train_batch_end", 13, "SIGTERM", 0, *FIT)
     done = run(tmp_path, ROOT / "train.py", "fit", "--resume", "runs/digits/0")
     assert done.returncode == 0, done.stderr[-3000:]
     assert_equal(tmp_path / "runs/digits/0", whole("plain"))
