@@ -1,8 +1,8 @@
-"""The accuracy of the experiments in configs/ after a fifth or a third of their epochs, trained by the command line on
+"""The accuracy of the experiments in configs/ after a fifth of their epochs, trained by the command line on
 real data.
 
 The tests train one seed, Linformer on digits and Verma on spoken digits; the processor changes the accuracy by some
-points. We measured 0.830 and 0.937. The bounds are about ten points lower, but above the accuracy of a program that
+points. We measured 0.830 and 0.897. The bounds are about ten points lower, but above the accuracy of a program that
 cuts E where it should carry E over. The README gives the accuracy of whole trainings of both over five seeds.
 """
 
@@ -28,6 +28,7 @@ SPOKEN = str(ROOT / "configs/audio/fsdd.yaml")
 VOWELS = str(ROOT / "configs/audio/vowels.yaml")
 MNIST = str(ROOT / "configs/image/mnist.yaml")
 VERMA = ["--model.encoder.attention", "Verma"]
+SHORT = ["--trainer.max_epochs", "2", "--model.learning_rate", "4e-3"]
 # How much accuracy a model may lose at another size, hop or length without further training. We measured 0.00 to 0.02;
 # with E cut, 0.09 at a hop of 5 ms and 0.94 at twice the size (docs/resize.md).
 LOSS = 0.05
@@ -77,8 +78,8 @@ def test_digits_with_every_pixel_a_token_also_at_twice_the_size(train: Train) ->
 def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_long(
     train: Train, real_data: Path
 ) -> None:
-    accuracy, model = train(SPOKEN, "--data.root", str(real_data), *VERMA, "--trainer.max_epochs", "3")
-    assert accuracy >= 0.84
+    accuracy, model = train(SPOKEN, "--data.root", str(real_data), *VERMA, *SHORT)
+    assert accuracy >= 0.80
     data = FSDD(str(real_data))
     assert accuracy_of(resize(model, hop_ms=5.0), data) >= accuracy - LOSS
     assert accuracy_of(resize(model, hop_ms=15.0), data) >= accuracy - LOSS
@@ -101,7 +102,7 @@ def test_vowels_in_bf16_mixed_come_as_far_as_in_float32(train_py, tmp_path: Path
 def test_mnist_trains_on_784_tokens_and_logs_its_throughput(train_py, tmp_path: Path, real_data: Path) -> None:
     """Trains only a part of an epoch: a whole epoch takes too long for a test, and the config gives its figures."""
     part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_val_batches", "2"]
-    part += ["--trainer.log_every_n_steps", "4", "--data.batch_size", "32"]
+    part += ["--trainer.log_every_n_steps", "4", "--data.batch_size", "24"]
     train_py("fit", "--config", MNIST, "--data.root", str(real_data), *part, "--trainer.limit_test_batches", "2")
     events = EventAccumulator(str(tmp_path / "runs/mnist/0")).Reload()
     samples, tokens = (events.Scalars(f"throughput/{name}_per_second")[-1].value for name in ("samples", "tokens"))

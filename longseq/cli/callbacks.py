@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, Lea
 from pytorch_lightning.cli import SaveConfigCallback
 
 from longseq.cli.names import escaped, shown
-from longseq.cli.runs import METRICS
+from longseq.cli.runs import CONFIG, METRICS
 from longseq.tasks import Task
 from longseq.training.data import data_of
 from longseq.training.generators import GeneratorStates
@@ -23,15 +23,19 @@ FINDERS = (LearningRateFinder, BatchSizeFinder)
 
 
 class SavedConfig(SaveConfigCallback):
-    """Lightning's callback that saves the configuration of a run, here without ckpt_path and resume.
-
-    With them, a new run that is started from the file would resume this run.
+    """Lightning's callback that saves the configuration of a run, here in the run's folder also without a logger, and
+    without ckpt_path and resume: with them, a new run that is started from the file would resume this run.
     """
 
-    def __init__(self, parser: Any, config: Namespace, **options: Any) -> None:
+    def __init__(self, parser: Any, config: Namespace) -> None:
         config = config.clone()
         config["ckpt_path"], config["resume"] = None, False
-        super().__init__(parser, config, **options)
+        super().__init__(parser, config, save_to_log_dir=False)
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        (record,) = (callback for callback in callbacks if isinstance(callback, RunRecord))
+        self.parser.save(self.config, str(record.run / CONFIG), skip_unset=False, overwrite=True, multifile=False)
 
 
 class BestCheckpoint(ModelCheckpoint):

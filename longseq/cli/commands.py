@@ -18,6 +18,7 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
+from longseq.cli.growing import Stage, begun, stage_of, stages_of
 from longseq.cli.inputs import files_of, readable
 from longseq.cli.names import escaped, shown
 from longseq.cli.resuming import (
@@ -35,6 +36,7 @@ from longseq.cli.settings import (
     refuse_incomplete_data,
     refuse_unexpected_classes,
     refuse_wrong_settings,
+    without_resume,
 )
 from longseq.cli.trainer import Trainer, is_of_restoring, refuse_useless_precision, wrong_flag
 from longseq.compat.lightning import CommandLine
@@ -50,12 +52,23 @@ yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represe
 
 
 class Commands(CommandLine):
-    """Parses, builds data, model and trainer, and runs one command."""
+    """Parses, builds data, model and trainer, and runs one command.
+
+    Args:
+        args: The command and its arguments.
+        before: The same command, which has trained the stage before; only with --grow.
+
+    Attributes:
+        following: The stage that comes after this one; None without --grow, and after the last one.
+        tested: The path of the checkpoint that fit has tested.
+    """
 
     data_commands = ("stats", "check")  # they ignore the model and the trainer of a configuration
 
-    def __init__(self, args: list[str]) -> None:
-        self.args = args
+    def __init__(self, args: list[str], before: "Commands | None" = None) -> None:
+        self.args = args if before is None else without_resume(args)
+        self.before, self.tested = before, ""
+        self.following: Stage | None = None
         self.asked = Asked(args, has_resume=False)
         self.record: RunRecord | None = None
         self.held = ExitStack()  # keeps the lock of the run until the command ends
@@ -69,7 +82,6 @@ class Commands(CommandLine):
                     parser_class=OneLineParser,
                     seed_everything_default=0,
                     save_config_callback=SavedConfig,
-                    save_config_kwargs={"overwrite": True},
                     trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
                     auto_configure_optimizers=False,  # the classifier knows which weights must not decay
                     load_from_checkpoint_support=False,  # the classifier stores its own description, also from Python
@@ -115,6 +127,11 @@ class Commands(CommandLine):
             help="Resume the newest unfinished run of the experiment, or the run in this folder.",
         )  # fmt: skip
         parser.add_argument(
+            "--grow",
+            type=str | None,
+            help="Train on small images first: sizes and epochs, such as 16x16:40,32x32:8.",
+        )
+        parser.add_argument(
             "--checkpoint_minutes", type=float, default=10.0, help="Most minutes between two checkpoints of a training."
         )
         parser.add_argument(
@@ -151,6 +168,8 @@ class Commands(CommandLine):
         """Parse the flags. They override the configuration of the checkpoint or of the resumed run."""
         self.asked = asked_for(parser, self.args, self.held)
         self.config = parser.parse_args(self.asked.args)
+        if self.config.subcommand == "fit" and self.settings.grow is not None:
+            self.config = parser.parse_args([*self.asked.args, *self._flags_of_stage(self.settings)])
         is_of_data = self.config.subcommand in self.data_commands
         refuse_unexpected_classes(self.settings, is_of_data)
         if is_of_data:
@@ -159,6 +178,23 @@ class Commands(CommandLine):
         if self.config.subcommand == "fit":
             refuse_useless_precision(self.settings.trainer)
             self.experiment = experiment_of(self.settings)
+
+    def _flags_of_stage(self, settings: Namespace) -> list[str]:
+        """Find the stage of a growing training that is to be trained now, and return its flags."""
+        stages = stages_of(settings.grow, settings.data)
+        stage: Stage | None = stages[0]
+        init_from: str | None = None
+        if self.before is not None:
+            stage, init_from = self.before.following, self.before.tested
+        elif self.asked.resumed is not None:
+            stage = stage_of(self.asked.resumed, stages)
+        elif self.asked.has_resume:
+            experiment = Path(settings.trainer.default_root_dir or ".") / "runs" / experiment_of(settings)
+            stage, init_from = begun(experiment, settings.grow, stages) or (stage, None)
+        if stage is None:
+            raise UserError(f"grow: {settings.grow} has no stage of this run's size; give the stages of its start")
+        self.following = next((later for later in stages if later.number == stage.number + 1), None)
+        return stage.flags(init_from)
 
     # Building
 
@@ -244,7 +280,7 @@ class Commands(CommandLine):
             datamodule.setup("fit")  # check the data before the run writes anything
             refuse_other_data(self.asked.checkpoint, self.settings.ckpt_path, datamodule.identity)
         train(self.trainer, model, datamodule, ckpt_path, self.settings)
-        tested, figures = evaluate_best(self.trainer, model, datamodule, self.best)
+        self.tested, figures = evaluate_best(self.trainer, model, datamodule, self.best)
         if not self.trainer.is_global_zero:
             return
         assert self.record is not None
@@ -252,7 +288,7 @@ class Commands(CommandLine):
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
-        print(shown(f"checkpoint:    {tested}"))
+        print(shown(f"checkpoint:    {self.tested}"))
         print(shown(f"logs:          {self.record.run}"))
 
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:

@@ -49,7 +49,9 @@ def run(args: list[str]) -> None:
                 module.run_report(args[0], args[1:])
             else:
                 keep_freed_memory()
-                module.Commands(args)
+                command = module.Commands(args)
+                while command.following is not None:
+                    command = module.Commands(args, command)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python prints an error when it exits
         sys.exit(141)  # the exit code that a shell gives for SIGPIPE

@@ -92,6 +92,13 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
     return Asked([command, "--config", under, *args[1:]], has_resume, checkpoint=checkpoint)
 
 
+def without_resume(args: list[str]) -> list[str]:
+    """The arguments without --resume and its value."""
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--resume", nargs="?")
+    return finder.parse_known_args(args)[1]
+
+
 def _going_on(run: Path, args: list[str], held: ExitStack) -> Asked:
     if rank_zero_only.rank == 0:
         held.enter_context(sole_use_of(run))  # lock the run before reading its checkpoints
@@ -109,6 +116,8 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
     Raises:
         UserError: If something is wrong.
     """
+    if settings.get("grow") is not None and asked.checkpoint is not None and asked.resumed is None:
+        raise UserError("grow: starts from nothing or from --model.init_from; leave out --ckpt_path")
     if asked.checkpoint is None and settings.get("ckpt_path") is not None:
         raise UserError("ckpt_path: stands in a configuration, where nothing checks it; give it as a flag")
     if settings.get("resume") and not asked.has_resume:

@@ -57,5 +57,6 @@ def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequenc
     if num_classes <= 20:
         for row, column in matrix.nonzero().tolist():
             colour = "white" if shares[row, column] > 0.4 else "black"
-            axes.text(column, row, str(int(matrix[row, column])), ha="center", va="center", color=colour, fontsize=8, in_layout=False)
+            of_text = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
+            axes.text(column, row, str(int(matrix[row, column])), **of_text, in_layout=False)  # it takes no room
     return figure

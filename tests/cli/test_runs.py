@@ -406,3 +406,10 @@ def test_no_experiment_is_outside_of_the_runs(where: str, command: Callable, tmp
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert done.error == "error: experiment: got '../../x'; give the name of one folder, without a slash"
     assert [path.name for path in tmp_path.rglob("*")] == ["named.yaml"]
+
+
+def test_a_run_without_a_logger_has_its_configuration_and_goes_on(command: Callable, pets: Path) -> None:
+    fit = ["fit", "--config", IMAGES, "--data.root", "pets", *TINY, "--experiment", "x", "--trainer.logger", "false"]
+    assert command(*fit).code == 0
+    assert Path("runs/x/0/config.yaml").is_file() and not Path("config.yaml").exists()
+    assert command("fit", "--resume", "runs/x/0").code == 0

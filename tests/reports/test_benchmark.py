@@ -137,7 +137,7 @@ def test_the_tokens_of_a_cell_are_a_sequence():
     assert TokenGrid((64, 1)).num_tokens == CELL.n
 
 
-def test_a_cell_that_does_not_fit_has_no_figures():
+def test_a_cell_that_does_not_fit_has_no_figures(forked_reports):
     assert benchmark_cell_apart(replace(CELL, mechanism="softmax-written", n=1_000_000, direction="forward")) is None
 
 

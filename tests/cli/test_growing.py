@@ -1,0 +1,109 @@
+"""Trainings that grow from small images to large ones, in one command."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from longseq.training import Classifier
+from longseq.training.storage import read_whole
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.limit_train_batches", "3"]
+SMALL += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1", "--experiment", "x"]
+FIT = ["fit", "--config", str(ROOT / "configs/image/digits.yaml"), *SMALL, "--trainer.logger", "false"]
+GROWING = [*FIT, "--grow", "4x4:2,8:1,12:2"]
+
+
+def weights(run: str, name: str = "last") -> dict[str, Tensor]:
+    return read_whole(Path(f"runs/{run}/{name}.ckpt"))["state_dict"]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_stage_is_a_run_that_starts_from_the_one_before(command) -> None:
+    done = command(*GROWING)
+    assert done.code == 0, done.err
+    assert done.out.count("test accuracy:") == 3
+    assert "runs/x/0/best.ckpt; tokens 4 x 4 before, 8 x 8 now: " in done.out
+    assert "runs/x/1/best.ckpt; tokens 8 x 8 before, 12 x 12 now: " in done.out
+    for number, (size, epochs) in enumerate([(4, 2), (8, 1), (12, 2)]):
+        config = yaml.safe_load(Path(f"runs/x/{number}/config.yaml").read_text())
+        assert (config["data"]["init_args"]["size"], config["trainer"]["max_epochs"]) == (size, epochs)
+        assert "test/accuracy" in json.loads(Path(f"runs/x/{number}/metrics.json").read_text())
+        assert read_whole(Path(f"runs/x/{number}/last.ckpt"))["global_step"] == 3 * epochs
+    # the same as the three commands of which it consists
+    for size, epochs, start in (("4", "2", []), ("8", "1", ["runs/y/0"]), ("12", "2", ["runs/y/1"])):
+        flags = ["--data.size", size, "--trainer.max_epochs", epochs, "--experiment", "y"]
+        assert command(*FIT, *flags, *(f"--model.init_from={run}/best.ckpt" for run in start)).code == 0
+    assert same(weights("x/2"), weights("y/2"))
+
+
+@pytest.mark.parametrize("stop", [4, 7, 8, 13])
+def test_a_stopped_growth_goes_on_as_if_it_had_never_stopped(
+    stop: int, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 1 to 6 are of the first stage, 7 to 9 of the second, 10 to 15 of the third."""
+    assert command(*GROWING).code == 0
+    whole, steps = weights("x/2"), []
+    shutil.rmtree("runs")
+    step = Classifier.training_step
+
+    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
+        steps.append(batch_idx)
+        if len(steps) == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classifier, "training_step", stopped)
+    assert command(*GROWING).code == 143
+    done = command(*GROWING, "--resume")
+    assert done.code == 0, done.err
+    assert len(steps) == 15
+    assert same(weights("x/2"), whole)
+
+
+def test_a_growth_goes_on_where_a_stage_has_ended_and_a_new_one_starts_anew(command) -> None:
+    assert command(*GROWING).code == 0
+    whole = weights("x/2")
+    shutil.rmtree("runs/x/2")
+    assert command(*GROWING, "--resume").code == 0
+    assert same(weights("x/2"), whole)
+    assert command(*FIT, "--grow", "4:1,8:1", "--resume").code == 0  # all stages of the newest run have ended
+    assert sorted(path.name for path in Path("runs/x").iterdir()) == ["0", "1", "2", "3", "4"]
+    done = command(*FIT, "--grow", "4:1,5:1", "--resume", "runs/x/4")
+    assert (done.code, done.error) == (2, "error: grow: 4:1,5:1 has no stage of this run's size; give the stages of "
+                                          "its start")  # fmt: skip
+
+
+def test_two_processes_grow_together(tmp_path: Path) -> None:
+    two = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    done = forked.run(ROOT / "train.py", *FIT, "--grow", "4:1,8:1", *two, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "runs/x/0/best.ckpt; tokens 4 x 4 before, 8 x 8 now: " in done.stdout
+    assert sorted(path.name for path in (tmp_path / "runs/x").iterdir()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--grow", "16x16"], "error: grow: got '16x16'; give sizes and epochs such as 16x16:40,32x32:8"),
+        (["--grow", "0:3,8:1"], "error: grow: got '0:3,8:1'; give sizes and epochs such as 16x16:40,32x32:8"),
+        (["--grow", "8:3,8x8:1"], "error: grow: got '8:3,8x8:1', where a size comes twice; "),
+        (["--grow", "8:3", "--data", "Vowels"], "error: grow: datamodules.Vowels has no size; "),
+    ],
+)  # fmt: skip
+def test_a_growth_that_cannot_be_is_one_line(flags: list[str], said: str, command) -> None:
+    done = command(*FIT, *flags)
+    assert (done.code, done.error[: len(said)]) == (2, said)
+    assert not Path("runs").exists()
