@@ -11,7 +11,7 @@ from torchvision.transforms.v2.functional import rgb_to_grayscale
 
 from datamodules.cache import cache_folder, locked
 from datamodules.errors import DataError
-from datamodules.images import ImageDataModule
+from datamodules.images import ImageDataModule, checked_size, scale
 from datamodules.samples import LabelledTensors
 
 _TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -27,7 +27,7 @@ _HUNDRED = """
 
 
 class CIFAR10(ImageDataModule):
-    """50,000 + 10,000 photographs of ten classes, uint8 (3, 32, 32), with the official test split.
+    """50,000 + 10,000 photographs of ten classes, uint8 (3, size, size), with the official test split.
 
     Long Range Arena's task "Image" uses these images in grey, with each of the 1,024 pixels as a token, without
     augmentation. Source: Krizhevsky, Learning multiple layers of features from tiny images (2009).
@@ -36,6 +36,7 @@ class CIFAR10(ImageDataModule):
         root: Folder that holds cifar-10-batches-py, or its archive, which is unpacked there.
         grayscale: Whether the images are grey, of one channel.
         download: Fetch the archive if it is missing.
+        size: Height and width to which the images are resized; 32 is the original.
         common: Arguments of ImageDataModule.
 
     Raises:
@@ -45,13 +46,16 @@ class CIFAR10(ImageDataModule):
     source: ClassVar[type[datasets.CIFAR10]] = datasets.CIFAR10
     names: ClassVar[Sequence[str]] = _TEN
 
-    def __init__(self, root: str, grayscale: bool = False, download: bool = False, **common: Any) -> None:
+    def __init__(
+        self, root: str, grayscale: bool = False, download: bool = False, size: int = 32, **common: Any
+    ) -> None:
         super().__init__(**common)
         self.class_names = list(self.names)
         self.root = root
         self.grayscale = grayscale
         self.download = download
-        self.shape = (1 if grayscale else 3, 32, 32)
+        self.size = checked_size(size, original=32)
+        self.shape = (1 if grayscale else 3, size, size)
 
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
         root, source = Path(self.root).expanduser(), self.source
@@ -75,7 +79,8 @@ class CIFAR10(ImageDataModule):
 
     def _tensors(self, split: datasets.CIFAR10) -> LabelledTensors:
         images = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
-        return LabelledTensors(rgb_to_grayscale(images) if self.grayscale else images, torch.tensor(split.targets))
+        images = scale(rgb_to_grayscale(images) if self.grayscale else images, self.size, self.size)
+        return LabelledTensors(images, torch.tensor(split.targets))
 
 
 class CIFAR100(CIFAR10):

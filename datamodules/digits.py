@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from datamodules.base import hold_out
-from datamodules.errors import require
-from datamodules.images import ImageDataModule, scale
+from datamodules.images import ImageDataModule, checked_size, scale
 from datamodules.samples import LabelledTensors
 
 _TEST_FRACTION, _TEST_SEED = 0.2, 1797  # fixed: the test split is the same in every experiment
@@ -26,8 +25,7 @@ class Digits(ImageDataModule):
     def __init__(self, size: int = 8, **common: Any) -> None:
         super().__init__(**common)
         self.class_names = [str(digit) for digit in range(10)]
-        require(1 <= size <= 1024, "size", "in 1..1024", size, "8 is the original")
-        self.size = size
+        self.size = checked_size(size, original=8)
         self.shape = (1, size, size)
 
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from datamodules.base import DataModule
+from datamodules.errors import require
 from datamodules.image_files import bands, opened
 from datamodules.samples import LabelledTensors, Samples
 
@@ -18,6 +19,16 @@ from datamodules.samples import LabelledTensors, Samples
 def scale(images: UInt8[Tensor, "*b c h w"], height: int, width: int) -> UInt8[Tensor, "*b c {height} {width}"]:
     """Bilinear resizing that averages where it shrinks."""
     return functional.resize(images, [height, width], antialias=True)
+
+
+def checked_size(size: int, original: int) -> int:
+    """The height and width to which square images are resized.
+
+    Raises:
+        ArgumentError: If it is out of its range.
+    """
+    require(1 <= size <= 1024, "size", "in 1..1024", size, f"{original} is the original")
+    return size
 
 
 class ImageDataModule(DataModule):

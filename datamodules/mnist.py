@@ -8,18 +8,19 @@ from torchvision.datasets.utils import check_integrity
 
 from datamodules.cache import cache_folder, locked
 from datamodules.errors import DataError
-from datamodules.images import ImageDataModule
+from datamodules.images import ImageDataModule, checked_size, scale
 from datamodules.samples import LabelledTensors
 
 
 class MNIST(ImageDataModule):
-    """60,000 + 10,000 handwritten digits, uint8 (1, 28, 28), white on black, with the official test split.
+    """60,000 + 10,000 handwritten digits, uint8 (1, size, size), white on black, with the official test split.
 
     Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition (1998).
 
     Args:
         root: Folder that holds MNIST/raw with the four files, packed (.gz) or not; packed ones are unpacked there.
         download: Fetch missing files from the network.
+        size: Height and width to which the images are resized; 28 is the original.
         common: Arguments of ImageDataModule.
 
     Raises:
@@ -29,12 +30,13 @@ class MNIST(ImageDataModule):
     source: ClassVar[type[datasets.MNIST]] = datasets.MNIST
     names: ClassVar[list[str]] = [str(digit) for digit in range(10)]
 
-    def __init__(self, root: str, download: bool = False, **common: Any) -> None:
+    def __init__(self, root: str, download: bool = False, size: int = 28, **common: Any) -> None:
         super().__init__(**common)
         self.class_names = self.names
         self.root = root
         self.download = download
-        self.shape = (1, 28, 28)
+        self.size = checked_size(size, original=28)
+        self.shape = (1, size, size)
 
     @property
     def _folder(self) -> Path:
@@ -73,7 +75,7 @@ class MNIST(ImageDataModule):
             split = self.source(Path(self.root).expanduser(), train=train)
         except Exception as error:  # torchvision's reader fails in an assert or a reshape
             raise DataError(f"{self._folder}: broken files; delete those without .gz and run again") from error
-        return LabelledTensors(split.data[:, None], split.targets.long())
+        return LabelledTensors(scale(split.data[:, None], self.size, self.size), split.targets.long())
 
 
 class FashionMNIST(MNIST):

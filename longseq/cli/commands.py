@@ -1,7 +1,7 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
 from argparse import SUPPRESS
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,8 @@ class Commands(CommandLine):
                 if self.asked.resumed is None:
                     rank_zero_only(forget)(self.record.run)
                 else:  # otherwise the next --resume would read the settings that failed now
-                    rank_zero_only(restore_config)(self.record.run, self.asked.started_with)
+                    with suppress(UserError):  # a file that is damaged by now must not hide the error
+                        rank_zero_only(restore_config)(self.record.run, self.asked.started_with)
             if self.asked.checkpoint is not None and is_of_restoring(error):
                 what = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error

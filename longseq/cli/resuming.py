@@ -21,7 +21,7 @@ from longseq.training import Classifier
 from longseq.training.storage import CheckpointError, good_checkpoints
 
 # A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
-_RESTORED = ("learning_rate", "weight_decay")
+_RESTORED = ("learning_rate", "weight_decay", "betas")
 
 
 def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:

@@ -185,5 +185,5 @@ def refuse_incomplete_data(datamodule: Any) -> None:
     if missing := lacking(datamodule):
         kind = type(datamodule).__name__
         raise UserError(
-            f"data: {kind} lacks {', '.join(missing)}; derive it from datamodules.DataModule (docs/data.md)"
+            f"data: {kind} lacks {', '.join(missing)}; derive it from datamodules.DataModule (docs/design.md)"
         )

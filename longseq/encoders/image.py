@@ -9,10 +9,11 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
-from longseq.encoders.encoder import Encoder, make_trunk, picture_shape
+from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
 from longseq.encoders.pretrained import TimmEncoder
+from longseq.encoders.trunk import make_trunk, picture_shape
 
 
 class ImageEncoder(Encoder):

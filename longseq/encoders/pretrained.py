@@ -12,8 +12,9 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
-from longseq.encoders.encoder import Encoder, picture_shape
+from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
+from longseq.encoders.trunk import picture_shape
 
 
 class TimmEncoder(Encoder):

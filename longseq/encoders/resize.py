@@ -9,7 +9,8 @@ from torch import nn
 
 from longseq.arguments import ArgumentError, arguments_of
 from longseq.attention import carry, plug
-from longseq.encoders.encoder import Encoder, picture_shape
+from longseq.encoders.encoder import Encoder
+from longseq.encoders.trunk import picture_shape
 
 Model = TypeVar("Model", bound=nn.Module)
 

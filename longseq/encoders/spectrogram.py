@@ -11,9 +11,10 @@ from torchaudio.transforms import MelSpectrogram
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
-from longseq.encoders.encoder import Encoder, make_trunk
+from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
+from longseq.encoders.trunk import make_trunk
 
 
 class SpecAugment(nn.Module):

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError, SettingError
-from longseq.encoders.encoder import Encoder, encode_tokens
+from longseq.encoders.encode import encode_tokens
+from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import patches_of
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.task import Answer, Task

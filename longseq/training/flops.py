@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from longseq.encoders.encoder import encode
+from longseq.encoders.encode import encode
 from longseq.training.classifier import Classifier
 
 # Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets. The

@@ -1,9 +1,10 @@
 """The optimizer and the learning rate schedule."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -11,7 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from longseq.arguments import SettingError
 
 
-def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_decay: float) -> Optimizer:
+def make_optimizer(
+    model: nn.Module, name: str, learning_rate: float, weight_decay: float, betas: Sequence[float] | None = None
+) -> Optimizer:
     """Any optimizer that timm knows, with weight decay on matrices but not on norms and biases.
 
     Args:
@@ -19,12 +22,18 @@ def make_optimizer(model: nn.Module, name: str, learning_rate: float, weight_dec
         name: One of ``timm.optim.list_optimizers()``.
         learning_rate: The peak of the schedule.
         weight_decay: For matrices.
+        betas: Decay of the running means of gradients and of their squares; None takes the optimizer's own.
 
     Raises:
-        SettingError: If the optimizer cannot be made on this machine.
+        SettingError: If the optimizer has no betas, or cannot be made on this machine.
     """
+    options: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
+    info = get_optimizer_info(name)
+    wanted = info.num_betas if info.has_betas else 0
+    if betas is not None and len(betas) != wanted:  # where wanted is 0, timm would leave them out without a word
+        raise SettingError(f"model.betas: {name} has {wanted}, got {len(betas)}; leave them out, or choose adamw")
     try:
-        return create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay)
+        return create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay, **options)
     except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
         why = str(error).split("\n")[0] or "it needs a GPU or another package"
         raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw works everywhere") from error

@@ -20,6 +20,7 @@ from datamodules import (
     CIFAR10,
     CIFAR100,
     ESC50,
+    MNIST,
     DataError,
     FashionMNIST,
     ImageFolder,
@@ -93,6 +94,19 @@ def test_tiny_imagenet_has_its_official_test_and_the_names_of_its_classes(few_of
     grey = ImageFolder(str(few_of_tiny_imagenet / "tiny-imagenet-200/train"), size=8, grayscale=True)
     grey.setup()
     assert grey.shape == (1, 8, 8) and len(grey.train_set) + len(grey.val_set) + len(grey.test_set) == 10 * 10
+
+
+@pytest.mark.parametrize("kind", [CIFAR10, CIFAR100, MNIST, FashionMNIST])
+def test_small_pictures_have_the_size_that_is_asked_for(kind, tmp_path, monkeypatch):
+    whole = small_sets.SMALL[kind](tmp_path, monkeypatch)
+    small = kind(str(tmp_path), size=12)
+    whole.setup()
+    small.setup()
+    assert small.shape == (whole.shape[0], 12, 12) == tuple(small.test_set.inputs.shape[1:])
+    of_whole, of_small = (data.test_set.inputs.float().mean((1, 2, 3)) for data in (whole, small))
+    torch.testing.assert_close(of_small, of_whole, atol=3, rtol=0)  # in grey levels of noise: no part is cut off
+    with pytest.raises(ValueError, match="^size must be in 1..1024, got 0"):
+        kind(str(tmp_path), size=0)
 
 
 def joined(image: np.ndarray) -> bool:

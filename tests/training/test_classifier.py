@@ -10,11 +10,13 @@ import torch
 from sklearn.metrics import f1_score
 
 from datamodules import Digits, Vowels
+from longseq.arguments import SettingError
 from longseq.attention import Linformer, Verma
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.description import build, describe
+from longseq.training.optimizer import make_optimizer
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
 
@@ -62,6 +64,14 @@ def test_norms_biases_and_position_embeddings_are_not_decayed() -> None:
     assert all("norm" in name or name.endswith("bias") or name.endswith("pos_embed") for name in spared)
     assert "encoder.trunk.blocks.0.attn.project_keys.weight" in decayed
     assert not any("norm" in name or name.endswith("bias") for name in decayed)
+
+
+def test_the_optimizer_has_the_betas_that_are_asked_for_and_else_its_own() -> None:
+    for betas, expected in ((None, (0.9, 0.999)), ([0.9, 0.98], (0.9, 0.98))):
+        optimizer = make_optimizer(classifier(), "adamw", 1e-3, 0.05, betas)
+        assert {group["betas"] for group in optimizer.param_groups} == {expected}
+    with pytest.raises(SettingError, match=r"^model.betas: sgd has 0, got 2; leave them out, or choose adamw"):
+        make_optimizer(classifier(), "sgd", 1e-3, 0.05, [0.9, 0.98])
 
 
 def test_the_learning_rate_rises_linearly_then_falls_along_a_cosine(tmp_path: Path) -> None:
@@ -197,6 +207,8 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
         ({"class_names": ["a"]}, "class_names must hold num_classes = 10 names, got 1"),
         ({"learning_rate": -1.0}, "learning_rate must be positive and at most 1e30, got -1"),
         ({"weight_decay": -1.0}, "weight_decay must be in 0..1e6, got -1"),
+        ({"betas": [0.9]}, "betas must be two numbers in 0..1 .1 excluded., got .0.9."),
+        ({"betas": [0.9, 1.0]}, "betas must be two numbers in 0..1"),
         ({"class_weights": [1.0] * 9}, "class_weights must be 10 positive numbers or balanced"),
         ({"class_weights": [float("nan")] * 10}, "class_weights must be 10 positive numbers"),
         ({"label_smoothing": 1.0}, "label_smoothing must be in"),

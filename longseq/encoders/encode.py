@@ -1,0 +1,98 @@
+"""The forward pass of a plugged trunk: the tokens of pictures of unlike heights, and the features that they become."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from longseq.arguments import ArgumentError
+from longseq.compat.timm import add_positions, leaves_prefix_alone
+from longseq.compat.torch import is_hooked
+from longseq.encoders.block import run_block
+from longseq.encoders.patches import embed_patches
+
+
+def encode(
+    trunk: VisionTransformer, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
+) -> Float[Tensor, "b dim"]:
+    """The features that a plugged trunk makes of pictures: timm's forward pass, with three additions.
+
+    Pictures may lack rows at their end. Each picture is then encoded as if it were alone, because padding is masked
+    from the first token to the pooling. Activation checkpointing works with a mask too. Where the class token is all
+    that leaves the trunk, the last block is computed for the prefix tokens alone.
+
+    Args:
+        trunk: A ViT whose attention is a mechanism's.
+        picture: Normalised pictures; with rows, as high as the highest picture.
+        rows: How many rows of each picture come before its padding; None without padding.
+    """
+    if is_hooked(trunk) or is_hooked(trunk.blocks):  # the shorter path below would not call the hooks
+        if rows is not None:
+            raise ArgumentError(
+                "trunk", "must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
+            )
+        return trunk(picture)
+    last_queries = trunk.num_prefix_tokens if leaves_prefix_alone(trunk) else None
+    tokens, present = encode_tokens(trunk, picture, rows, last_queries)
+    if present is None or trunk.global_pool != "avg":
+        return trunk.forward_head(tokens)
+    prefix = trunk.num_prefix_tokens
+    present = present[:, prefix:, None]
+    mean = tokens[:, prefix:].masked_fill(~present, 0).sum(1) / present.sum(1).to(tokens.dtype)
+    return trunk.head_drop(trunk.fc_norm(mean))
+
+
+def encode_tokens(
+    trunk: VisionTransformer,
+    picture: Float[Tensor, "b channels height width"],
+    rows: Int64[Tensor, " b"] | None = None,
+    last_queries: int | None = None,
+    replaced: tuple[Bool[Tensor, "b _"], Float[Tensor, " d"]] | None = None,
+) -> tuple[Float[Tensor, "b q d"], Bool[Tensor, "b n"] | None]:
+    """The tokens that leave a plugged trunk, before they are pooled, and which of them are there.
+
+    Args:
+        trunk: As for encode.
+        picture: As for encode.
+        rows: As for encode.
+        last_queries: How many tokens leave the last block; None for all.
+        replaced: Which patches are hidden, and the token that stands in their places.
+    """
+    present = None
+    if rows is not None:
+        height, whole_height = picture.shape[2], trunk.patch_embed.img_size[0]
+        present = is_present(count_tokens(trunk, rows), count_tokens(trunk, height))
+        picture = picture.masked_fill(~is_present(rows, height)[:, None, :, None], 0)
+        picture = F.pad(picture, (0, 0, 0, whole_height - height))
+    patches = embed_patches(trunk.patch_embed, picture)
+    if replaced is not None:
+        where, token = replaced
+        patches = torch.where(where[..., None], token.to(patches.dtype), patches)
+    tokens = add_positions(trunk, patches)
+    if present is not None:
+        tokens = tokens[:, : present.shape[1]]
+    # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
+    tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
+    mask = None if present is None else present[:, None, None]
+    for depth, block in enumerate(trunk.blocks, start=1):
+        num_queries = last_queries if depth == len(trunk.blocks) else None
+        if trunk.grad_checkpointing and torch.is_grad_enabled():
+            tokens = checkpoint(run_block, block, tokens, mask, num_queries, use_reentrant=False)
+        else:
+            tokens = run_block(block, tokens, mask, num_queries)
+    return trunk.norm(tokens), present
+
+
+def count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> Any:
+    """The number of tokens, prefix tokens included, of pictures with so many rows."""
+    patch, in_row = trunk.patch_embed.patch_size[0], trunk.patch_embed.grid_size[1]
+    return trunk.num_prefix_tokens + -(-rows // patch) * in_row
+
+
+def is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:
+    """(b, length), True in the first counts[i] places of row i."""
+    return torch.arange(length, device=counts.device) < counts[:, None]
