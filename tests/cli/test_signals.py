@@ -34,6 +34,12 @@ def handlers_of_its_own() -> Iterator[None]:
         signal.signal(number, handler)  # Lightning leaves SIGINT ignored after a Ctrl-C
 
 
+@pytest.fixture(autouse=True)
+def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Figures that an earlier test has kept would not be computed, and no signal sent."""
+    monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
