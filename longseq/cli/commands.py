@@ -56,19 +56,18 @@ class Commands(CommandLine):
 
     Args:
         args: The command and its arguments.
-        before: The same command, which has trained the stage before; only with --grow.
+        begin: With --grow, the stage to train and the checkpoint to start from, if the stage before has just ended.
 
     Attributes:
-        following: The stage that comes after this one; None without --grow, and after the last one.
         tested: The path of the checkpoint that fit has tested.
     """
 
     data_commands = ("stats", "check")  # they ignore the model and the trainer of a configuration
 
-    def __init__(self, args: list[str], before: "Commands | None" = None) -> None:
-        self.args = args if before is None else without_resume(args)
-        self.before, self.tested = before, ""
-        self.following: Stage | None = None
+    def __init__(self, args: list[str], begin: tuple[Stage, str] | None = None) -> None:
+        self.args = args if begin is None else without_resume(args)
+        self.begin, self.tested = begin, ""
+        self._later: list[Stage] = []
         self.asked = Asked(args, has_resume=False)
         self.record: RunRecord | None = None
         self.held = ExitStack()  # keeps the lock of the run until the command ends
@@ -185,8 +184,8 @@ class Commands(CommandLine):
         stages = stages_of(settings.grow, settings.data)
         stage: Stage | None = stages[0]
         init_from: str | None = None
-        if self.before is not None:
-            stage, init_from = self.before.following, self.before.tested
+        if self.begin is not None:
+            stage, init_from = self.begin
         elif self.asked.resumed is not None:
             stage = stage_of(self.asked.resumed, stages)
         elif self.asked.has_resume:
@@ -194,8 +193,13 @@ class Commands(CommandLine):
             stage, init_from = begun(experiment, settings.grow, stages) or (stage, None)
         if stage is None:
             raise UserError(f"grow: {settings.grow} has no stage of this run's size; give the stages of its start")
-        self.following = next((later for later in stages if later.number == stage.number + 1), None)
+        self._later = stages[stage.number + 1 :]
         return stage.flags(init_from)
+
+    @property
+    def following(self) -> tuple[Stage, str] | None:
+        """With --grow, the stage after this one and the checkpoint that it starts from; None after the last one."""
+        return (self._later[0], self.tested) if self._later else None
 
     # Building
 

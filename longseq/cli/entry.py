@@ -49,9 +49,9 @@ def run(args: list[str]) -> None:
                 module.run_report(args[0], args[1:])
             else:
                 keep_freed_memory()
-                command = module.Commands(args)
-                while command.following is not None:
-                    command = module.Commands(args, command)
+                following = module.Commands(args).following
+                while following is not None:
+                    following = module.Commands(args, following).following
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python prints an error when it exits
         sys.exit(141)  # the exit code that a shell gives for SIGPIPE

@@ -67,7 +67,7 @@ def stage_of(run: Path, stages: list[Stage]) -> Stage | None:
 def begun(experiment: Path, grow: str, stages: list[Stage]) -> tuple[Stage, str] | None:
     """The stage that comes next after the newest run of an experiment, and the checkpoint that it starts from; None if
     that run is of another training, or of the last stage."""
-    runs = sorted(numbered(experiment), key=lambda folder: int(folder.name)) if experiment.is_dir() else []
+    runs = numbered(experiment)
     if not runs or not (runs[-1] / METRICS).exists() or config_of(runs[-1]).get("grow") != grow:
         return None
     stage = stage_of(runs[-1], stages)

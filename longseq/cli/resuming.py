@@ -64,9 +64,8 @@ def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None
 
 def _unfinished_run(root: Path, experiment: str) -> Path | None:
     """The newest run of an experiment that has a checkpoint and is not finished."""
-    parent = root / "runs" / experiment
-    runs = sorted(numbered(parent), key=lambda folder: int(folder.name), reverse=True) if parent.is_dir() else []
-    return next((run for run in runs if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
+    runs = numbered(root / "runs" / experiment)
+    return next((run for run in reversed(runs) if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
 
 
 def newest_checkpoint(run: Path) -> Path:

@@ -128,8 +128,9 @@ def refuse_full_disk(run: Path, model: nn.Module) -> None:
 
 
 def numbered(parent: Path) -> list[Path]:
-    """The run folders of an experiment."""
-    return [folder for folder in parent.iterdir() if folder.name.isdecimal()]
+    """The run folders of an experiment, the oldest first; none if the experiment has no folder."""
+    folders = parent.iterdir() if parent.is_dir() else []
+    return sorted((folder for folder in folders if folder.name.isdecimal()), key=lambda folder: int(folder.name))
 
 
 def write_metrics(run: Path, metrics: Mapping[str, Tensor | float]) -> None:

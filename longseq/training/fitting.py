@@ -60,9 +60,10 @@ def what_fits(
     def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
         _give_back_all()
         try:
+            tried = _and_a_quarter_more(inputs, count)
             for _ in range(2):  # a second step has the first one's gradients, and its memory in pieces
                 with context():
-                    loss = model(_and_a_quarter_more(inputs, count)).logsumexp(1).sum()
+                    loss = model(tried).logsumexp(1).sum()
                 loss.backward()
         except (RuntimeError, MemoryError) as failure:  # oneDNN says only "could not create a primitive"
             traceback.clear_frames(failure.__traceback__)

@@ -25,7 +25,7 @@ def make_optimizer(
         betas: Decay of the running means of gradients and of their squares; None takes the optimizer's own.
 
     Raises:
-        SettingError: If the optimizer has no betas, or cannot be made on this machine.
+        SettingError: If the optimizer has another number of betas, or cannot be made on this machine.
     """
     options: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
     info = get_optimizer_info(name)
