@@ -4,13 +4,16 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
+from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
@@ -23,6 +26,7 @@ def sweep(
     baseline: str | None = None,
     mean_over: str | None = None,
     metric: str = "test/accuracy",
+    seconds: float | None = None,
     flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
     out: str = "sweep",
 ) -> None:
@@ -39,19 +43,24 @@ def sweep(
         mean_over: A key of the grid whose values are repetitions, like seeds, and not settings: the folds of a data
             set, for example. Mean and range are then over these values too.
         metric: The figure of each run's metrics.json that the table and the picture show.
+        seconds: Time for the training steps of each run, so that a faster setting takes more of them. The speed of
+            every setting is measured before the first run; its steps are kept in steps.json. None leaves the length
+            to the configuration.
         flags: Further arguments of every training, passed on as they are.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
         ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
-            seeds is not positive, the folder holds runs of another configuration or other flags, a training fails, or
-            its metrics.json does not have the metric.
+            seeds or seconds are not positive, the folder holds runs of another configuration or other flags, a training
+            fails, or its metrics.json does not have the metric.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
     for path in config:
         if not Path(path).is_file():
             raise ArgumentError("config", f"must be files, got {path!r}, which is none; try configs/image/digits.yaml")
+    if seconds is not None and seconds <= 0:
+        raise ArgumentError("seconds", f"must be positive, got {seconds}; 300 compare settings roughly")
     settings = combinations(grid)
     repeated = [entry for entry in grid if entry.partition("=")[0] == mean_over]
     if mean_over is not None and not repeated:
@@ -61,10 +70,14 @@ def sweep(
     _refuse_settings_alike([*baselines, *settings])
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    _refuse_other_runs(folder, {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)})
+    trained: dict[str, Any] = {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)}
+    _refuse_other_runs(folder, trained if seconds is None else {**trained, "seconds": seconds})
+    runs = _Runs(folder, config, flags)
+    steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
     figures: dict[Setting, list[float]] = {}
     for setting in [*baselines, *settings]:
-        figures[setting] = [_result(folder, config, setting, seed, flags, metric) for seed in range(seeds)]
+        length = [] if steps is None else _length(steps[_experiment(setting)])
+        figures[setting] = [runs.result(setting, seed, metric, *length) for seed in range(seeds)]
         print(f"{_title(setting)}: " + ", ".join(f"{result:.4f}" for result in figures[setting]), flush=True)
     means = averaged(figures, mean_over)
     keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
@@ -79,6 +92,10 @@ def sweep(
         "highest less lowest",
         "each seed" if mean_over is None else "each",
     ]
+    if steps is not None and mean_over is None:
+        header.insert(len(keys), "steps")
+        for row, setting in zip(rows, means, strict=True):
+            row.insert(len(keys), str(steps[_experiment(setting)]))
     write_csv(folder / "table.csv", header, rows)
     command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
     if baseline:
@@ -87,6 +104,8 @@ def sweep(
         command += f" --mean_over {mean_over}"
     if metric != "test/accuracy":
         command += f" --metric {metric}"
+    if seconds is not None:
+        command += f" --seconds {seconds:g}"
     if flags:
         command += f" --flags {shlex.quote(json.dumps(flags))}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
@@ -136,28 +155,55 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
     record.write_text(json.dumps(trained, indent=1))
 
 
-def _result(
-    folder: Path, config: Sequence[str], setting: Setting, seed: int, flags: Sequence[str], metric: str
-) -> float:
-    """The metric of a run; the run is trained first if it has no result yet."""
-    name = f"{_experiment(setting)},seed={seed}"
-    results = sorted((folder / "runs" / name).glob("*/metrics.json"))
-    if not results:
-        command = ["-m", "longseq", "fit", *itertools.chain.from_iterable(("--config", path) for path in config)]
+@dataclass(frozen=True)
+class _Runs:
+    """The trainings of a sweep, in their folder."""
+
+    folder: Path
+    config: Sequence[str]
+    flags: Sequence[str]
+
+    def result(self, setting: Setting, seed: int, metric: str, *length: str) -> float:
+        """The metric of a run; the run is trained first if it has no result yet."""
+        name = f"{_experiment(setting)},seed={seed}"
+        results = sorted((self.folder / "runs" / name).glob("*/metrics.json"))
+        if not results:
+            self._train(setting, seed, self.folder, "--experiment", name, "--resume", *length)
+            results = sorted((self.folder / "runs" / name).glob("*/metrics.json"))
+        figures = json.loads(results[-1].read_text())
+        if metric not in figures:
+            raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
+        return float(figures[metric])
+
+    def steps(self, settings: Sequence[Setting], seconds: float) -> dict[str, int]:
+        """How many optimizer steps every setting takes in a time, measured once and kept in a file."""
+        record = self.folder / "steps.json"
+        steps: dict[str, int] = json.loads(record.read_text()) if record.exists() else {}
+        for setting in settings:
+            name = _experiment(setting)
+            if name not in steps:
+                trials = self.folder / "speed"
+                shutil.rmtree(trials / "runs" / name, ignore_errors=True)  # of a sweep that was stopped here
+                self._train(setting, 0, trials, "--experiment", name, *TRIAL)
+                steps[name] = steps_within(seconds, trials / "runs" / name / "0")
+                record.write_text(json.dumps(steps, indent=1))
+                print(f"{_title(setting)}: {steps[name]} steps in {seconds:g} s", flush=True)
+        return steps
+
+    def _train(self, setting: Setting, seed: int, root: Path, *more: str) -> None:
+        command = ["-m", "longseq", "fit", *itertools.chain.from_iterable(("--config", path) for path in self.config)]
         # a class must come before its arguments, because it removes the arguments given before it
         command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda flag: flag[0].count("."))]
-        command += ["--seed_everything", str(seed), "--data.seed", str(seed), *flags]
-        command += ["--trainer.default_root_dir", str(folder), "--experiment", name, "--resume"]
-        command += ["--trainer.enable_progress_bar", "false"]
+        command += ["--seed_everything", str(seed), "--data.seed", str(seed), *self.flags]
+        command += ["--trainer.default_root_dir", str(root), "--trainer.enable_progress_bar", "false", *more]
         process = run_python(*command)
         if process.returncode:
             message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")
             raise ArgumentError("grid", f"must hold settings that can be trained, got {_title(setting)}: {message}")
-        results = sorted((folder / "runs" / name).glob("*/metrics.json"))
-    figures = json.loads(results[-1].read_text())
-    if metric not in figures:
-        raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
-    return float(figures[metric])
+
+
+def _length(steps: int) -> list[str]:
+    return ["--trainer.max_epochs", "-1", "--trainer.max_steps", str(steps)]
 
 
 def _experiment(setting: Setting) -> str:

@@ -1,0 +1,33 @@
+"""How many steps a training takes in a given time, so that settings can be compared at equal time."""
+
+import statistics
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from longseq.arguments import ArgumentError
+
+# flags of a short training that only shows its speed
+TRIAL = [
+    "--trainer.max_epochs", "-1", "--trainer.max_steps", "1000000", "--trainer.max_time", "00:00:00:20",
+    "--trainer.log_every_n_steps", "4", "--trainer.num_sanity_val_steps", "0",
+    "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0",
+]  # fmt: skip
+
+
+def steps_within(seconds: float, run: Path) -> int:
+    """How many optimizer steps take so many seconds, by the step times that a run has logged.
+
+    Validation and checkpoints are not counted. The time of a step is the median of the logged times.
+
+    Raises:
+        ValueError: If the run logged no step time, or a step takes longer.
+    """
+    events = EventAccumulator(str(run)).Reload()
+    tag = "throughput/step_ms"
+    if tag not in events.Tags()["scalars"]:
+        raise ArgumentError("seconds", f"must be left out: {run} shows no speed after 20 s, so a step takes too long")
+    step = statistics.median(point.value for point in events.Scalars(tag)) / 1000
+    if seconds < step:
+        raise ArgumentError("seconds", f"must be at least {step:.1f}, the time of one step of {run}, got {seconds:g}")
+    return round(seconds / step)
