@@ -32,9 +32,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from vit_pytorch.efficient import ViT
 
-from longseq import ImageEncoder, Linformer, Verma
-from longseq.attention import Mechanism
+from longseq import ImageEncoder, Linformer, Separable, Verma
+from longseq.attention import Linear, Mechanism, Projection
 from longseq.attention.grid import TokenGrid
+from longseq.encoders import Conv2d
 from longseq.reports.apart import print_apart, run_apart
 from longseq.reports.cell import peak_of, wait_for
 from longseq.reports.plots import machine
@@ -44,7 +45,9 @@ from longseq.training.memory import keep_freed_memory
 
 K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
-CHECKPOINTING = "longseq, activation checkpointing"
+CHECKPOINTING, SEPARABLE, LOCAL = (f"longseq, {part}" for part in ("activation checkpointing", "Separable", "Conv2d"))
+DENSE = Linear()
+OURS = ("longseq", CHECKPOINTING, SEPARABLE, LOCAL)
 Step = Callable[[], None]
 Row = list[str]  # what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted on a CPU
 
@@ -131,14 +134,17 @@ def classifiers(bench: Bench, height: int, width: int) -> dict[str, Callable[[],
     d, heads = bench.width, bench.heads
     n = height * width
 
-    def ours(checkpointing: bool = False) -> nn.Module:
+    def ours(projection: Projection = DENSE, **options: Any) -> nn.Module:
         size = {"dim": d, "depth": DEPTH, "heads": heads}
-        encoder = ImageEncoder((3, height, width), Linformer(K), **size, pool="token", checkpointing=checkpointing)
+        mechanism = Linformer(K, projection=projection)
+        encoder = ImageEncoder((3, height, width), mechanism, **size, pool="token", **options)
         return nn.Sequential(encoder, nn.Linear(d, CLASSES))
 
     return {
         "longseq": ours,
         CHECKPOINTING: lambda: ours(checkpointing=True),
+        SEPARABLE: lambda: ours(Separable()),
+        LOCAL: lambda: ours(local=Conv2d()),
         "timm": lambda: VisionTransformer(
             (height, width), 1, num_classes=CLASSES, embed_dim=d, depth=DEPTH, num_heads=heads  # type: ignore[arg-type]
         ),
@@ -183,7 +189,7 @@ def benchmark_cell(device: str, name: str, height: str, width: str, threads: str
     """Seconds of a training step, its peak of memory above weights, gradients and AdamW's moments, and the bytes that
     these three take."""
     torch.set_num_threads(int(threads))
-    if name in ("longseq", CHECKPOINTING):
+    if name in OURS:
         keep_freed_memory()  # as train.py does
     bench = GPU if device == "cuda" else CPU
     sides = int(height), int(width)
@@ -226,6 +232,23 @@ def trainings(bench: Bench, rounds: int) -> Iterator[Row]:
                 yield [f"classifier, training step, {precision}", peer, f"{side}x{side}", *figures, wanted]
 
 
+def parts(bench: Bench, rounds: int) -> Iterator[Row]:
+    """What a separable E saves, and what local mixing costs."""
+    for side in bench.sides:
+        models = classifiers(bench, side, side)
+        plain = training_step(bench, models["longseq"](), side, side, bench.precisions[0])
+        for name in (SEPARABLE, LOCAL):
+            step = training_step(bench, models[name](), side, side, bench.precisions[0])
+            figures = compare(bench, step, plain, max(rounds // 2, 3))
+            yield [
+                f"classifier, training step, {name.removeprefix('longseq, ')}",
+                "longseq",
+                f"{side}x{side}",
+                *figures,
+                "",
+            ]
+
+
 def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
     """What torch.compile brings, on a device where the other rows run without it."""
     for precision in bench.precisions:
@@ -243,21 +266,23 @@ def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def memory(bench: Bench, rounds: int) -> Iterator[Row]:
-    """Memory of a step without and with weights, gradients and AdamW's moments: our E and F are k x n weights."""
+    """Memory of a step without and with weights, gradients and AdamW's moments: a dense E is k x n weights."""
+    peers = (CHECKPOINTING, "timm", "vit-pytorch with linformer")
     for side in (side for side in bench.sides if side > 64):
-        ours = apart(bench, "longseq", side, side)
-        for peer in (CHECKPOINTING, "timm", "vit-pytorch with linformer"):
-            theirs = apart(bench, peer, side, side)
-            if not (ours and theirs):
+        found = {name: apart(bench, name, side, side) for name in ("longseq", SEPARABLE, *peers)}
+        for ours, theirs in [*(("longseq", peer) for peer in peers), (SEPARABLE, "timm")]:
+            ours_of, theirs_of = found[ours], found[theirs]
+            if not (ours_of and theirs_of):
                 continue
             for what, added in (("above weights, gradients, moments", 0), ("with them", 1)):
-                mine, other = (of["peak"] + added * of["held"] for of in (ours, theirs))
+                mine, other = (of["peak"] + added * of["held"] for of in (ours_of, theirs_of))
                 share = f"**{mine / other:.2f}** of it"
-                if peer == CHECKPOINTING:
-                    share += f", which takes {theirs['seconds'] / ours['seconds']:.2f} of the time"
-                wanted = "" if peer == CHECKPOINTING else "0.6"
+                if theirs == CHECKPOINTING:
+                    share += f", which takes {theirs_of['seconds'] / ours_of['seconds']:.2f} of the time"
+                wanted = "" if theirs == CHECKPOINTING else "0.55" if ours == SEPARABLE else "0.6"
                 mib = [f"{of / 2**20:.0f} MiB" for of in (mine, other)]
-                yield [f"memory of a training step, {what}", peer, f"{side}x{side}", *mib, share, "", wanted]
+                measured = f"memory of a training step, {what}{ours.removeprefix('longseq')}"
+                yield [measured, theirs, f"{side}x{side}", *mib, share, "", wanted]
 
 
 def doubling(bench: Bench, rounds: int) -> Iterator[Row]:
@@ -315,7 +340,7 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 # The most telling parts come first, because time may be short.
-PARTS = {part.__name__: part for part in (against_the_machine, trainings, memory, layers, doubling, compiled)}
+PARTS = {part.__name__: part for part in (against_the_machine, trainings, memory, layers, parts, doubling, compiled)}
 
 
 def rows(bench: Bench, names: Sequence[str], rounds: int) -> Iterator[Row]:

@@ -6,7 +6,6 @@ from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.plug import carry, plug
-from longseq.attention.pointwise import Pointwise
 from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.separable import Separable
 from longseq.attention.softmax import Softmax
@@ -23,7 +22,6 @@ __all__ = [
     "Max",
     "Mean",
     "Mechanism",
-    "Pointwise",
     "Projection",
     "Separable",
     "Softmax",

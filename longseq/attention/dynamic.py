@@ -1,9 +1,11 @@
 """A projection whose matrix E is computed from the tokens: Transformer-LS (arXiv:2107.02192), section 3.2."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -18,18 +20,19 @@ class DynamicProjection(ProjectionLayer):
 
     Args:
         weight: W, (k, d), or (h, k, d) with one E for each head.
+        norm: Whether shortened keys and values are normalised.
     """
 
-    def __init__(self, weight: Float[Tensor, "*h k d"]) -> None:
+    def __init__(self, weight: Float[Tensor, "*h k d"], norm: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.commutes = weight.ndim == 2  # matrices of heads differ by channel
+        self.weight, self.norm = nn.Parameter(weight), norm
+        self.commutes = weight.ndim == 2 and not norm  # matrices of heads differ by channel
 
     def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
         scores = torch.einsum("bnd,...kd->b...kn", x, self.weight)
         if present is not None:
-            scores = scores.masked_fill(~(present.mT if self.commutes else present[:, None].mT), -float("inf"))
-        return GivenMatrix(scores.softmax(dim=-1), self.commutes)
+            scores = scores.masked_fill(~(present.mT if self.weight.ndim == 2 else present[:, None].mT), -float("inf"))
+        return GivenMatrix(scores.softmax(dim=-1), self.commutes, self.norm)
 
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
@@ -46,18 +49,19 @@ class GivenMatrix:
 
     Args:
         matrix: E, (b, k, n), or (b, h, k, n) with one for each head; its columns at padding are zero.
-        commutes: Whether the heads share it.
+        commutes: Whether the heads share it, and nothing follows.
+        norm: Whether each shortened token is normalised over its channels.
     """
 
-    def __init__(self, matrix: Float[Tensor, "b *h k n"], commutes: bool) -> None:
-        self.matrix, self.commutes = matrix, commutes
+    def __init__(self, matrix: Float[Tensor, "b *h k n"], commutes: bool, norm: bool) -> None:
+        self.matrix, self.commutes, self.norm = matrix, commutes, norm
 
     def __call__(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "_ k d"]:
-        if self.commutes:
-            return self.matrix @ blank(tokens, present)
-        return shorten_by_head(self.matrix, blank(tokens, present))
+        shorten = torch.matmul if self.matrix.ndim == 3 else shorten_by_head
+        short = shorten(self.matrix, blank(tokens, present))
+        return F.layer_norm(short, short.shape[-1:]).to(short.dtype) if self.norm else short
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> None:
         """Every row sums over all tokens."""
@@ -70,12 +74,24 @@ class Dynamic(Projection):
 
     E depends on what the tokens are, and not on where they are: it has k d weights at any length, and a trained one can
     be used at another length without resizing. It costs twice as much as a learned E.
+
+    Args:
+        norm: Whether shortened keys and values are normalised over their channels (section 3.4, without learned
+            weights). Each row of E is a mean, and the mean of many tokens is short: without the norm keys of long
+            sequences are nearly equal. Keys and values are then made from n tokens, which costs 4 n d^2 in place of
+            4 k d^2.
     """
 
+    norm: bool = False
+
     takes_lengths_of_heads: ClassVar[bool] = False
+
+    @classmethod
+    def examples(cls) -> "Sequence[Projection]":
+        return [cls(), cls(norm=True)]
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         # scores with a deviation of 4, tokens being normalised: each row begins as a mean of few tokens. With 1 all
         # rows are nearly the mean of all tokens, and six epochs of digits reach 0.23 and not 0.71 (docs/attention.md)
         weight = 4 * torch.randn(heads or 1, k, dim) * dim**-0.5
-        return DynamicProjection(weight[0].clone() if heads is None else weight)
+        return DynamicProjection(weight[0].clone() if heads is None else weight, self.norm)

@@ -26,8 +26,10 @@ def steps_within(seconds: float, run: Path) -> int:
     events = EventAccumulator(str(run)).Reload()
     tag = "throughput/step_ms"
     if tag not in events.Tags()["scalars"]:
-        raise ArgumentError("seconds", f"must be left out: {run} shows no speed after 20 s, so a step takes too long")
+        raise ArgumentError(
+            "seconds", f"must be left out, because {run} shows no speed after 20 s: its steps are too long"
+        )
     step = statistics.median(point.value for point in events.Scalars(tag)) / 1000
     if seconds < step:
-        raise ArgumentError("seconds", f"must be at least {step:.1f}, the time of one step of {run}, got {seconds:g}")
+        raise ArgumentError("seconds", f"must be at least {step:.2g}, the time of one step, got {seconds:g}; give more")
     return round(seconds / step)

@@ -199,6 +199,7 @@ class _Runs:
         process = run_python(*command)
         if process.returncode:
             message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")
+            message = message or f"the process ended with {process.returncode}"
             raise ArgumentError("grid", f"must hold settings that can be trained, got {_title(setting)}: {message}")
 
 

@@ -15,20 +15,28 @@ def naive(x, W, tokens):
     return torch.stack([sum(share * token for share, token in zip(row, tokens, strict=True)) for row in E])
 
 
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("heads", [None, 4])
-def test_each_row_is_a_softmax_over_the_tokens(heads: int | None) -> None:
+def test_each_row_is_a_softmax_over_the_tokens(heads: int | None, norm: bool) -> None:
     torch.manual_seed(0)
-    layer = Dynamic().build(TokenGrid((3, 4)), 5, 8, heads).double()
+    layer = Dynamic(norm).build(TokenGrid((3, 4)), 5, 8, heads).double()
     x, values = torch.randn(2, 2, 12, 8, dtype=torch.float64)
     W = layer.weight.detach() if heads else layer.weight.detach()[None]
     expected = [
         torch.cat([naive(sample, w, part) for w, part in zip(W, value.chunk(len(W), dim=-1), strict=True)], dim=-1)
         for sample, value in zip(x, values, strict=True)
     ]
-    torch.testing.assert_close(layer.given(x, None)(values), torch.stack(expected), rtol=1e-10, atol=1e-10)
+    short = torch.stack(expected)
+    if norm:
+        short = (short - short.mean(-1, keepdim=True)) / (short.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(layer.given(x, None)(values), short, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("mechanism", [Linformer(5, projection=Dynamic()), Verma(5, "none", Dynamic())], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism",
+    [Linformer(5, projection=Dynamic()), Linformer(5, projection=Dynamic(norm=True)), Verma(5, "none", Dynamic())],
+    ids=repr,
+)
 def test_keys_and_values_are_shortened_as_the_tokens_say_whatever_wraps_the_layer(mechanism) -> None:
     layer = plug(vit(), mechanism).double().eval().blocks[0].attn
     x = torch.randn(2, 65, 32, dtype=torch.float64)

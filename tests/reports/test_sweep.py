@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
+from torch.utils.tensorboard import SummaryWriter
 
+from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.sweep import averaged, combinations, draw, sweep
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
@@ -29,6 +32,7 @@ def test_every_combination_is_there_and_brackets_keep_their_commas():
     [
         (["--grid", "k"], "grid: must be of the form key=value,value, got 'k'"),
         (["--grid", "a=1", "--seeds", "0"], "seeds: must be positive, got 0"),
+        (["--grid", "a=1", "--seconds", "-1"], "seconds: must be positive, got -1"),
         (["--grid", "a=1", "--config", "no.yaml"], "no.yaml: no such file; longseq has configurations"),
         (["--grid", "a=1", "--mean_over", "b"], "mean_over: must be a key of the grid, got 'b'"),
     ],
@@ -67,6 +71,39 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, fork
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
     done = command(*arguments[:-1], json.dumps([*flags, "--model.learning_rate", "0.1"]))
     assert (done.code, "out: must be a folder of runs with this config and these flags" in done.error) == (2, True)
+
+
+def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, monkeypatch):
+    monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_steps", "9"])
+    small = ["--model.encoder.dim", "8", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.depth=1,3", "--seeds", "1", "--seconds", "0.3",
+                 "--flags", json.dumps(small)]  # fmt: skip
+    done = command(*arguments)
+    assert done.code == 0, done.err
+    steps = json.loads((tmp_path / "sweep/steps.json").read_text())
+    with open(tmp_path / "sweep/table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["steps"]) for row in rows] == list(steps.values())
+    for run, length in zip(sorted((tmp_path / "sweep/runs").iterdir()), steps.values(), strict=True):
+        assert torch.load(run / "0/last.ckpt", weights_only=True)["global_step"] == length
+    assert "--seconds 0.3" in (tmp_path / "sweep/table.md").read_text()
+    monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("measured or trained again"))
+    assert command(*arguments).code == 0
+    other = [argument.replace("0.3", "0.4") for argument in arguments]
+    assert "out: must be a folder of runs with this config and these flags" in command(*other).error
+
+
+def test_the_steps_of_a_time_follow_from_the_logged_speed(tmp_path):
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        for step, milliseconds in enumerate([30.0, 20.0, 500.0]):
+            writer.add_scalar("throughput/step_ms", milliseconds, step)
+    assert steps_within(1.5, tmp_path / "run") == 50
+    with pytest.raises(ValueError, match=r"^seconds must be at least 0.03, the time of one step, got 0.01; "):
+        steps_within(0.01, tmp_path / "run")
+    with SummaryWriter(str(tmp_path / "empty")) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    with pytest.raises(ValueError, match=r"^seconds must be left out, because .*empty shows no speed after 20 s"):
+        steps_within(1.0, tmp_path / "empty")
 
 
 def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, tmp_path, monkeypatch):

@@ -1,0 +1,60 @@
+"""No attention: every token sees itself alone. The control that tells what attention adds to all other parts.
+
+    python train.py fit --config image/digits --model.encoder.attention benchmarks.pointwise.Pointwise \\
+        --allow_class benchmarks.pointwise
+
+It is no mechanism of longseq, because a mechanism must bring tokens together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.plain import is_plain
+
+
+@dataclass(frozen=True)
+class Pointwise(Mechanism):
+    """Y = V: no attention, a linear layer at every token, at the cost of 4 n d^2 FLOPs.
+
+    Only local mixing and the mean over the tokens bring tokens together then. The weights keep attention's names and
+    shapes, but those of queries and keys do nothing.
+    """
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls()]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        return [PointwiseLayer(trained, pointwise_formula) for trained in stack]
+
+
+class PointwiseLayer(AttentionLayer):
+    """Computes neither queries nor keys, unless a wrapped ``qkv`` does."""
+
+    def _queries_keys_values(
+        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], *present_and_projections: Any
+    ):
+        if not is_plain(self.qkv, nn.Linear):
+            return super()._queries_keys_values(x, queried, *present_and_projections)
+        values = self.linear(x, slice(2 * self.attn_dim, 3 * self.attn_dim))
+        return values[:, : queried.shape[1]], values, values
+
+
+def pointwise_formula(
+    queries: Float[Tensor, "b h n c"],
+    keys: Float[Tensor, "b h k c"],
+    values: Float[Tensor, "b h k c"],
+    query_mask: Bool[Tensor, "b 1 n 1"] | None,
+    key_mask: Bool[Tensor, "b 1 1 k"] | None,
+    dropout: float,
+) -> Float[Tensor, "b h n c"]:
+    """V, of the tokens that have queries."""
+    return F.dropout(values[:, :, : queries.shape[2]], dropout)
