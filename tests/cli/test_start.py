@@ -136,8 +136,6 @@ def test_the_wheel_trains_by_a_name_beside_a_folder_called_datamodules(installed
     )
     short = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.max_steps", "1"]
     short += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
-    done = run_installed(installed, tmp_path, "fit", "--config", "image/digits", *short)
-    assert done.returncode == 0, done.stderr
     own = ["--data", "mine.Mine", "--allow_class", "mine"]
     done = run_installed(installed, tmp_path, "fit", "--config", "image/digits", *own, *short, "--experiment", "own")
     assert done.returncode == 0, done.stderr
