@@ -15,6 +15,7 @@ from torch import Tensor
 from datamodules.base import DataModule
 from datamodules.errors import DataError, counted, require, say
 from datamodules.hold_out import Split, hold_out, hold_out_files
+from datamodules.labels import Labels, labels_of
 from datamodules.samples import Files, Samples
 from datamodules.scan import Facts, in_threads, scan
 
@@ -27,7 +28,7 @@ class Item:
 
     Attributes:
         path: The path of the file, relative to the root.
-        label: The name of its class.
+        label: The name of its class, or of its classes with a separator between them.
         split: "train", "val", "test", or "" if it is still to be drawn.
         fold: The fold of a cross-validation, or "".
         start, end: The part of a recording, in seconds; to its end if end is None.
@@ -65,6 +66,8 @@ class FileDataModule(DataModule):
         val_fold: The fold to validate on.
         common: Arguments of every data module.
     """
+
+    labels_separator: str | None = None  # what stands between the classes of a label; None where a label is one class
 
     # Whether samples are held out by their position, as in published results, and not by the names of their files.
     splits_by_position: ClassVar[bool] = False
@@ -144,10 +147,22 @@ class FileDataModule(DataModule):
     @property
     def class_names(self) -> list[str]:  # type: ignore[override]
         if self._classes_given is None:
-            self._classes_given = sorted({item.label for item in self.items})
+            self._classes_given = sorted({name for item in self.items for name in self._classes_of(item)})
             if len(self._classes_given) < 2:
-                raise DataError(f"{self.root}: one class only ({self._classes_given[0]}); give two or more")
+                only = ", ".join(self._classes_given) or "none"
+                raise DataError(f"{self.root}: one class only ({only}); give two or more")
         return self._classes_given
+
+    def _classes_of(self, item: Item) -> list[str]:
+        """The names of the classes of a row."""
+        if self.labels_separator is None:
+            return [item.label]
+        return [name.strip() for name in item.label.split(self.labels_separator) if name.strip()]
+
+    def _labels_of(self, items: Sequence[Item]) -> Labels:
+        number = {name: label for label, name in enumerate(self.class_names)}
+        classes = [[number[name] for name in self._classes_of(item)] for item in items]
+        return labels_of(classes, len(number), self.labels_separator is not None)
 
     def located(self, name: str) -> dict[str, Any]:
         item = self._item_of[name]
@@ -180,7 +195,7 @@ class FileDataModule(DataModule):
         if bad:
             say(f"{self.root}: {counted(len(bad), 'broken file')} left out; python train.py check lists all")
         good = [item for item in self.items if item.path not in bad and item.name not in bad]
-        unknown = {item.label for item in good} - set(self.class_names)
+        unknown = {name for item in good for name in self._classes_of(item)} - set(self.class_names)
         if unknown:
             known = ", ".join(self.class_names[:20])
             raise DataError(f"{self.root}: class {min(unknown)} is not one of the model's ({known}); take it out")
@@ -193,13 +208,13 @@ class FileDataModule(DataModule):
         self._refuse_contradictions(items)
         is_test = self._part(items, "test", self.test_fold)
         if is_test is None:
-            labels = torch.tensor([self.class_names.index(item.label) for item in items])
+            labels = self._labels_of(items)
             is_test = torch.zeros(len(items), dtype=torch.bool)
             is_test[self._hold_out(labels, [item.path for item in items], self.test_fraction)[1]] = True
         is_val = self._part(items, "val", self.val_fold)
         is_train = ~is_test if is_val is None else ~is_test & ~is_val
         train = [item for item, chosen in zip(items, is_train.tolist(), strict=True) if chosen]
-        counts = Counter(item.label for item in train)
+        counts = Counter(name for item in train for name in self._classes_of(item))
         for name in self.class_names:
             if not counts[name]:
                 raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
@@ -242,7 +257,7 @@ class FileDataModule(DataModule):
         return torch.tensor(chosen) if any(chosen) else None
 
     def _samples(self, items: list[Item]) -> Samples:
-        labels = torch.tensor([self.class_names.index(item.label) for item in items], dtype=torch.int64)
+        labels = self._labels_of(items)
         digests = [f"{self.facts[item.path]['sha256']} {item.start} {item.end}" for item in items]
         settings = [getattr(self, name) for name in self.reading]
         inputs: Sequence[Tensor] = Files(items, self.read_item)

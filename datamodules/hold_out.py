@@ -41,9 +41,10 @@ def hold_out_files(labels: Labels, files: Sequence[str], fraction: float, seed: 
         seed: Decides, by a hash, the order in which files are taken.
     """
     samples_of: dict[str, Counter[int]] = {}
-    for file, classes in zip(files, classes_of(labels), strict=True):
+    classes_of_each = [classes or [-1] for classes in classes_of(labels)]  # samples without a class are shared out too
+    for file, classes in zip(files, classes_of_each, strict=True):
         samples_of.setdefault(file, Counter()).update(classes)
-    sizes = Counter(chain.from_iterable(classes_of(labels)))
+    sizes = Counter(chain.from_iterable(classes_of_each))
     wanted = {label: _share(size, fraction) for label, size in sizes.items()}
     counts: Counter[int] = Counter()  # samples held out so far, by class
     chosen: set[str] = set()

@@ -1,7 +1,5 @@
-"""The user's own images: a folder of class folders."""
+"""The user's own images: a folder of class folders, or a table of paths and labels."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,30 +11,24 @@ from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
 from datamodules.image_files import examine_image, too_large
 from datamodules.images import ImageDataModule
-from datamodules.scan import Facts, leads_up, walk
+from datamodules.own_files import OwnFiles
+from datamodules.scan import Facts
 
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 LONGEST_SIDE = 64  # the most if `size` is not given: 4096 tokens if each pixel is a token
 
 
-class ImageFolder(FileDataModule, ImageDataModule):
-    """Images in one folder for each class, or in such folders inside train, val and test: any size, mode and rotation.
-
-    Without a test folder a share of the images is held out for the test. The same holds for validation.
+class ImageFiles(FileDataModule, ImageDataModule):
+    """A data set of image files, of any size, mode and rotation.
 
     Args:
-        root: Folder of the class folders, or of train, val (or valid) and test.
+        root: The folder.
         size: Height and width of the inputs, or one number for both. If absent, the size of the images if all have the
             same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most.
         grayscale: Whether inputs are grey, of one channel.
         keep_aspect: Whether images are cut to the shape of the inputs, not stretched.
         common: Arguments of FileDataModule and ImageDataModule.
-
-    Raises:
-        DataError: From setup, if there is no class folder, or a file is broken.
     """
 
-    named_by: ClassVar[str | None] = "root"
     reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
 
     def __init__(
@@ -77,13 +69,6 @@ class ImageFolder(FileDataModule, ImageDataModule):
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         return (1 if self.grayscale else 3, *self.size)  # type: ignore[return-value]
 
-    def find(self) -> list[Item]:
-        items = list(find_in_class_folders(self.folder, self.predict_suffixes))
-        if not items:
-            suffixes = ", ".join(sorted(self.predict_suffixes))
-            raise DataError(f"{self.root}: holds no folder of images for each class; it may hold {suffixes}")
-        return items
-
     def examine(self, path: Path) -> Facts:
         height, width = examine_image(path)
         return {"height": height, "width": width}
@@ -100,32 +85,16 @@ class ImageFolder(FileDataModule, ImageDataModule):
         return channels * height * width
 
 
-def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item]:
-    """The rows of a folder of class folders, or of such folders inside train, val and test.
+class ImageFolder(OwnFiles, ImageFiles):
+    """Images in one folder for each class, or in such folders inside train, val and test, or listed in a table.
+
+    Without a test folder a share of the images is held out for the test. The same holds for validation.
+
+    Args:
+        common: Arguments of OwnFiles and ImageFiles.
 
     Raises:
-        DataError: If a class has no file or a name that is not UTF-8, or if there are splits but no train.
+        DataError: From setup, if there is no class folder, the table lacks a column, or a file is broken.
     """
-    folders = [path for path in sorted(root.iterdir()) if _may_be_class(path)]
-    named = [folder for folder in folders if folder.name.lower() in SPLITS]
-    # a class may have the name of a split, but then its folder holds no folders
-    parts = [folder for folder in named if any(map(_may_be_class, folder.iterdir()))]
-    is_split = any(SPLITS[folder.name.lower()] == "train" for folder in parts)
-    if not is_split and (parts or folders == named != []):
-        names = " and ".join(folder.name for folder in parts or named)
-        raise DataError(f"{root}: holds {names}, but no train with a folder for each class; add it")
-    for part in parts if is_split else [root]:
-        split = SPLITS[part.name.lower()] if is_split else ""
-        for folder in sorted(filter(_may_be_class, part.iterdir())):
-            name = os.fsencode(folder.name).decode(errors="backslashreplace")
-            if name != folder.name:  # names of classes are drawn and written, so they must be text
-                raise DataError(f"{part}/{name}: the name of a class is not UTF-8; rename the folder")
-            files = list(walk(folder, suffixes))
-            if not files:
-                raise DataError(f"{folder}: class {folder.name} has no readable file; add some, or take the folder out")
-            for path in files:
-                yield Item(str(path.relative_to(root)), folder.name, split)
 
-
-def _may_be_class(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and not leads_up(path)
+    kind: ClassVar[str] = "image"

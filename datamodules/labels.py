@@ -1,37 +1,64 @@
 """What labels mean: splits, balanced epochs and tables use these functions, so that only this file knows their form.
 
-A sample's label is its class: labels are int64 (n,), from 0.
+A sample's label is its class: labels are int64 (n,), from 0. Where a sample may have any number of classes, labels are
+int64 (n, classes) of 0 and 1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-Labels = Int64[Tensor, " n"]
+Labels = Int64[Tensor, "n *classes"]
+
+
+def labels_of(classes: Sequence[Sequence[int]], num_classes: int, are_many: bool) -> Labels:
+    """Labels from the classes of each sample.
+
+    Args:
+        classes: One class for each sample, or any number if are_many.
+        num_classes: Number of classes.
+        are_many: Whether a sample may have any number of classes.
+    """
+    if not are_many:
+        return torch.tensor([label for (label,) in classes], dtype=torch.int64)
+    labels = torch.zeros(len(classes), num_classes, dtype=torch.int64)
+    for row, of_sample in zip(labels, classes, strict=True):
+        row[list(of_sample)] = 1
+    return labels
 
 
 def classes_of(labels: Labels) -> list[list[int]]:
     """The classes of each sample."""
-    return [[label] for label in labels.tolist()]
+    if labels.ndim == 1:
+        return [[label] for label in labels.tolist()]
+    return [[label for label, is_there in enumerate(row) if is_there] for row in labels.tolist()]
 
 
 def samples_of_classes(labels: Labels) -> Iterator[Int64[Tensor, " members"]]:
-    """For each class that has samples, in order, the indices of its samples."""
-    for label in labels.unique():
-        yield (labels == label).nonzero()[:, 0]
+    """For each class that has samples, in order, the indices of its samples; or for each set of classes that samples
+    have together."""
+    for label in labels.unique(dim=0):
+        yield (labels == label).reshape(len(labels), -1).all(dim=1).nonzero()[:, 0]
 
 
 def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
     """How many samples each class has, for `num_classes` classes or more if the labels hold more."""
-    return labels.bincount(minlength=num_classes)
+    return labels.bincount(minlength=num_classes) if labels.ndim == 1 else labels.sum(0)
 
 
 def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
-    """Weights with which all classes are drawn equally often, one for each sample; they do not sum to one."""
-    return counts(labels).clamp(min=1).double().reciprocal()[labels]
+    """Weights with which all classes are drawn equally often, one for each sample; they do not sum to one.
+
+    A sample of many classes has the weight of its rarest one, and one without a class that of the commonest.
+    """
+    of_classes = counts(labels).clamp(min=1).double().reciprocal()
+    if labels.ndim == 1:
+        return of_classes[labels]
+    return (labels * of_classes).amax(dim=1).clamp(min=float(of_classes.min()))
 
 
 def written(labels: Labels, class_names: list[str]) -> list[str]:
-    """The label of each sample, as a table shows it."""
-    return [class_names[label] for label in labels.tolist()]
+    """The label of each sample, as a table shows it: its classes, with semicolons between them."""
+    return [";".join(class_names[label] for label in classes) for classes in classes_of(labels)]

@@ -6,14 +6,14 @@ from typing import Any
 from datamodules.errors import DataError
 from datamodules.fetch import fetch_and_unpack
 from datamodules.files import Item
-from datamodules.image_folder import ImageFolder
+from datamodules.image_folder import ImageFiles
 from datamodules.scan import walk
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"
 
 
-class TinyImageNet(ImageFolder):
+class TinyImageNet(ImageFiles):
     """100,000 + 10,000 photographs of 64x64 pixels, some of them grey; the official validation split is the test.
 
     The official test split has no labels. Source: Stanford's CS231n, from ImageNet, for research and education.
@@ -21,15 +21,14 @@ class TinyImageNet(ImageFolder):
     Args:
         root: Folder that holds tiny-imagenet-200, or that folder.
         download: Fetch the archive if it is missing.
-        size: As in ImageFolder.
-        common: Arguments of ImageFolder.
+        size: As in ImageFiles.
+        common: Arguments of ImageFiles.
 
     Raises:
         DataError: From setup, if files are missing or broken, or cannot be fetched.
     """
 
     splits_by_position = True
-    named_by = None
 
     def __init__(self, root: str, download: bool = False, size: int | list[int] = 64, **common: Any) -> None:
         super().__init__(root=root, size=size, **common)

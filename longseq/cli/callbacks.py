@@ -12,6 +12,7 @@ from longseq.cli.names import escaped, shown
 from longseq.cli.runs import CONFIG, METRICS
 from longseq.tasks import Task
 from longseq.training.data import data_of
+from longseq.training.decisions import Decisions
 from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.summary import SequenceSummary
@@ -119,6 +120,7 @@ def callbacks_of_training(
         SequenceSummary(),
         ThroughputLogger(settings.peak_flops),
         GeneratorStates(),
+        Decisions(),
         record,
         Sentinel(record.run / "last.ckpt", settings.checkpoint_minutes),
     ]

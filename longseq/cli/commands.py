@@ -305,15 +305,18 @@ class Commands(CommandLine):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print path, class and probability of each input, with names escaped (names.py)."""
+        """Print path, class and probability of each input, a line for each class, with names escaped (names.py)."""
         paths = files_of(self.config.predict.input, datamodule.predict_suffixes)
         datamodule.predict_paths = readable(datamodule, paths)
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
         for path, row in zip(datamodule.predict_paths, rows, strict=False):  # a limit on batches leaves some paths out
-            for name, probability in model.task.answer(row, model.class_names):
+            answers = model.task.answer(model.head, row, model.class_names)
+            for name, probability in answers:
                 print(f"{escaped(path)}\t{escaped(name)}\t{probability:.4f}")
+            if not answers:
+                print(f"{escaped(path)}\t\t")  # no class is there
 
     def _report(self, results: Any) -> None:
         if not results:

@@ -1,7 +1,8 @@
 """What is learned: one task per file; task.py is their contract."""
 
 from longseq.tasks.masked import Masked
+from longseq.tasks.multi_label import MultiLabel
 from longseq.tasks.single_label import SingleLabel
 from longseq.tasks.task import Answer, Task
 
-__all__ = ["Answer", "Masked", "SingleLabel", "Task"]
+__all__ = ["Answer", "Masked", "MultiLabel", "SingleLabel", "Task"]

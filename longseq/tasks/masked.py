@@ -91,7 +91,7 @@ class Masked(Task):
             "model.task: Masked rebuilds inputs and predicts no classes; train from it with --model.init_from"
         )
 
-    def answer(self, probabilities: Tensor, class_names: list[str]) -> list[Answer]:
+    def answer(self, head: nn.Module, probabilities: Tensor, class_names: list[str]) -> list[Answer]:
         return []
 
     def names(self, target: Tensor, class_names: list[str]) -> str:

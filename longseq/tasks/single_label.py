@@ -2,32 +2,34 @@
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
+from longseq.arguments import SettingError
 from longseq.tasks.task import Answer, Task
 
 
 class SingleLabel(Task):
     """Each sample is of one class: cross entropy, accuracy (top 1, over samples) and f1 (mean over classes).
 
-    Labels are int64 (b,), from 0.
+    Labels are int64 (b,), from 0; other labels are refused.
 
     Args:
         metrics: Further metrics by their names, as Task takes them.
     """
 
-    def targets(self, labels: Int64[Tensor, " b"], num_classes: int) -> Float[Tensor, "b classes"]:
-        return F.one_hot(labels, num_classes).float()
+    def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b classes"]:
+        return F.one_hot(_one_each(labels), num_classes).float()
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
+        targets = targets if targets.is_floating_point() else _one_each(targets)
         return F.cross_entropy(outputs, targets, weights, label_smoothing=label_smoothing)
 
-    def losses(self, outputs: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Float[Tensor, " b"]:
-        return F.cross_entropy(outputs.float(), labels, reduction="none")
+    def losses(self, outputs: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
+        return F.cross_entropy(outputs.float(), _one_each(labels), reduction="none")
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {
@@ -41,7 +43,7 @@ class SingleLabel(Task):
     def probabilities(self, outputs: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
         return outputs.float().softmax(dim=-1)
 
-    def answer(self, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
+    def answer(self, head: nn.Module, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
         probability, label = probabilities.max(dim=0)
         return [Answer(class_names[int(label)], float(probability))]
 
@@ -55,3 +57,10 @@ class SingleLabel(Task):
 
     def counts(self, labels: Int64[Tensor, " n"], num_classes: int) -> Int64[Tensor, " classes"]:
         return labels.bincount(minlength=num_classes)
+
+
+def _one_each(labels: Tensor) -> Int64[Tensor, " b"]:
+    if labels.ndim > 1:
+        what = "SingleLabel takes one class for each sample, and the data has several; give --model.task MultiLabel"
+        raise SettingError(f"model.task: {what}")
+    return labels

@@ -85,7 +85,15 @@ class Task(ABC):
 
     @abstractmethod
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
-        """The metrics that every model of this task logs, including ``best``; they take outputs and labels."""
+        """The metrics that every model of this task logs, including ``best``; they take what ``measured`` returns."""
+
+    def training_metrics(self, num_classes: int) -> dict[str, Metric]:
+        """The metrics of the training batches, which take outputs and labels; by default ``own_metrics``."""
+        return self.own_metrics(num_classes)
+
+    def measured(self, head: nn.Module, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What the metrics of validation and test take: by default the outputs and labels of a batch."""
+        return outputs, labels
 
     def user_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics that the user has named.
@@ -99,6 +107,18 @@ class Task(ABC):
         """The matrix of how often one class is taken for another; None if the task has no such matrix."""
         return None
 
+    def decision(self, num_classes: int) -> Metric | None:
+        """A metric of probabilities and labels, which ``decide`` needs of a whole validation; None if it needs none."""
+        return None
+
+    def decide(self, head: nn.Module, result: Any) -> None:  # noqa: B027  (most tasks decide nothing)
+        """Set in the head, which a checkpoint holds, what answers need to know of a validation.
+
+        Args:
+            head: The layer behind the encoder.
+            result: The value of the metric ``decision`` over all samples of the validation.
+        """
+
     def draw(self, encoder: Encoder, outputs: Tensor) -> Any:
         """A matplotlib figure of what the model puts out for a batch of validation; None where there is none."""
         return None
@@ -108,8 +128,8 @@ class Task(ABC):
         """The probabilities of the classes, in float32."""
 
     @abstractmethod
-    def answer(self, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
-        """What a prediction says of one sample."""
+    def answer(self, head: nn.Module, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
+        """What a prediction says of one sample; an empty list where no class is there."""
 
     @abstractmethod
     def names(self, target: Tensor, class_names: list[str]) -> str:

@@ -122,7 +122,7 @@ class Classifier(pl.LightningModule):
         self.init_from, self._compile = init_from, compile
         self.task = task or SingleLabel()
         self.head = self.task.head(encoder, num_classes)
-        metrics = MetricCollection(dict(self.task.own_metrics(num_classes)))
+        metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
         evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
         self.train_metrics = metrics.clone(prefix="train/")
         self.val_metrics = evaluated.clone(prefix="val/")
@@ -239,7 +239,7 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         outputs = self(inputs)
         loss.update(self.task.losses(outputs, labels))
-        metrics.update(outputs, labels)
+        metrics.update(*self.task.measured(self.head, outputs, labels))
         self.log(f"{stage}/loss", loss)
         self.log_dict(metrics, prog_bar=stage == "val")
         return {"outputs": outputs, "labels": labels}

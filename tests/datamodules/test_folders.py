@@ -439,7 +439,7 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
         ("path,label,label\nbells/00.wav,bells,x\n", "t.csv: two columns are called label; keep one"),
         (
             "path,label\nbells/00.wav,bells\nbells/00.wav,horns\n",
-            "t.csv: line 3: bells/00.wav is horns here and bells before; choose one, for a clip has one class",
+            "t.csv: line 3: bells/00.wav is horns here and bells before; choose one, or give data.",
         ),
         (
             "path,label,split\nbells/00.wav,bells,train\n./bells//00.wav,bells,test\n",
@@ -459,7 +459,7 @@ def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
     assert said in done.error
 
 
-LIST = "is a list, and a clip has one class; choose one, or put it into data.class_names if it is a name"
+LIST = "is a list, and a clip has one class; give --data.labels_separator and --model.task MultiLabel, or put it into "
 AMOUNT = "is an amount, and there is no regression; give each clip the name of a class, or put it into data.class_names"
 
 

@@ -28,8 +28,9 @@ SETTINGS = {
     # few samples, because a processor without bfloat16 takes ten times as long
     "bf16, accumulation, workers, augmentation": [
         "--data.batch_size", "20", "--trainer.limit_train_batches", "10", "--trainer.limit_val_batches", "2",
-        "--trainer.limit_test_batches", "1", "--trainer.precision", "bf16-mixed", "--trainer.accumulate_grad_batches", "2", "--data.num_workers", "2",
-        "--data.augment+=RandomErasing", "--model.mix", "MixUp",
+        "--trainer.limit_test_batches", "1", "--trainer.precision", "bf16-mixed",
+        "--trainer.accumulate_grad_batches", "2", "--data.num_workers", "2", "--data.augment+=RandomErasing",
+        "--model.mix", "MixUp",
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip

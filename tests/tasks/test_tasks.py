@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MultilabelAUROC, MultilabelF1Score
 
@@ -17,8 +18,8 @@ from longseq.training import Classifier, MixUp
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
 
 
-class MultiLabel(Task):
-    """A sample may have any number of classes: labels are (b, classes) of 0 and 1."""
+class AnyLabels(Task):
+    """A task that only this test knows: a sample may have any number of classes: labels are (b, classes) of 0 and 1."""
 
     best = "f1"
 
@@ -38,7 +39,7 @@ class MultiLabel(Task):
     def probabilities(self, outputs):
         return outputs.float().sigmoid()
 
-    def answer(self, probabilities, class_names):
+    def answer(self, head, probabilities, class_names):
         pairs = zip(class_names, probabilities.tolist(), strict=True)
         return [Answer(name, share) for name, share in pairs if share > 0.5]
 
@@ -84,12 +85,14 @@ def fitted(
 
 
 def test_a_task_of_many_labels_trains_tests_and_answers_without_a_change_of_the_classifier(tmp_path: Path) -> None:
-    model, trainer = fitted(MultiLabel(), tmp_path, Bars(), mix=MixUp(0.2), label_smoothing=0.01)
+    model, trainer = fitted(AnyLabels(), tmp_path, Bars(), mix=MixUp(0.2), label_smoothing=0.01)
     (tested,) = trainer.test(model, Bars().test_dataloader(), verbose=False)
     assert set(tested) == {"test/loss", "test/f1", "test/auroc"}
     assert tested["test/f1"] > 0.95 and tested["test/auroc"] > 0.95
     pictures, labels = next(iter(Bars().test_dataloader()))
-    answers = [model.task.answer(row, model.class_names) for row in model.predict_step(pictures, 0).detach()]
+    answers = [
+        model.task.answer(model.head, row, model.class_names) for row in model.predict_step(pictures, 0).detach()
+    ]
     named = [[answer.class_name for answer in of_sample] for of_sample in answers]
     expected = [[name for name, there in zip(model.class_names, row, strict=True) if there] for row in labels.tolist()]
     assert sum(a == b for a, b in zip(named, expected, strict=True)) >= 14
@@ -106,7 +109,7 @@ def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
         task.loss(outputs, task.targets(labels, 3), torch.ones(3), 0.0), F.cross_entropy(outputs, labels)
     )
     assert task.counts(labels, 4).tolist() == [2, 2, 1, 0]
-    assert task.answer(torch.tensor([0.1, 0.7, 0.2]), ["a", "b", "c"])[0].class_name == "b"
+    assert task.answer(nn.Identity(), torch.tensor([0.1, 0.7, 0.2]), ["a", "b", "c"])[0].class_name == "b"
     assert task.names(torch.tensor(2), ["a", "b", "c"]) == "c"
     assert task.names(torch.tensor([0.25, 0.0, 0.75]), ["a", "b", "c"]) == "75% c + 25% a"
 

@@ -1,0 +1,123 @@
+"""A user's table of files and their labels."""
+
+import csv
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from datamodules.errors import DataError
+from datamodules.files import Item
+from datamodules.find import SPLITS
+
+_COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
+
+
+def read_table(path: Path, separator: str | None = None) -> list[Item]:
+    """The rows of a table of path, label and optionally start, end, fold and split.
+
+    Args:
+        path: The table.
+        separator: What stands between the classes of a label. A clip may then have several rows, which become one row
+            of all their classes, and a label may be empty. Without it a label is one class.
+
+    Raises:
+        DataError: If the table cannot be read, or a row is invalid.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            missing = {"path", "label"} - set(rows.fieldnames or [])
+            if missing:
+                raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
+            twice = [name for name, count in Counter(rows.fieldnames).items() if count > 1 and name in _COLUMNS]
+            if twice:
+                raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
+            items = [_item(path, rows.line_num, row, separator is not None) for row in rows]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
+    if not items:
+        raise DataError(f"{path}: holds no row; give each clip a row")
+    if separator is not None:
+        items = _together(items, separator)
+    splits: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    for item in items:
+        label = labels.setdefault(item.name, item.label)
+        if label != item.label:
+            what = f"line {item.line}: {item.name} is {item.label} here and {label} before"
+            raise DataError(f"{path}: {what}; choose one, or give data.labels_separator for several classes")
+        first = splits.setdefault(item.path, item.split)
+        if first != item.split:
+            both = f"{first or 'no split'} and {item.split or 'no split'}"
+            raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
+    return items
+
+
+# A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.
+_LIST = re.compile(r"[;|]|,(?=[^\s\d])|^\[.*\]$")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def refuse_other_tasks(path: Path, items: Sequence[Item]) -> None:
+    """Check that each label of a table names one class, not several classes and not an amount.
+
+    A label names several classes if it looks like a list, or if each of its parts between commas is in another label
+    too.
+
+    Raises:
+        DataError: If a label does not; the message names the line.
+    """
+    parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
+    occurrences = Counter(part for label in parts for part in parts[label])
+    are_numbers = all(_NUMBER.fullmatch(label) for label in parts)
+    for item in items:
+        known = all(occurrences[part] > 1 for part in parts[item.label])
+        if len(parts[item.label]) > 1 and (known or _LIST.search(item.label)):
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label!r} is a list, and a clip has one class; give "
+                "--data.labels_separator and --model.task MultiLabel, or put it into data.class_names if it is a name"
+            )
+        if are_numbers and not float(item.label).is_integer():
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label} is an amount, and there is no regression; give each "
+                "clip the name of a class, or put it into data.class_names if it is one"
+            )
+
+
+def _together(items: Sequence[Item], separator: str) -> list[Item]:
+    """One row for all rows of the same clip, with the classes of all."""
+    clips: dict[tuple[str, str, str], Item] = {}
+    for item in items:
+        first = clips.setdefault((item.name, item.split, item.fold), item)
+        if first is not item:
+            label = separator.join((first.label, item.label))
+            clips[item.name, item.split, item.fold] = replace(first, label=label)
+    return list(clips.values())
+
+
+def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: bool) -> Item:
+    def wrong(what: str) -> DataError:
+        return DataError(f"{path}: line {line}: {what}")
+
+    values = {name: (value or "").strip() for name, value in row.items() if name}
+    if not values["path"] or not (values["label"] or may_have_no_class):
+        raise wrong("no path or no label; give both")
+    if "\0" in values["path"]:
+        raise wrong("a NUL in the path; write the table again as UTF-8")
+    split = values.get("split", "").lower()
+    if split and split not in SPLITS:
+        raise wrong(f"split {split}; give train, val or test")
+    try:
+        start = float(values.get("start") or 0)
+        end = float(values["end"]) if values.get("end") else None
+    except ValueError as error:
+        raise wrong(f"start or end is no number ({error}); give seconds") from error
+    if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
+        raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
+    file = os.path.normpath(values["path"])  # one file with two spellings could get into two splits
+    return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)

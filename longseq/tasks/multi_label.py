@@ -1,0 +1,115 @@
+"""Any number of classes per sample."""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import (
+    MultilabelAUROC,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
+    MultilabelPrecisionRecallCurve,
+)
+
+from longseq.encoders import Encoder
+from longseq.tasks.task import Answer, Task
+
+
+class MultiLabel(Task):
+    """Each sample is of any number of classes, or of none: binary cross entropy for each class.
+
+    Labels are (b, classes) of 0 and 1, or int64 (b,) where each sample has one class. The metrics are means over the
+    classes: the average precision, which chooses the best checkpoint, the area under the ROC curve, and f1 at each
+    class's threshold. The threshold of a class is the one with the highest f1 in the last validation; the checkpoint
+    holds it, and a prediction names the classes that reach theirs.
+
+    Args:
+        metrics: Further metrics by their names, as Task takes them. They take probabilities in which every class's
+            threshold is moved to 0.5.
+    """
+
+    best: ClassVar[str] = "average_precision"
+
+    def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
+        head = LinearWithThresholds(encoder.dim, num_classes)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        return head
+
+    def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b classes"]:
+        return (F.one_hot(labels, num_classes) if labels.ndim == 1 else labels).float()
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
+    ) -> Float[Tensor, ""]:
+        targets = self.targets(targets, len(weights)).to(outputs)
+        smooth = targets * (1 - label_smoothing) + label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs, smooth, weights.to(outputs).expand_as(outputs))
+
+    def losses(self, outputs: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
+        targets = self.targets(labels, outputs.shape[1])
+        return F.binary_cross_entropy_with_logits(outputs.float(), targets, reduction="none").mean(1)
+
+    def own_metrics(self, num_classes: int) -> dict[str, Metric]:
+        return {
+            "average_precision": MultilabelAveragePrecision(num_classes),
+            "auroc": MultilabelAUROC(num_classes),
+            "f1": MultilabelF1Score(num_classes),
+        }
+
+    def training_metrics(self, num_classes: int) -> dict[str, Metric]:
+        return {"f1": MultilabelF1Score(num_classes)}  # the others would keep all outputs of an epoch
+
+    def measured(self, head: Any, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities, moved so that a class's threshold is at 0.5: the order within a class stays the same."""
+        chances, thresholds = self.probabilities(outputs), head.thresholds.to(outputs.device)
+        below = 0.5 * chances / thresholds
+        above = 0.5 + 0.5 * (chances - thresholds) / (1 - thresholds)
+        moved = torch.where(chances < thresholds, below, above)
+        return moved, self.targets(labels, outputs.shape[1]).long()
+
+    def decision(self, num_classes: int) -> Metric:
+        return MultilabelPrecisionRecallCurve(num_classes, thresholds=_GRID)
+
+    def decide(self, head: Any, result: Any) -> None:
+        precision, recall = (torch.stack(list(each))[:, :-1] for each in result[:2])  # the last has no threshold
+        f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-9)
+        for label, of_class in enumerate(f1.tolist()):
+            best = max(of_class)
+            first = of_class.index(best)
+            last = next((step for step in range(first, len(of_class)) if of_class[step] < best), len(of_class)) - 1
+            # in the middle of those that are equally good; 0.5 for a class without a sample
+            head.thresholds[label] = _GRID[(first + last) // 2] if best > 0 else 0.5
+
+    def probabilities(self, outputs: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
+        return outputs.float().sigmoid()
+
+    def answer(self, head: Any, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
+        thresholds = head.thresholds.tolist()
+        named = zip(probabilities.tolist(), class_names, thresholds, strict=True)
+        reached = sorted(((share, name) for share, name, threshold in named if share >= threshold), reverse=True)
+        return [Answer(name, share) for share, name in reached]
+
+    def names(self, target: Tensor, class_names: list[str]) -> str:
+        if target.ndim == 0:
+            return class_names[int(target)]
+        there = [(float(share), name) for share, name in zip(target, class_names, strict=True) if share > 0.005]
+        named = [name if share > 0.995 else f"{share:.0%} {name}" for share, name in sorted(there, reverse=True)]
+        return ", ".join(named) or "no class"
+
+    def counts(self, labels: Tensor, num_classes: int) -> Int64[Tensor, " classes"]:
+        return self.targets(labels, num_classes).sum(0).long()
+
+
+_GRID = [step / 200 for step in range(1, 200)]  # thresholds that are tried
+
+
+class LinearWithThresholds(nn.Linear):
+    """A linear layer, and the probability from which on each class counts as present: 0.5 until a validation."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__(dim, num_classes)
+        self.thresholds = nn.Buffer(torch.full((num_classes,), 0.5))
