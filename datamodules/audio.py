@@ -10,10 +10,10 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from datamodules.augment import SoundTransform
-from datamodules.base import DataModule
+from datamodules.base import DataModule, Part
 from datamodules.errors import require
 from datamodules.samples import Clips, Samples
-from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle
+from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle, read_sound, seconds_of
 
 
 def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
@@ -64,6 +64,34 @@ class AudioDataModule(DataModule):
         """
         waveform = change_rate(*read_middle(path, self.seconds), self.sample_rate_hz)
         return crop_middle(waveform.clamp(-1, 1), self.shape[0])
+
+    def parts(self, path: str, window: float | None = None, hop: float | None = None) -> list[Part]:
+        """The whole sound; or windows that cover it, where they are asked for, or the sound is longer than `seconds`.
+
+        All windows have the same length; the last one ends with the sound, and may overlap the one before it more.
+        """
+        length, longest = seconds_of(path), self.seconds
+        least = 1 / self.sample_rate_hz
+        if window is None and hop is None and length <= longest + least:
+            return [(path, 0.0, None)]
+        window = longest if window is None else window
+        hop = window if hop is None else hop
+        require(
+            least <= window <= longest, "window", f"positive and at most {longest:g} s", window, "clips are no longer"
+        )
+        require(
+            least <= hop <= window, "hop", f"positive and at most {window:g} s", hop, "else some sound is not heard"
+        )
+        last = max(length - window, 0.0)
+        starts = [number * hop for number in range(math.ceil((last - least) / hop))] + [last]
+        return [(path, start, min(start + window, length)) for start in starts]
+
+    def read_part(self, part: Part) -> Float32[Tensor, " s"]:
+        path, start, end = part
+        if end is None:
+            return self.read(path)
+        waveform = change_rate(*read_sound(path, start, end), self.sample_rate_hz)
+        return waveform.clamp(-1, 1)[: self.shape[0]]
 
     def figures(self, samples: Samples) -> dict[str, Any]:
         lengths, powers, peak, silent = [], [], 0.0, 0

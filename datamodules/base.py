@@ -34,6 +34,9 @@ _LARGEST_BATCH = 2**20
 _SMALLEST_SHARE = 1e-4
 
 
+Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -70,7 +73,7 @@ class DataModule(pl.LightningDataModule, ABC):
         num_classes, class_names: The number and the names of the classes.
         shape: The shape of one input, or of the longest one.
         augment: Transforms of single inputs, used in training only.
-        predict_paths: The files that predict_dataloader reads, in this order.
+        predict_parts: The files, or parts of files, that predict_dataloader reads, in this order; see `parts`.
         train_set, val_set, test_set: The splits, after setup.
 
     Raises:
@@ -110,7 +113,7 @@ class DataModule(pl.LightningDataModule, ABC):
         self.val_fraction = val_fraction
         self.seed = seed
         self.balanced = balanced
-        self.predict_paths: list[str] = []
+        self.predict_parts: list[Part] = []
         self._start = (0, 0)
 
     def state_dict(self) -> dict[str, int]:
@@ -144,6 +147,25 @@ class DataModule(pl.LightningDataModule, ABC):
         Raises:
             DataError: If the file cannot be read; the message names it.
         """
+
+    def parts(self, path: str, window: float | None = None, hop: float | None = None) -> list[Part]:
+        """The parts of a file that are inputs of their own: here the whole file; sounds may have several.
+
+        Args:
+            path: The file.
+            window: Length of each part in seconds; None for as few as needed.
+            hop: Seconds from the start of one part to the next; None for the window's.
+
+        Raises:
+            DataError: If the file cannot be read.
+            ValueError: If it has no such parts.
+        """
+        require(window is None and hop is None, "window", "left out", window, "only sounds are heard in windows")
+        return [(path, 0.0, None)]
+
+    def read_part(self, part: Part) -> Shaped[Tensor, "..."]:
+        """One model input from a part of a file, as `parts` gives it."""
+        return self.read(part[0])
 
     def split_validation(self, train: Samples) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
         """The indices of `train` to train on and those to validate on: the same share of every class."""
@@ -269,7 +291,7 @@ class DataModule(pl.LightningDataModule, ABC):
         return self._loader(self.test_set, sampler=RankSampler(len(self.test_set), self.test_set.lengths))
 
     def predict_dataloader(self) -> DataLoader:
-        files = Files(self.predict_paths, self.read)
+        files = Files(self.predict_parts, self.read_part)
         return self._loader(Inputs(self.samples_of(files, torch.zeros(len(files), dtype=torch.int64))))
 
     def longest_batch(self) -> Any:

@@ -42,10 +42,19 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
     return torch.from_numpy(frames), rate_hz
 
 
+def seconds_of(path: str | os.PathLike[str]) -> float:
+    """The length of a sound file, as its header says.
+
+    Raises:
+        DataError: If the file is absent or of an unknown format.
+    """
+    with opened(path) as file:
+        return file.frames / file.samplerate
+
+
 def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
     """The middle of a sound file. The rest is not read, so a file of an hour costs no more than its middle."""
-    with opened(path) as file:
-        length = file.frames / file.samplerate
+    length = seconds_of(path)
     start = max(length - seconds, 0) / 2
     return read_sound(path, start, None if length <= seconds else start + seconds)
 

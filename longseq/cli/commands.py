@@ -19,8 +19,8 @@ from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfi
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
 from longseq.cli.growing import Stage, begun, stage_of, stages_of
-from longseq.cli.inputs import files_of, readable
-from longseq.cli.names import escaped, shown
+from longseq.cli.inputs import files_of, lines_of, parts_of, readable
+from longseq.cli.names import shown
 from longseq.cli.resuming import (
     refuse_other_classes,
     refuse_other_data,
@@ -156,6 +156,8 @@ class Commands(CommandLine):
     def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
         if command == "predict":
             parser.add_argument("--input", type=str, required=True, help="A file, or a folder of files, to classify.")
+            parser.add_argument("--window", type=float | None, help="Hear sounds in windows of so many seconds.")
+            parser.add_argument("--hop", type=float | None, help="Seconds from one window to the next.")
 
     @property
     def settings(self) -> Namespace:
@@ -305,18 +307,19 @@ class Commands(CommandLine):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print path, class and probability of each input, a line for each class, with names escaped (names.py)."""
-        paths = files_of(self.config.predict.input, datamodule.predict_suffixes)
-        datamodule.predict_paths = readable(datamodule, paths)
+        """Print path, class and probability of each input, a line for each class, with names escaped (names.py).
+
+        With --window a line also says when: path, start and end in seconds, class and probability.
+        """
+        asked = self.config.predict
+        paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
+        parts = parts_of(datamodule, paths, asked.window, asked.hop)
+        datamodule.predict_parts = parts
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
         rows = [row for batch in batches or [] for row in batch]
-        for path, row in zip(datamodule.predict_paths, rows, strict=False):  # a limit on batches leaves some paths out
-            answers = model.task.answer(model.head, row, model.class_names)
-            for name, probability in answers:
-                print(f"{escaped(path)}\t{escaped(name)}\t{probability:.4f}")
-            if not answers:
-                print(f"{escaped(path)}\t\t")  # no class is there
+        for line in lines_of(model, parts, rows, asked.window is not None or asked.hop is not None):
+            print(line)
 
     def _report(self, results: Any) -> None:
         if not results:

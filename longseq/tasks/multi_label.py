@@ -87,6 +87,10 @@ class MultiLabel(Task):
     def probabilities(self, outputs: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
         return outputs.float().sigmoid()
 
+    def together(self, probabilities: Float[Tensor, "parts classes"]) -> Float[Tensor, " classes"]:
+        """The highest of each class: what is in one part is in the recording."""
+        return probabilities.amax(0)
+
     def answer(self, head: Any, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
         thresholds = head.thresholds.tolist()
         named = zip(probabilities.tolist(), class_names, thresholds, strict=True)

@@ -127,6 +127,10 @@ class Task(ABC):
     def probabilities(self, outputs: Tensor) -> Float[Tensor, "b classes"]:
         """The probabilities of the classes, in float32."""
 
+    def together(self, probabilities: Float[Tensor, "parts classes"]) -> Float[Tensor, " classes"]:
+        """The probabilities of a recording from those of its parts: by default their mean."""
+        return probabilities.mean(0)
+
     @abstractmethod
     def answer(self, head: nn.Module, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
         """What a prediction says of one sample; an empty list where no class is there."""

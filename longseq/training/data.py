@@ -29,13 +29,13 @@ class DataContract(Protocol):
         class_names: Names of the labels 0, 1, ...
         on_error: Whether a file that cannot be read ends a prediction (raise), or is left out (skip).
         predict_suffixes: Suffixes of the files that ``read`` understands, in lower case, with the dot.
-        predict_paths: The files that predict_dataloader reads; longseq sets it.
+        predict_parts: The files, or parts of files, that predict_dataloader reads; longseq sets it.
     """
 
     class_names: list[str]
     on_error: Literal["raise", "skip"]
     predict_suffixes: ClassVar[frozenset[str]]
-    predict_paths: list[str]
+    predict_parts: list[tuple[str, float, float | None]]
 
     @property
     def num_classes(self) -> int: ...
@@ -51,6 +51,18 @@ class DataContract(Protocol):
 
     def read(self, path: str) -> Tensor:
         """One input from a file."""
+        ...
+
+    def parts(
+        self, path: str, window: float | None = None, hop: float | None = None
+    ) -> list[tuple[str, float, float | None]]:
+        """The parts of a file that are inputs of their own: path, start and end in seconds, to its end if that is None.
+
+        Args:
+            path: The file.
+            window: Length of each part in seconds; None for as few as needed.
+            hop: Seconds from the start of one part to the next; None for the window's.
+        """
         ...
 
     def longest_batch(self) -> Any:

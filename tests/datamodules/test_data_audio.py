@@ -72,7 +72,7 @@ def test_a_short_sound_keeps_its_length_and_a_batch_has_zeros_behind_it(tmp_path
     soundfile.write(tmp_path / "short.wav", np.full(1500, 0.25), 8000)
     soundfile.write(tmp_path / "long.wav", np.full(9000, 0.25), 8000)
     data = FSDD("nowhere", seconds=0.5, batch_size=2)
-    data.predict_paths = [str(tmp_path / "short.wav"), str(tmp_path / "long.wav")]
+    data.predict_parts = [(str(tmp_path / name), 0.0, None) for name in ("short.wav", "long.wav")]
     (batch,) = data.predict_dataloader()
     assert batch["lengths"].tolist() == [1500, 4000]
     assert batch["waveforms"].shape == (2, 4000)

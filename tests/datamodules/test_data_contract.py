@@ -174,16 +174,16 @@ def test_predicting_reads_foreign_files_in_order_and_needs_no_data_of_its_own(tm
     data = MNIST(str(tmp_path / "absent"), download=True, batch_size=2)
     for grey in (10, 200, 90):
         Image.new("L", (40, 30), grey).save(tmp_path / f"{grey}.png")
-        data.predict_paths.append(str(tmp_path / f"{grey}.png"))
+        data.predict_parts.append((str(tmp_path / f"{grey}.png"), 0.0, None))
     batches = pl.Trainer(**QUIET).predict(_Counts(), datamodule=data)
     assert [tuple(batch.shape) for batch in batches] == [(2, 1, 28, 28), (1, 1, 28, 28)]
     assert torch.cat(batches)[:, 0, 0, 0].tolist() == [10, 200, 90]
 
 
-def test_predict_paths_are_not_shared_between_modules():
+def test_predict_parts_are_not_shared_between_modules():
     one, other = Digits(), Digits()
-    one.predict_paths.append("a.png")
-    assert other.predict_paths == []
+    one.predict_parts.append(("a.png", 0.0, None))
+    assert other.predict_parts == []
 
 
 def test_hold_out_takes_the_same_share_of_every_class_and_splits_without_overlap():

@@ -1,0 +1,117 @@
+"""Recordings that are longer than a model's clips are heard in windows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from datamodules import AudioFolder
+
+SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
+         "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar",
+         "false"]  # fmt: skip
+
+
+def tone(hertz: float, seconds: float, rate_hz: int = 8000, seed: int = 0) -> np.ndarray:
+    time = np.arange(round(seconds * rate_hz)) / rate_hz
+    noise = np.random.default_rng(seed).standard_normal(len(time))
+    return 0.4 * np.sin(2 * np.pi * hertz * time) + 0.02 * noise
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that tells low tones from high ones, in clips of 0.2 s."""
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("tones")
+    for name, hertz in (("high", 2000), ("low", 300)):
+        (folder / "data" / name).mkdir(parents=True)
+        for number in range(16):
+            soundfile.write(folder / "data" / name / f"{number:02}.wav", tone(hertz, 0.2, seed=number), 8000)
+    main(["fit", "--data", "AudioFolder", "--data.root", str(folder / "data"), "--data.batch_size", "8",
+          "--model.encoder", "SpectrogramEncoder", "--model.encoder.attention", "Verma", "--model.encoder.num_mels",
+          "16", "--model.learning_rate", "1e-2", "--trainer.max_epochs", "6", "--trainer.default_root_dir", str(folder),
+          "--experiment", "tones", *SMALL])  # fmt: skip
+    return folder / "runs/tones/0/best.ckpt"
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """Half a second of a low tone, then half a second of a high one, and a tenth more; at another rate."""
+    sound = np.concatenate([tone(300, 0.5, 16000), tone(2000, 0.6, 16000)])
+    soundfile.write(tmp_path / "long.wav", sound, 16000)
+    return tmp_path / "long.wav"
+
+
+def rows(done) -> list[list[str]]:
+    assert done.code == 0, done.err
+    return [line.split("\t") for line in done.out.strip("\n").split("\n")]
+
+
+def test_windows_cover_a_recording_and_say_what_is_heard_when(command, checkpoint, recording) -> None:
+    done = command("predict", "--ckpt_path", checkpoint, "--input", recording, "--window", "0.2", "--hop", "0.1")
+    found = rows(done)
+    assert [(start, end) for _, start, end, *_ in found] == [
+        (f"{number / 10:.3f}", f"{number / 10 + 0.2:.3f}") for number in range(10)
+    ]
+    heard = {float(start): name for _, start, _, name, _ in found}
+    assert [heard[start] for start in (0.0, 0.1, 0.2, 0.6, 0.7, 0.8, 0.9)] == ["low"] * 3 + ["high"] * 4
+    assert "heard in windows" not in done.err
+
+
+def test_without_a_window_all_of_a_long_recording_is_heard_and_answered_once(command, checkpoint, recording) -> None:
+    done = command("predict", "--ckpt_path", checkpoint, "--input", recording)
+    assert f"{recording}: longer than the model's clips of 0.2 s, so heard in windows of that length" in done.err
+    ((path, name, chance),) = rows(done)
+    of_windows = rows(command("predict", "--ckpt_path", checkpoint, "--input", recording, "--window", "0.2"))
+    assert [start for _, start, *_ in of_windows] == ["0.000", "0.200", "0.400", "0.600", "0.800", "0.900"]
+    chances = [float(share) if said == "high" else 1 - float(share) for *_, said, share in of_windows]
+    assert (path, name) == (str(recording), "high")  # four of the six windows; its middle alone is half and half
+    assert float(chance) == pytest.approx(np.mean(chances), abs=2e-4)
+
+
+def test_a_short_sound_is_answered_as_before(command, checkpoint, recording) -> None:
+    short = checkpoint.parents[3] / "data/low/00.wav"
+    done = command("predict", "--ckpt_path", checkpoint, "--input", short)
+    ((path, name, _),) = rows(done)
+    assert (path, name, done.err.count("heard in windows")) == (str(short), "low", 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--window", "5"], "window: must be positive and at most 0.2 s, got 5.0; clips are no longer"),
+        (["--window", "0"], "window: must be positive and at most 0.2 s, got 0.0; clips are no longer"),
+        (["--window", "0.1", "--hop", "0.2"], "hop: must be positive and at most 0.1 s, got 0.2; else some sound is "),
+    ],
+)
+def test_windows_that_cannot_be_are_one_line(flags, said, command, checkpoint, recording) -> None:
+    done = command("predict", "--ckpt_path", checkpoint, "--input", recording, *flags)
+    assert (done.code, said in done.error) == (2, True), done.err
+
+
+def test_images_have_no_windows(command, tmp_path: Path) -> None:
+    for number in range(8):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), 30 * number).save(path)
+    fit = ["fit", "--data", "ImageFolder", "--data.root", tmp_path / "data", "--data.grayscale", "true"]
+    done = command(*fit, "--model.encoder", "ImageEncoder", "--model.encoder.attention", "Verma", *SMALL,
+                   "--trainer.max_steps", "1", "--experiment", "x", "--data.test_fraction", "0.5")  # fmt: skip
+    assert done.code == 0, done.err
+    done = command("predict", "--ckpt_path", "runs/x/0/last.ckpt", "--input", path, "--window", "1")
+    assert (done.code, "window: must be left out, got 1.0; only sounds are heard" in done.error) == (2, True), done.err
+
+
+@pytest.mark.parametrize(("window", "hop"), [(1.0, 1.0), (1.0, 0.3), (0.7, 0.7), (1.0, 0.999)])
+@pytest.mark.parametrize("seconds", [0.4, 1.0, 1.3, 2.0, 3.05])
+def test_windows_have_one_length_and_leave_nothing_out(window, hop, seconds, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(round(1000 * seconds)), 1000)
+    data = AudioFolder(str(tmp_path), sample_rate_hz=1000, seconds=1.0)
+    parts = data.parts(str(tmp_path / "a.wav"), window, hop)
+    ends = [0.0, *(end for _, _, end in parts)]
+    assert all(start <= before + 1e-9 for (_, start, _), before in zip(parts, ends, strict=False))
+    assert (parts[0][1], ends[-1]) == (0.0, pytest.approx(seconds))
+    assert {len(data.read_part(part)) for part in parts} == {round(1000 * min(window, seconds))}
