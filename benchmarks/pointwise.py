@@ -28,6 +28,10 @@ class Pointwise(Mechanism):
     shapes, but those of queries and keys do nothing.
     """
 
+    @property
+    def any_length(self) -> bool:
+        return True
+
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
         return [cls()]

@@ -54,6 +54,7 @@ class AudioDataModule(DataModule):
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         if not details and not isinstance(inputs, Tensor | list):  # files to predict: `read` has cropped them
             details = {"lengths": torch.zeros(len(inputs), dtype=torch.int64)}
+            return Clips(inputs, *arguments, **details)
         return Clips(inputs, *arguments, max_samples=self.shape[0], **details)
 
     def read(self, path: str | os.PathLike[str]) -> Float32[Tensor, " s"]:
@@ -65,16 +66,19 @@ class AudioDataModule(DataModule):
         waveform = change_rate(*read_middle(path, self.seconds), self.sample_rate_hz)
         return crop_middle(waveform.clamp(-1, 1), self.shape[0])
 
-    def parts(self, path: str, window: float | None = None, hop: float | None = None) -> list[Part]:
-        """The whole sound; or windows that cover it, where they are asked for, or the sound is longer than `seconds`.
+    def parts(
+        self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
+    ) -> list[Part]:
+        """The whole sound; or windows that cover it, if they are asked for, or if the sound is longer than `seconds`
+        and the model takes no longer ones.
 
         All windows have the same length; the last one ends with the sound, and may overlap the one before it more.
         """
-        length, longest = seconds_of(path), self.seconds
+        length, longest = seconds_of(path), math.inf if any_length else self.seconds
         least = 1 / self.sample_rate_hz
         if window is None and hop is None and length <= longest + least:
-            return [(path, 0.0, None)]
-        window = longest if window is None else window
+            return [(path, 0.0, None if length <= self.seconds else length)]
+        window = min(longest, length) if window is None else window
         hop = window if hop is None else hop
         require(
             least <= window <= longest, "window", f"positive and at most {longest:g} s", window, "clips are no longer"
@@ -91,7 +95,11 @@ class AudioDataModule(DataModule):
         if end is None:
             return self.read(path)
         waveform = change_rate(*read_sound(path, start, end), self.sample_rate_hz)
-        return waveform.clamp(-1, 1)[: self.shape[0]]
+        return waveform.clamp(-1, 1)[: round((end - start) * self.sample_rate_hz)]
+
+    def _predict_options(self) -> dict[str, Any]:
+        is_long = any(end is not None and end - start > self.seconds for _, start, end in self.predict_parts)
+        return {"batch_size": 1} if is_long else {}  # an hour must not be padded to a day
 
     def figures(self, samples: Samples) -> dict[str, Any]:
         lengths, powers, peak, silent = [], [], 0.0, 0

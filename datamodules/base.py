@@ -148,13 +148,16 @@ class DataModule(pl.LightningDataModule, ABC):
             DataError: If the file cannot be read; the message names it.
         """
 
-    def parts(self, path: str, window: float | None = None, hop: float | None = None) -> list[Part]:
+    def parts(
+        self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
+    ) -> list[Part]:
         """The parts of a file that are inputs of their own: here the whole file; sounds may have several.
 
         Args:
             path: The file.
             window: Length of each part in seconds; None for as few as needed.
             hop: Seconds from the start of one part to the next; None for the window's.
+            any_length: Whether the model takes inputs of any length.
 
         Raises:
             DataError: If the file cannot be read.
@@ -292,7 +295,8 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def predict_dataloader(self) -> DataLoader:
         files = Files(self.predict_parts, self.read_part)
-        return self._loader(Inputs(self.samples_of(files, torch.zeros(len(files), dtype=torch.int64))))
+        samples = Inputs(self.samples_of(files, torch.zeros(len(files), dtype=torch.int64)))
+        return self._loader(samples, **self._predict_options())
 
     def longest_batch(self) -> Any:
         """The training batch that takes the most memory."""
@@ -300,15 +304,18 @@ class DataModule(pl.LightningDataModule, ABC):
         lengths = torch.zeros(len(train)) if train.lengths is None else train.lengths
         return train.__getitems__(lengths.argsort(descending=True)[: self.batch_size].tolist())
 
+    def _predict_options(self) -> dict[str, Any]:
+        """Further arguments of the loader of predictions."""
+        return {}
+
     def _loader(self, dataset: Dataset, **options: Any) -> DataLoader:
         return DataLoader(
             dataset,
-            batch_size=self.batch_size,
             collate_fn=_as_it_is,  # the data set has made the batch
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             # seeds the workers; without it the loader would draw from the generator of the training
             generator=torch.Generator().manual_seed(self.seed),
-            **options,
+            **{"batch_size": self.batch_size, **options},
         )

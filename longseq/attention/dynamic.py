@@ -85,6 +85,7 @@ class Dynamic(Projection):
     norm: bool = False
 
     takes_lengths_of_heads: ClassVar[bool] = False
+    any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Projection]":

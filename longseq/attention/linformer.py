@@ -28,6 +28,10 @@ class Linformer(Mechanism):
     sharing: Sharing = "key_value"
     projection: Projection = Linear()
 
+    @property
+    def any_length(self) -> bool:
+        return self.projection.any_length
+
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
         return examples_of_lengths(cls)

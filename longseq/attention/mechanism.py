@@ -18,6 +18,12 @@ class Mechanism(ABC):
     when they hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
     """
 
+    @property
+    def any_length(self) -> bool:
+        """Whether its layers also take sequences that are longer than the grid's. Unless a mechanism says so, they do
+        not."""
+        return False
+
     @classmethod
     @abstractmethod
     def examples(cls) -> "Sequence[Mechanism]":

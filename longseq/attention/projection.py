@@ -65,6 +65,7 @@ class Projection(ABC):
     """A description of a projection, chosen in YAML; it builds the layers once n, k and the heads are known."""
 
     takes_lengths_of_heads: ClassVar[bool] = True  # whether each head may have a k of its own
+    any_length: ClassVar[bool] = False  # whether its layers also take sequences that are longer than the grid's
 
     @classmethod
     def examples(cls) -> "Sequence[Projection]":

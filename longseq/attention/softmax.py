@@ -12,6 +12,10 @@ from longseq.attention.mechanism import Mechanism
 class Softmax(Mechanism):
     """Exact attention through torch's scaled_dot_product_attention; its time grows with n^2 d."""
 
+    @property
+    def any_length(self) -> bool:
+        return True
+
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
         return [cls()]

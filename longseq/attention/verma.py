@@ -46,6 +46,10 @@ class Verma(Mechanism):
     projection: Projection = Linear()
     normalize: Normalize = "rows"
 
+    @property
+    def any_length(self) -> bool:
+        return self.k is None or self.projection.any_length
+
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
         return [cls(), *examples_of_lengths(cls), cls(7, normalize="columns")]

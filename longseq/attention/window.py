@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,8 @@ class WindowProjection(ProjectionLayer):
     """Windows of ceil(n / k) tokens, side by side along the sequence; the last may be shorter if k does not divide n.
 
     There are ceil(n / window) windows: k, or fewer where rounding up leaves no token for the last ones. The window's
-    length follows from the configured n: a shorter sequence has fewer windows, not smaller ones.
+    length follows from the configured n: a shorter sequence has fewer windows and a longer one more,
+    all of the same length.
 
     Args:
         n: Tokens in.
@@ -100,7 +102,9 @@ class ConvProjection(WindowProjection):
 
 @dataclass(frozen=True)
 class Mean(Projection):
-    """Mean pooling with window and stride n / k; nothing is learned."""
+    """Mean pooling with window and stride n / k; nothing is learned. A longer sequence has more windows."""
+
+    any_length: ClassVar[bool] = True
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> MeanProjection:
         return MeanProjection(grid.num_tokens, k)
@@ -108,7 +112,9 @@ class Mean(Projection):
 
 @dataclass(frozen=True)
 class Max(Projection):
-    """Max pooling with window and stride n / k; nothing is learned."""
+    """Max pooling with window and stride n / k; nothing is learned. A longer sequence has more windows."""
+
+    any_length: ClassVar[bool] = True
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> MaxProjection:
         return MaxProjection(grid.num_tokens, k)
@@ -116,7 +122,7 @@ class Max(Projection):
 
 @dataclass(frozen=True)
 class Conv(Projection):
-    """A learned convolution with kernel and stride n / k.
+    """A learned convolution with kernel and stride n / k. A longer sequence has more windows.
 
     Args:
         full: Whether the kernel combines all channels, with (d, d, n/k) weights, or with sharing ``none`` the channels
@@ -124,6 +130,8 @@ class Conv(Projection):
     """
 
     full: bool = False
+
+    any_length: ClassVar[bool] = True
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ConvProjection:
         return ConvProjection(grid.num_tokens, k, dim, (heads or 1) if self.full else dim)

@@ -313,7 +313,7 @@ class Commands(CommandLine):
         """
         asked = self.config.predict
         paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
-        parts = parts_of(datamodule, paths, asked.window, asked.hop)
+        parts = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
         datamodule.predict_parts = parts
         loader = datamodule.predict_dataloader()
         batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)

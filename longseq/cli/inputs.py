@@ -56,11 +56,21 @@ def readable(datamodule: Any, paths: list[str]) -> list[str]:
     return good
 
 
-def parts_of(datamodule: Any, paths: Sequence[str], window: float | None, hop: float | None) -> list[Part]:
+def parts_of(
+    datamodule: Any, paths: Sequence[str], window: float | None, hop: float | None, any_length: bool
+) -> list[Part]:
     """The parts of all files that are inputs of their own. A line says so if a file has several and no window is asked
-    for."""
+    for.
+
+    Args:
+        datamodule: Knows the parts of a file.
+        paths: The files.
+        window: As DataContract.parts takes it.
+        hop: As DataContract.parts takes it.
+        any_length: Whether the model takes inputs of any length.
+    """
     try:
-        by_path = {path: datamodule.parts(path, window, hop) for path in paths}
+        by_path = {path: datamodule.parts(path, window, hop, any_length) for path in paths}
     except ValueError as error:
         if not hasattr(error, "argument"):
             raise

@@ -19,9 +19,14 @@ _TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, whic
 
 
 def run_block(
-    block: Any, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None, num_queries: int | None
+    block: Any,
+    tokens: Float[Tensor, "b n d"],
+    mask: Bool[Tensor, "b 1 1 n"] | None,
+    num_queries: int | None,
+    columns: int | None = None,
 ) -> Float[Tensor, "b q d"]:
-    """Run a block for the first q tokens, or for all of them where num_queries is None.
+    """Run a block for the first q tokens, or for all of them where num_queries is None. The grid of tokens has so many
+    columns; None where it is the one that the block was built for.
 
     A block of another class, with an attention that is not a TokenMixer, or with hooks in its parts is called as it is,
     for all tokens.
@@ -31,11 +36,11 @@ def run_block(
     if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask)
     if has_local:
-        tokens = block.local1(tokens, mask)
+        tokens = block.local1(tokens, mask, columns)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
     tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
     if has_local and block.local2 is not None:
-        tokens = block.local2(tokens, mask if num_queries is None else None)
+        tokens = block.local2(tokens, mask if num_queries is None else None, columns)
     if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and _is_perceptron(block.norm2, block.mlp):
         out = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
     else:

@@ -46,6 +46,16 @@ def encode(
     return trunk.head_drop(trunk.fc_norm(mean))
 
 
+def token_features(
+    trunk: VisionTransformer, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
+) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"] | None]:
+    """The features of every token, without prefix tokens, normalised as ``encode`` normalises its features, and which
+    of them are there; None where all are. The arguments are those of encode."""
+    tokens, present = encode_tokens(trunk, picture, rows)
+    prefix = trunk.num_prefix_tokens
+    return trunk.fc_norm(tokens[:, prefix:]), None if present is None else present[:, prefix:]
+
+
 def encode_tokens(
     trunk: VisionTransformer,
     picture: Float[Tensor, "b channels height width"],
@@ -62,13 +72,19 @@ def encode_tokens(
         last_queries: How many tokens leave the last block; None for all.
         replaced: Which patches are hidden, and the token that stands in their places.
     """
-    present = None
-    if rows is not None:
-        height, whole_height = picture.shape[2], trunk.patch_embed.img_size[0]
+    present, embed = None, trunk.patch_embed
+    any_length = not embed.strict_img_size
+    if any_length and rows is not None and len(rows) == 1:
+        picture = picture[:, :, : int(rows)]
+        picture = F.pad(picture, (0, 0, 0, -picture.shape[2] % embed.patch_size[0]))
+    elif rows is not None:
+        height = picture.shape[2]
         present = is_present(count_tokens(trunk, rows), count_tokens(trunk, height))
         picture = picture.masked_fill(~is_present(rows, height)[:, None, :, None], 0)
-        picture = F.pad(picture, (0, 0, 0, whole_height - height))
-    patches = embed_patches(trunk.patch_embed, picture)
+        missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
+        picture = F.pad(picture, (0, 0, 0, missing))
+    columns = picture.shape[3] // embed.patch_size[1]
+    patches = embed_patches(embed, picture)
     if replaced is not None:
         where, token = replaced
         patches = torch.where(where[..., None], token.to(patches.dtype), patches)
@@ -81,9 +97,9 @@ def encode_tokens(
     for depth, block in enumerate(trunk.blocks, start=1):
         num_queries = last_queries if depth == len(trunk.blocks) else None
         if trunk.grad_checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run_block, block, tokens, mask, num_queries, use_reentrant=False)
+            tokens = checkpoint(run_block, block, tokens, mask, num_queries, columns, use_reentrant=False)
         else:
-            tokens = run_block(block, tokens, mask, num_queries)
+            tokens = run_block(block, tokens, mask, num_queries, columns)
     return trunk.norm(tokens), present
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism, plug
-from longseq.encoders.encode import count_tokens, encode, is_present
+from longseq.encoders.encode import count_tokens, encode, is_present, token_features
 from longseq.encoders.local import LocalMixing, add_local
 
 
@@ -30,9 +30,13 @@ class Encoder(nn.Module, ABC):
         statistics: Shape of mean and std; it must broadcast over a picture.
         local: Local mixing of every block; None for none.
         checkpointing: Whether the backward pass computes the blocks' activations again, so that they are not kept.
+        any_length: Whether inputs may be of any size; picture_shape is then that of a usual one.
+
+    Raises:
+        ValueError: If any_length is wanted, and the mechanism is bound to a length.
 
     Attributes:
-        num_tokens: n, the length of the sequence that the attention sees.
+        num_tokens: n, the length of the sequence that the attention sees; with any_length that of a usual one.
         dim, depth, heads: Width of the features, number of blocks, and heads of each block.
         mean, std: Mean and standard deviation of the training set's pictures: one value per channel for images, one per
             mel band for sound.
@@ -51,15 +55,21 @@ class Encoder(nn.Module, ABC):
         statistics: tuple[int, int, int],
         checkpointing: bool,
         local: LocalMixing | None = None,
+        any_length: bool = False,
     ) -> None:
         super().__init__()
+        if any_length and not attention.any_length:
+            projection = getattr(attention, "projection", None)
+            bound = type(attention if projection is None else projection).__name__
+            what = f"must take sequences of any length, but {bound} is bound to one"
+            raise ArgumentError("attention", f"{what}; Verma without k and Linformer with Dynamic are not")
         blocks: Any = trunk.blocks
         heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses a block without attn
         self.trunk = plug(trunk, attention)
         if local is not None:
             add_local(self.trunk, local)
         self.trunk.set_grad_checkpointing(checkpointing)
-        self.attention, self.local = attention, local
+        self.attention, self.local, self.any_length = attention, local, any_length
         self.picture_shape, self.checkpointing = picture_shape, checkpointing
         self.dim, self.depth, self.heads = self.trunk.num_features, len(self.trunk.blocks), heads
         self.register_buffer("mean", torch.zeros(statistics))
@@ -105,11 +115,22 @@ class Encoder(nn.Module, ABC):
     def count_tokens(self, inputs: Any) -> Int64[Tensor, ""] | int:
         """The number of tokens in a batch, without padding."""
         rows = self.rows(inputs)
-        return len(inputs) * self.num_tokens if rows is None else count_tokens(self.trunk, rows).sum()
+        if rows is not None:
+            return count_tokens(self.trunk, rows).sum()
+        if not self.any_length:
+            return len(inputs) * self.num_tokens
+        rows, columns = self.trunk.patch_embed.patch_size
+        height, width = inputs.shape[-2:]
+        return len(inputs) * (height // rows * (width // columns) + self.trunk.num_prefix_tokens)
 
     def forward(self, inputs: Any) -> Float[Tensor, "b dim"]:
         """Encode a batch as its data module yields it."""
         return encode(self.trunk, *self.prepared(inputs))
+
+    def token_features(self, inputs: Any) -> tuple[Float[Tensor, "b n dim"], Bool[Tensor, "b n"] | None]:
+        """The features of every token of a batch, without prefix tokens, and which of them are there; None where all
+        are."""
+        return token_features(self.trunk, *self.prepared(inputs))
 
     def prepared(self, inputs: Any) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
         """The pictures that the trunk sees, normalised and in training changed at random, and how many rows of each
@@ -126,6 +147,11 @@ class Encoder(nn.Module, ABC):
     def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
         channels, height, width = self.picture_shape
         shape = tuple(picture.shape[1:])
+        if self.any_length and channels == shape[0]:
+            patch = self.trunk.patch_embed.patch_size
+            if may_be_lower or not any(side % of_patch for side, of_patch in zip(shape[1:], patch, strict=True)):
+                return
+            raise ArgumentError("inputs", f"must be filled by patches of {patch}, got {shape[1:]}; crop them")
         if shape == self.picture_shape or (may_be_lower and shape == (channels, min(shape[1], height), width)):
             return
         raise ArgumentError(

@@ -34,6 +34,8 @@ class ImageEncoder(Encoder):
         positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
             mixing, edges tell.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
+        any_length: Whether images may be of any size that patches fill, without a resize; ``shape`` is then a usual
+            one. Positions must be ``none``, and the attention must not be bound to a length.
 
     Raises:
         ValueError: If the patch does not divide the image, the heads do not divide dim, or the mechanism does not fit.
@@ -54,6 +56,7 @@ class ImageEncoder(Encoder):
         checkpointing: bool = False,
         local: LocalMixing | None = None,
         positions: Positions = "learned",
+        any_length: bool = False,
     ) -> None:
         picture = picture_shape(shape)
         height, width = picture[1:]
@@ -64,8 +67,9 @@ class ImageEncoder(Encoder):
                 "1 makes every pixel a token",
             )
         patch = (patch_size, patch_size)
-        trunk = make_trunk(picture, patch, dim, depth, heads, mlp_ratio, dropout, drop_path, pool, positions)
-        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local)
+        sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
+        trunk = make_trunk(picture, patch, *sizes, pool, positions, any_length)
+        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local, any_length)
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
 

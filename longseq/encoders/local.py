@@ -31,7 +31,7 @@ class LocalLayer(nn.Module):
     Args:
         dim: d.
         kernel_size: Height and width of the kernel, both odd.
-        columns: Columns of the grid; its rows follow from the tokens.
+        columns: Columns of the grid, unless forward is told others; its rows follow from the tokens.
         num_prefix_tokens: Tokens in front of the grid.
     """
 
@@ -45,7 +45,9 @@ class LocalLayer(nn.Module):
         nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
         self.columns, self.num_prefix_tokens = columns, num_prefix_tokens
 
-    def forward(self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None = None) -> Tensor:
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None = None, columns: int | None = None
+    ) -> Tensor:
         prefix = self.num_prefix_tokens
         grid = tokens[:, prefix:]
         if not grid.shape[1]:
@@ -53,7 +55,7 @@ class LocalLayer(nn.Module):
         if mask is not None:
             grid = grid.masked_fill(~mask[:, 0, 0, prefix:, None], 0)
         # (b, d, rows, columns) without a copy: the channels of a token lie together, as torch's channels_last has them
-        image = grid.mT.unflatten(2, (-1, self.columns))
+        image = grid.mT.unflatten(2, (-1, columns if columns and self.columns > 1 else self.columns))
         # depthwise convolutions in bfloat16 take ten times as long as in float32 on a CPU; the tokens are float32 here
         with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
             mixed = self.convolution(image).flatten(2).mT

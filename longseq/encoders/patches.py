@@ -18,15 +18,17 @@ def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"])
     Where patches do not overlap, the embedding is a linear map of the flattened patches. A convolution gives the same
     numbers, but torch 2.14's convolution in bfloat16 is wrong, without an error, on processors with AMX for some
     kernels of one row, such as (1, 16) over one channel: it is off by 1e38. An embedding of another class, a wrapped
-    embedding, and a picture of another size are left to timm.
+    embedding, and a picture of a size that it refuses are left to timm.
 
     Args:
         embed: ``vit.patch_embed``.
-        picture: Of the size that the embedding was built for.
+        picture: Of the size that the embedding was built for, or of any size that patches fill if it takes others.
     """
-    if not _is_product(embed) or picture.shape[-2:] != embed.img_size:
-        return embed(picture)
     rows, columns = embed.patch_size
+    height, width = picture.shape[-2:]
+    fits = (height, width) == embed.img_size if embed.strict_img_size else not (height % rows or width % columns)
+    if not _is_product(embed) or not fits:
+        return embed(picture)
     patches = patches_of(picture, rows, columns)
     weight = embed.proj.weight.flatten(1)
     # on a CPU, products over a few numbers take four times as long in bfloat16 as in float32

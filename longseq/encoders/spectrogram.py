@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
+from torchaudio.functional import spectrogram as spectrogram_of
 from torchaudio.transforms import MelSpectrogram
 
 from longseq.arguments import ArgumentError
@@ -15,6 +17,8 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
 from longseq.encoders.trunk import make_trunk
+
+_FRAMES = 1 << 15  # frames whose spectrum is in memory at a time
 
 
 class SpecAugment(nn.Module):
@@ -82,6 +86,8 @@ class SpectrogramEncoder(Encoder):
         positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
             mixing, edges tell.
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
+        any_length: Whether clips may be of any length, without a resize; ``seconds`` is then a usual one. Positions
+            must be ``none``, and the attention must not be bound to a length.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
@@ -111,6 +117,7 @@ class SpectrogramEncoder(Encoder):
         checkpointing: bool = False,
         local: LocalMixing | None = None,
         positions: Positions = "learned",
+        any_length: bool = False,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         for name, value in sizes.items() | {"hop_ms": hop_ms, "window_ms": window_ms}.items():
@@ -130,8 +137,9 @@ class SpectrogramEncoder(Encoder):
         num_samples = round(sample_rate_hz * seconds)
         num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is padded with the mean
         picture = (1, num_rows * frames, num_mels)
-        trunk = make_trunk(picture, (frames, mels), dim, depth, heads, mlp_ratio, dropout, drop_path, pool, positions)
-        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local)
+        width = dim, depth, heads, mlp_ratio, dropout, drop_path
+        trunk = make_trunk(picture, (frames, mels), *width, pool, positions, any_length)
+        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local, any_length)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
@@ -154,7 +162,7 @@ class SpectrogramEncoder(Encoder):
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
-        if waveforms.shape[-1] > self.num_samples:
+        if waveforms.shape[-1] > self.num_samples and not self.any_length:
             raise ArgumentError(
                 "seconds",
                 f"must cover the longest clip, but {self.num_samples} samples ({self.seconds} s) are the most "
@@ -180,7 +188,7 @@ class SpectrogramEncoder(Encoder):
         if isinstance(inputs, Mapping):
             return 1 + inputs["lengths"] // self.hop
         frames = 1 + inputs.shape[-1] // self.hop
-        if frames == self.picture_shape[1]:
+        if frames == self.picture_shape[1] and not self.any_length:
             return None
         return torch.full((len(inputs),), frames, device=inputs.device)
 
@@ -205,8 +213,20 @@ class LogMel(nn.Module):
         )
 
     def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
+        spectrogram: Any = self.mel.spectrogram
+        bins, hop = spectrogram.n_fft, spectrogram.hop_length
+        frames = 1 + waveforms.shape[-1] // hop
         with torch.autocast(waveforms.device.type, enabled=False):  # torch.fft has no bfloat16
-            return (self.mel(waveforms.to(self._dtype)) + 1e-6).log()
+            padded = F.pad(waveforms.to(self._dtype), (bins // 2, bins // 2))
+            parts = []
+            for begin in range(0, frames, _FRAMES):  # an hour's spectrum would take gigabytes
+                end = min(begin + _FRAMES, frames)
+                of_part = padded[:, begin * hop : (end - 1) * hop + bins]
+                power = spectrogram_of(
+                    of_part, 0, spectrogram.window, bins, hop, spectrogram.win_length, 2.0, False, center=False
+                )
+                parts.append((self.mel.mel_scale(power) + 1e-6).log())
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     @property
     def _dtype(self) -> torch.dtype:

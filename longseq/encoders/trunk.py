@@ -38,6 +38,7 @@ def make_trunk(
     drop_path: float,
     pool: str,
     positions: Positions = "learned",
+    any_length: bool = False,
 ) -> VisionTransformer:
     """A new timm ViT without a head.
 
@@ -46,8 +47,11 @@ def make_trunk(
     digits with 0.02, 0.91 with 1; docs/results). Frames mean more and learn better with timm's 0.02: 0.99 on spoken
     digits, 0.97 with 1.
 
+    With any_length it takes pictures of any size, and picture_shape is a usual one.
+
     Raises:
-        ValueError: If a number is out of its range, the heads do not divide the width, or pool is unknown.
+        ValueError: If a number is out of its range, the heads do not divide the width, pool is unknown, or positions
+            are bound to a length that any_length leaves open.
         MemoryError: If this machine has no room for the weights.
     """
     for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
@@ -66,6 +70,9 @@ def make_trunk(
         raise ArgumentError("pool", f"must be avg or token, got {pool!r}; choose one of them")
     if positions not in get_args(Positions):
         raise ArgumentError("positions", f"must be learned, sincos or none, got {positions!r}; choose one of them")
+    if any_length and positions != "none":
+        what = f"must be none for inputs of any length, got {positions!r}; local mixing tells neighbours apart"
+        raise ArgumentError("positions", what)
     refuse_beyond_memory(dim, depth, mlp_ratio)
     channels, height, width = picture_shape
     trunk = VisionTransformer(
@@ -84,6 +91,7 @@ def make_trunk(
         drop_path_rate=drop_path,
         pos_embed="learn" if positions == "learned" else "none",
     )
+    trunk.patch_embed.strict_img_size = not any_length
     if positions == "sincos":
         del trunk.pos_embed
         trunk.pos_embed = nn.Buffer(sincos(token_grid(trunk), dim))  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from longseq.encoders.encode import encode_tokens
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import patches_of
 from longseq.tasks.mean_loss import MeanLoss
+from longseq.tasks.pooling import Pool, Pooling
 from longseq.tasks.task import Answer, Task
 
 
@@ -49,7 +50,12 @@ class Masked(Task):
         rows, columns = encoder.trunk.patch_embed.patch_size
         return Rebuilder(encoder.dim, encoder.picture_shape[0] * rows * columns)
 
-    def outputs(self, encoder: Any, head: Any, inputs: Any) -> Float[Tensor, "b n numbers"]:
+    def pooling(self, encoder: Any, pool: Pool | None) -> None:
+        """Nothing is pooled; the classifier that starts from this model may pool as it likes."""
+
+    def outputs(
+        self, encoder: Any, head: Any, inputs: Any, pooling: Pooling | None = None
+    ) -> Float[Tensor, "b n numbers"]:
         picture, rows = encoder.prepared(inputs)
         trunk = encoder.trunk
         hidden = self._hidden(len(picture), trunk.patch_embed.num_patches, picture.device, encoder.training)

@@ -15,7 +15,7 @@ from torchmetrics.classification import (
 )
 
 from longseq.encoders import Encoder
-from longseq.tasks.task import Answer, Task
+from longseq.tasks.task import Answer, Task, shares_of
 
 
 class MultiLabel(Task):
@@ -34,9 +34,8 @@ class MultiLabel(Task):
     best: ClassVar[str] = "average_precision"
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
-        head = LinearWithThresholds(encoder.dim, num_classes)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        head = super().head(encoder, num_classes)
+        head.thresholds = nn.Buffer(torch.full((num_classes,), 0.5))  # until a validation
         return head
 
     def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b classes"]:
@@ -98,22 +97,10 @@ class MultiLabel(Task):
         return [Answer(name, share) for share, name in reached]
 
     def names(self, target: Tensor, class_names: list[str]) -> str:
-        if target.ndim == 0:
-            return class_names[int(target)]
-        there = [(float(share), name) for share, name in zip(target, class_names, strict=True) if share > 0.005]
-        named = [name if share > 0.995 else f"{share:.0%} {name}" for share, name in sorted(there, reverse=True)]
-        return ", ".join(named) or "no class"
+        return class_names[int(target)] if target.ndim == 0 else ", ".join(shares_of(target, class_names)) or "no class"
 
     def counts(self, labels: Tensor, num_classes: int) -> Int64[Tensor, " classes"]:
         return self.targets(labels, num_classes).sum(0).long()
 
 
 _GRID = [step / 200 for step in range(1, 200)]  # thresholds that are tried
-
-
-class LinearWithThresholds(nn.Linear):
-    """A linear layer, and the probability from which on each class counts as present: 0.5 until a validation."""
-
-    def __init__(self, dim: int, num_classes: int) -> None:
-        super().__init__(dim, num_classes)
-        self.thresholds = nn.Buffer(torch.full((num_classes,), 0.5))

@@ -7,7 +7,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 from longseq.arguments import SettingError
-from longseq.tasks.task import Answer, Task
+from longseq.tasks.task import Answer, Task, shares_of
 
 
 class SingleLabel(Task):
@@ -48,12 +48,7 @@ class SingleLabel(Task):
         return [Answer(class_names[int(label)], float(probability))]
 
     def names(self, target: Tensor, class_names: list[str]) -> str:
-        if target.ndim == 0:
-            return class_names[int(target)]
-        parts = [(float(share), name) for share, name in zip(target, class_names, strict=True) if share > 0.005]
-        return " + ".join(
-            name if share > 0.995 else f"{share:.0%} {name}" for share, name in sorted(parts, reverse=True)
-        )
+        return class_names[int(target)] if target.ndim == 0 else " + ".join(shares_of(target, class_names))
 
     def counts(self, labels: Int64[Tensor, " n"], num_classes: int) -> Int64[Tensor, " classes"]:
         return labels.bincount(minlength=num_classes)

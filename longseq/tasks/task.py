@@ -11,6 +11,7 @@ from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError
 from longseq.encoders import Encoder
+from longseq.tasks.pooling import Pool, Pooling, make_pooling
 
 
 class Answer(NamedTuple):
@@ -58,9 +59,25 @@ class Task(ABC):
         nn.init.zeros_(head.bias)
         return head
 
-    def outputs(self, encoder: nn.Module, head: nn.Module, inputs: Any) -> Float[Tensor, "b outputs"]:
-        """The outputs of the model for a batch."""
-        return head(encoder(inputs))
+    def outputs(
+        self, encoder: Any, head: nn.Module, inputs: Any, pooling: Pooling | None = None
+    ) -> Float[Tensor, "b outputs"]:
+        """The outputs of the model for a batch.
+
+        Args:
+            encoder: Makes features of inputs.
+            head: The layer behind the encoder.
+            inputs: As the data module yields them.
+            pooling: Makes the outputs from those of the head for every token; None if the encoder pools its features.
+        """
+        if pooling is None:
+            return head(encoder(inputs))
+        tokens, present = encoder.token_features(inputs)
+        return pooling(tokens, head(tokens), present)
+
+    def pooling(self, encoder: Encoder, pool: Pool | None) -> Pooling | None:
+        """How scores of tokens become outputs; None if the encoder pools its features."""
+        return make_pooling(pool, encoder.dim)
 
     @abstractmethod
     def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b classes"]:
@@ -88,11 +105,11 @@ class Task(ABC):
         """The metrics that every model of this task logs, including ``best``; they take what ``measured`` returns."""
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
-        """The metrics of the training batches, which take outputs and labels; by default ``own_metrics``."""
+        """The metrics of the training batches, which take what ``measured`` returns; by default ``own_metrics``."""
         return self.own_metrics(num_classes)
 
     def measured(self, head: nn.Module, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """What the metrics of validation and test take: by default the outputs and labels of a batch."""
+        """What all metrics take: by default the outputs and labels of a batch."""
         return outputs, labels
 
     def user_metrics(self, num_classes: int) -> dict[str, Metric]:
@@ -142,6 +159,12 @@ class Task(ABC):
     @abstractmethod
     def counts(self, labels: Tensor, num_classes: int) -> Tensor:
         """How many samples each class has, (classes,)."""
+
+
+def shares_of(target: Tensor, class_names: list[str]) -> list[str]:
+    """The classes of a row of ``targets``, the largest share first, with shares that are not whole in percent."""
+    there = [(float(share), name) for share, name in zip(target, class_names, strict=True) if share > 0.005]
+    return [name if share > 0.995 else f"{share:.0%} {name}" for share, name in sorted(there, reverse=True)]
 
 
 def _metric_class(name: str, described: Any) -> type[Metric]:

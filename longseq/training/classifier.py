@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pytorch_lightning.callbacks import BaseFinetuning
 from timm.optim import list_optimizers
 from torch import Tensor
@@ -19,6 +19,7 @@ from longseq.compat.lightning import is_resumed_averaging
 from longseq.encoders import Encoder
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
+from longseq.tasks.pooling import Pool
 from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
@@ -52,6 +53,8 @@ class Classifier(pl.LightningModule):
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
             length, position embeddings and projections are carried over. If it had other classes, the head starts anew.
         compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same.
+        pool: How scores of tokens become those of the input: ``avg``, ``max``, ``linear_softmax`` or ``attention``
+            (tasks/pooling.py). If absent, the encoder pools its features, and these are scored.
 
     Raises:
         ValueError: If an argument is out of its range, or does not fit the others.
@@ -73,6 +76,7 @@ class Classifier(pl.LightningModule):
         init_from: str | None = None,
         compile: bool = False,
         betas: list[float] | None = None,
+        pool: Pool | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 2:
@@ -122,6 +126,7 @@ class Classifier(pl.LightningModule):
         self.init_from, self._compile = init_from, compile
         self.task = task or SingleLabel()
         self.head = self.task.head(encoder, num_classes)
+        self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
         evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
         self.train_metrics = metrics.clone(prefix="train/")
@@ -137,7 +142,15 @@ class Classifier(pl.LightningModule):
 
     def forward(self, inputs: Any) -> Tensor:
         """The task's outputs for a batch of inputs; for most tasks they are the logits of each class."""
-        return self.task.outputs(self.encoder, self.head, inputs)
+        return self.task.outputs(self.encoder, self.head, inputs, self.pooling)
+
+    def scores(self, inputs: Any) -> tuple[Float[Tensor, "b n classes"], Bool[Tensor, "b n"] | None]:
+        """The logits of each class at every token, and which tokens are there; None where all are.
+
+        With ``pool`` the input's logits follow from these. Without, they are those of its mean token.
+        """
+        tokens, present = self.encoder.token_features(inputs)
+        return self.head(tokens), present
 
     def setup(self, stage: str) -> None:
         """Before a training, set class weights and the weights to start from, and compile; every rank does the same.
@@ -159,6 +172,7 @@ class Classifier(pl.LightningModule):
             start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and self.encoder._compiled_call_impl is None:
             self.encoder.compile()
+            self.encoder.token_features = torch.compile(self.encoder.token_features)
 
     def on_fit_start(self) -> None:
         """Make a new learning rate schedule if a callback has changed the learning rate, or the batch size and with it
@@ -197,7 +211,7 @@ class Classifier(pl.LightningModule):
         if self.bad_steps.count(loss, self.trainer, batch_idx):
             # every rank must return a loss, or the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
-        self.train_metrics.update(outputs.detach(), labels)
+        self.train_metrics.update(*self.task.measured(self.head, outputs.detach(), labels))
         self.log("train/loss", loss)
         return loss
 

@@ -54,7 +54,7 @@ class DataContract(Protocol):
         ...
 
     def parts(
-        self, path: str, window: float | None = None, hop: float | None = None
+        self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
     ) -> list[tuple[str, float, float | None]]:
         """The parts of a file that are inputs of their own: path, start and end in seconds, to its end if that is None.
 
@@ -62,6 +62,7 @@ class DataContract(Protocol):
             path: The file.
             window: Length of each part in seconds; None for as few as needed.
             hop: Seconds from the start of one part to the next; None for the window's.
+            any_length: Whether the model takes inputs of any length.
         """
         ...
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from longseq.encoders.encode import encode
+from longseq.encoders.encode import encode, token_features
 from longseq.training.classifier import Classifier
 
 # Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets. The
@@ -53,7 +53,7 @@ class Flops(NamedTuple):
 
 @torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have off
 def flops_per_sample(model: Classifier) -> Flops:
-    """Count the matrix products and convolutions of trunk and head for one sample, on the meta device.
+    """Count the matrix products and convolutions of trunk, head and pooling for one sample, on the meta device.
 
     The spectrogram, which has no parameters, the optimizer, and all elementwise operations are not counted. Nor is
     recomputation under activation checkpointing or in a fused attention's backward pass: it is not the model's work.
@@ -61,19 +61,23 @@ def flops_per_sample(model: Classifier) -> Flops:
     Raises:
         RuntimeError: If no parameter is trained.
     """
-    originals = (model.encoder.trunk, model.head)
+    originals: Any = (model.encoder.trunk, model.head, model.pooling or nn.Identity())
     memo: dict[int, Any] = {}  # deepcopy takes its values as the copies, so a second model needs no memory
     for module in originals:
         memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
         for weight in module.parameters():
             memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
-    trunk, head = copy.deepcopy(originals, memo)
+    trunk, head, pooling = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
     picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder.mean.dtype, device="meta")
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _of_gradients})
     # torch's formula for a fused attention kernel adds the recomputed scores; MATH has the plain products only
     with sdpa_kernel(SDPBackend.MATH), counter:
-        logits = head(encode(trunk, picture))
+        if model.pooling is None:
+            logits = head(encode(trunk, picture))
+        else:
+            tokens, _ = token_features(trunk, picture)
+            logits = pooling(tokens, head(tokens))
         forward = counter.get_total_flops()
         logits.sum().backward()
     return Flops(forward, training=counter.get_total_flops())

@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 from PIL import Image
 
 from datamodules import AudioFolder
+from datamodules.sound_files import change_rate
+from longseq.training import Classifier
 
 SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
          "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar",
@@ -23,9 +26,19 @@ def tone(hertz: float, seconds: float, rate_hz: int = 8000, seed: int = 0) -> np
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that tells low tones from high ones, in clips of 0.2 s."""
+    return trained(tmp_path_factory.mktemp("tones"))
+
+
+@pytest.fixture(scope="module")
+def free_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for recordings of any length."""
+    flags = ["--model.encoder.any_length", "true", "--model.encoder.positions", "none", "--model.pool", "max"]
+    return trained(tmp_path_factory.mktemp("tones_of_any_length"), *flags)
+
+
+def trained(folder: Path, *flags: str) -> Path:
     from longseq.cli import main
 
-    folder = tmp_path_factory.mktemp("tones")
     for name, hertz in (("high", 2000), ("low", 300)):
         (folder / "data" / name).mkdir(parents=True)
         for number in range(16):
@@ -33,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     main(["fit", "--data", "AudioFolder", "--data.root", str(folder / "data"), "--data.batch_size", "8",
           "--model.encoder", "SpectrogramEncoder", "--model.encoder.attention", "Verma", "--model.encoder.num_mels",
           "16", "--model.learning_rate", "1e-2", "--trainer.max_epochs", "6", "--trainer.default_root_dir", str(folder),
-          "--experiment", "tones", *SMALL])  # fmt: skip
+          "--experiment", "tones", *SMALL, *flags])  # fmt: skip
     return folder / "runs/tones/0/best.ckpt"
 
 
@@ -115,3 +128,18 @@ def test_windows_have_one_length_and_leave_nothing_out(window, hop, seconds, tmp
     assert all(start <= before + 1e-9 for (_, start, _), before in zip(parts, ends, strict=False))
     assert (parts[0][1], ends[-1]) == (0.0, pytest.approx(seconds))
     assert {len(data.read_part(part)) for part in parts} == {round(1000 * min(window, seconds))}
+
+
+def test_a_model_for_any_length_hears_a_recording_as_one_sequence(command, free_checkpoint, recording) -> None:
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording)
+    ((path, _, probability),) = rows(done)
+    assert path == str(recording) and done.err == ""
+    model = Classifier.load_from_checkpoint(free_checkpoint).eval()
+    waveform = torch.from_numpy(soundfile.read(recording, dtype="float32")[0])
+    heard = change_rate(waveform, 16000, 8000).clamp(-1, 1)
+    with torch.no_grad():
+        expected = model({"waveforms": heard[None], "lengths": torch.tensor([8800])}).softmax(-1).max()
+    assert float(probability) == pytest.approx(float(expected), abs=2e-4)
+    # windows are still to be had, also longer ones than the clips of the training
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--window", "0.5")
+    assert [row[3] for row in rows(done)] == ["low", "high", "high"]

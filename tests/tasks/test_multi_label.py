@@ -180,3 +180,10 @@ def test_what_a_table_of_images_cannot_have_is_one_line(flags, code, said, comma
     done = command("fit", "--data", "ImageFolder", "--data.root", tmp_path, "--model.encoder", "ImageEncoder",
                    "--model.encoder.attention", "Verma", *flags, *SMALL)  # fmt: skip
     assert (done.code, said in done.error) == (code, True), done.err
+
+
+def test_data_with_one_class_for_each_sample_trains_too(command, tmp_path: Path) -> None:
+    flags = ["--model.task", "MultiLabel", "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2"]
+    done = command("fit", "--config", "image/digits", *flags, "--trainer.default_root_dir", tmp_path)
+    assert done.code == 0, done.err
+    assert "test average_precision" in done.out

@@ -1,0 +1,128 @@
+"""From the scores of every token to those of the whole input.
+
+An encoder's own pooling averages features, and only then are they scored: a second in an hour is diluted 3,600-fold.
+The poolings below score every token first, so that it is also known where in the input a class is.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+
+Pool = Literal["avg", "max", "linear_softmax", "attention"]
+
+
+class Pooling(nn.Module, ABC):
+    """Scores of an input from those of its tokens. Padding counts nothing: it is as if it were not there."""
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        scores: Float[Tensor, "b n classes"],
+        present: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b classes"]:
+        """Pool.
+
+        Args:
+            tokens: Features.
+            scores: What the head makes of each token: the logits of each class.
+            present: False where a token is padding; None without padding.
+        """
+
+
+class AveragePooling(Pooling):
+    """The mean of the scores: for what lasts as long as the input."""
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        scores: Float[Tensor, "b n classes"],
+        present: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b classes"]:
+        if present is None:
+            return scores.mean(1)
+        return scores.masked_fill(~present[..., None], 0).sum(1) / present.sum(1)[:, None].to(scores.dtype)
+
+
+class MaxPooling(Pooling):
+    """The highest score of each class: for what may last one token. Only that token learns from a sample."""
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        scores: Float[Tensor, "b n classes"],
+        present: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b classes"]:
+        return (scores if present is None else scores.masked_fill(~present[..., None], -float("inf"))).amax(1)
+
+
+class LinearSoftmaxPooling(Pooling):
+    """The mean of each class's probabilities sigmoid(score), each weighted by itself: sum p^2 / sum p, as a logit.
+
+    For what lasts some tokens: tokens of low probability weigh little, and all of high probability learn. Source: Wang,
+    Li and Metze, A Comparison of Five Multiple Instance Learning Pooling Functions (arXiv:1810.09050).
+    """
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        scores: Float[Tensor, "b n classes"],
+        present: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b classes"]:
+        scores = scores.float() if scores.dtype.itemsize < 4 else scores
+        # log p = logsigmoid(score), and all in logarithms: p may be 1e-30 everywhere
+        logs = nn.functional.logsigmoid(scores)
+        if present is not None:
+            logs = logs.masked_fill(~present[..., None], -float("inf"))
+        pooled = torch.logsumexp(2 * logs, dim=1) - torch.logsumexp(logs, dim=1)
+        pooled = pooled.clamp(max=-1e-6)
+        return pooled - torch.log(-torch.expm1(pooled))
+
+
+class AttentionPooling(Pooling):
+    """A weighted mean of the scores, with weights softmax_n(w' (tanh(V x) * sigmoid(U x))) for all classes alike.
+
+    Source: Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (arXiv:1802.04712), equation 9.
+
+    Args:
+        dim: d, the width of a token.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(dim, 2 * dim)
+        self.weight = nn.Linear(dim, 1, bias=False)
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        scores: Float[Tensor, "b n classes"],
+        present: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b classes"]:
+        values, gates = self.hidden(tokens).chunk(2, dim=-1)
+        logits = self.weight(values.tanh() * gates.sigmoid())
+        if present is not None:
+            logits = logits.masked_fill(~present[..., None], -float("inf"))
+        return (logits.softmax(1).mT @ scores.to(logits.dtype))[:, 0]
+
+
+def make_pooling(pool: Pool | None, dim: int) -> Pooling | None:
+    """The pooling of this name, for tokens of this width; None if the encoder pools its features.
+
+    Raises:
+        ValueError: If there is no such pooling.
+    """
+    if pool is None:
+        return None
+    kinds = {"avg": AveragePooling, "max": MaxPooling, "linear_softmax": LinearSoftmaxPooling}
+    if pool == "attention":
+        return AttentionPooling(dim)
+    if pool not in kinds:
+        what = f"must be {', '.join(kinds)} or attention, got {pool!r}; leave it out to pool features"
+        raise ArgumentError("pool", what)
+    return kinds[pool]()
