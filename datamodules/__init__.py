@@ -12,6 +12,7 @@ from datamodules.fsdd import FSDD
 from datamodules.image_folder import ImageFolder
 from datamodules.images import ImageDataModule
 from datamodules.mnist import MNIST, FashionMNIST
+from datamodules.needles import Needles
 from datamodules.pathfinder import Pathfinder
 from datamodules.speech_commands import SpeechCommands
 from datamodules.tiny_imagenet import TinyImageNet
@@ -32,6 +33,7 @@ __all__ = [
     "Gain",
     "ImageDataModule",
     "ImageFolder",
+    "Needles",
     "Noise",
     "Pathfinder",
     "SpeechCommands",

@@ -33,7 +33,7 @@ LIBRARIES = [
 ]  # fmt: skip
 IMPORTED = [
     *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.report",
-    "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep",
+    "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep", "longseq.reports.needle",
 ]  # fmt: skip
 _SIZE = 1 << 20  # the largest message, in bytes
 

@@ -18,6 +18,7 @@ ROOTS = {
     "image/tiny_imagenet": ("few_of_tiny_imagenet", ""),
     "audio/speech_commands": ("real_data", ""),
     "audio/esc50": ("real_data", ""),
+    "audio/needles": ("real_data", ""),
     "image/folder": ("few_of_tiny_imagenet", "tiny-imagenet-200/train"),
     "audio/folder": ("real_data", "SpeechCommands/speech_commands_v0.02"),
 }

@@ -27,6 +27,7 @@ COMMANDS = {
     "spectrum": "Measure how few tokens a trained model's attention needs, and suggest k.",
     "approximation": "Measure how far shortened attention is from exact attention.",
     "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
+    "needle": "Measure in how long a recording a model still hears one word.",
 }
 CONFIGURATIONS = "longseq has configurations such as image/digits"
 

@@ -135,7 +135,7 @@ class ThroughputLogger(pl.Callback):
             "tokens_per_second": (rates["device/items_per_sec"], torch.sum),
             "step_ms": (1000 / rates["device/batches_per_sec"], torch.mean),
             "data_wait_ms": (wait_ms, torch.mean),
-            "peak_memory_gib": (_peak_memory_gib(pl_module.device), torch.amax),
+            "peak_memory_gib": (peak_memory_gib(pl_module.device), torch.amax),
         }
         if self._peak:
             full_samples_per_second = rates["device/items_per_sec"] / pl_module.encoder.num_tokens
@@ -155,7 +155,7 @@ def _wait_for(device: torch.device) -> None:
     torch.get_device_module(device).synchronize()
 
 
-def _peak_memory_gib(device: torch.device) -> float:
+def peak_memory_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024

@@ -28,6 +28,7 @@ from datamodules import (
     Digits,
     FashionMNIST,
     ImageFolder,
+    Needles,
     Pathfinder,
     SpeechCommands,
     TinyImageNet,
@@ -218,3 +219,10 @@ def esc50(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ESC50:
             [["filename", "fold", "target", "category"], *([name, fold, 0, kind] for fold, kind, name in names)]
         )
     return ESC50(str(folder))
+
+
+@of(Needles)
+def needles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Needles:
+    fsdd(folder, monkeypatch)
+    esc50(folder, monkeypatch)
+    return Needles(str(folder), num_train=60, num_test=20, seconds=1.5, shortest=1.1)

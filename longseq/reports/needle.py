@@ -1,0 +1,132 @@
+"""How long a recording may be in which a model still hears a second: accuracy against duration."""
+
+import math
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.training import Classifier
+from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
+from longseq.training.description import allow_classes, build, naming
+from longseq.training.memory import keep_freed_memory
+from longseq.training.throughput import peak_memory_gib
+
+
+def needle(
+    ckpt_path: str,
+    seconds: list[float] = [10.0, 60.0, 600.0],  # noqa: B006  (jsonargparse shows them)
+    trials: int = 50,
+    window: float | None = None,
+    root: str | None = None,
+    out: str = "needle",
+    allow_class: list[str] = [],  # noqa: B006
+) -> None:
+    """Measure the accuracy of a model of Needles on recordings of the test's digits and backgrounds, by duration.
+
+    The model hears each recording as one sequence; it must take any length (any_length). With --window it hears windows
+    that overlap by half, as any model can, and the class with the highest probability in a window is its answer. The
+    interval is Wilson's, for 95 %. Time is the median of a pass over one recording, spectrogram included, and memory
+    the peak of the process so far.
+
+    Args:
+        ckpt_path: A checkpoint of a training on Needles.
+        seconds: Durations of the recordings.
+        trials: Recordings of each duration.
+        window: Length of the windows in seconds; if absent, the recording is one sequence.
+        root: Folder of the data, if it has moved.
+        out: Folder for table.md, table.csv and needle.png.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+
+    Raises:
+        ValueError: If a number is not positive, or the model cannot hear recordings of these durations.
+        CheckpointError: If the checkpoint cannot be read, or its data makes no recordings of any duration.
+    """
+    for name, value in {"seconds": min(seconds), "trials": trials, "window": 1 if window is None else window}.items():
+        if value <= 0:
+            raise ArgumentError(name, f"must be positive, got {value}; the defaults are a start")
+    allow_classes(allow_class)
+    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
+    model = Classifier.load_from_checkpoint(ckpt_path).eval()
+    if root is not None:
+        description = {**description, "init_args": {**description["init_args"], "root": root}}
+    with naming(ckpt_path):
+        data: Any = build(description, pl.LightningDataModule)
+    if not hasattr(data, "recording"):
+        what = f"was trained on {type(data).__name__}, which makes no recordings of any duration"
+        raise CheckpointError(f"{ckpt_path}: {what}; train on Needles")
+    longest = max(seconds) if window is None else window
+    if longest > data.seconds and not model.encoder.any_length:
+        what = f"clips of {data.seconds:g} s are its longest; give --window {data.seconds:g}, or train with any_length"
+        raise ArgumentError("ckpt_path", f"must be of a model for any length, but {what}")
+    data.setup("test")
+    keep_freed_memory()  # or every pass over an hour would ask for its gigabytes anew, page by page
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    header = ["seconds", "tokens", "right", "trials", "accuracy", "95 % interval", "seconds a pass", "peak GiB"]
+    rows = []
+    for duration in sorted(seconds):
+        right, times = 0, []
+        for trial in range(trials):
+            waveform, label = data.recording(duration, trial)
+            begin = time.perf_counter()
+            right += answer(model, waveform, None if window is None else round(window * data.sample_rate_hz)) == label
+            times.append(time.perf_counter() - begin)
+        low, high = wilson(right, trials)
+        tokens = int(model.encoder.count_tokens(_inputs(waveform[None])))
+        figures = f"{right / trials:.3f}", f"{low:.3f} to {high:.3f}", f"{median(times):.3g}"
+        rows.append([f"{duration:g}", tokens, right, trials, *figures, f"{peak_memory_gib(torch.device('cpu')):.2f}"])
+        print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
+    write_csv(folder / "table.csv", header, rows)
+    how = "each recording as one sequence" if window is None else f"windows of {window:g} s, half overlapping"
+    settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
+    what = f"{model.encoder.attention!r}, {how}; Needles ({settings})"
+    text = f"{what}; {machine()}\n\n{markdown(header, rows)}"
+    (folder / "table.md").write_text(text)
+    _draw(rows, 1 / data.num_classes).savefig(folder / "needle.png")
+    print(f"\n{text}\n{folder}/table.md, table.csv, needle.png")
+
+
+@torch.inference_mode()
+def answer(model: Any, waveform: Tensor, window: int | None) -> int:
+    """The label that a model gives a recording, heard whole or in windows of so many samples."""
+    if window is None:
+        return int(model(_inputs(waveform[None])).argmax())
+    if len(waveform) < window:
+        waveform = torch.nn.functional.pad(waveform, (0, window - len(waveform)))
+    hop = max(window // 2, 1)
+    missing = -(len(waveform) - window) % hop
+    windows = torch.nn.functional.pad(waveform, (0, missing)).unfold(0, window, hop)
+    chances = [model.task.probabilities(model(_inputs(batch))) for batch in windows.split(64)]
+    return int(torch.cat(chances).amax(0).argmax())
+
+
+def wilson(right: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of Wilson (1927) for a share."""
+    share, spread = right / trials, z * z / trials
+    centre = share + spread / 2
+    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
+    return max((centre - half) / (1 + spread), 0.0), min((centre + half) / (1 + spread), 1.0)
+
+
+def _inputs(waveforms: Tensor) -> dict[str, Tensor]:
+    return {"waveforms": waveforms, "lengths": torch.full((len(waveforms),), waveforms.shape[1])}
+
+
+@styled
+def _draw(rows: list[list[Any]], chance: float) -> Any:
+    figure, (axes,) = panels(1, width=5.0)
+    x, y = [float(row[0]) for row in rows], [float(row[4]) for row in rows]
+    low, high = zip(*(map(float, row[5].split(" to ")) for row in rows), strict=True)
+    axes.fill_between(x, low, high, color=COLOURS[2], alpha=0.2, linewidth=0)
+    axes.plot(x, y, "o-", color=COLOURS[2])
+    axes.axhline(chance, color=COLOURS[1], linestyle=":", label="chance")
+    axes.set(xscale="log", xlabel="seconds", ylabel="accuracy", ylim=(0, 1.03), title="A digit in a recording")
+    axes.legend()
+    return figure

@@ -1,0 +1,143 @@
+"""Recordings with hidden digits: what is hidden, where, how loud, and that nothing of the test is heard before."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from small_sets import SMALL
+
+from datamodules import ESC50, FSDD, Needles
+from datamodules.samples import ForTraining
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    SMALL[Needles](tmp_path, monkeypatch)
+    return str(tmp_path)
+
+
+def needles(root: str, **change) -> Needles:
+    data = Needles(root, **{"num_train": 40, "num_test": 20, "seconds": 6.0, "shortest": 2.5, **change})
+    data.setup()
+    return data
+
+
+def only_digits(root: str, trial: int, seconds: float = 6.0, **change) -> torch.Tensor:
+    """A recording without its background: two levels of the same one differ in the digits alone."""
+    loud, quiet = (needles(root, level_db=level, **change).recording(seconds, trial)[0] for level in (0.0, -60.0))
+    return loud - quiet
+
+
+@pytest.mark.parametrize("level", [20.0, 0.0, -6.0])
+def test_a_digit_is_as_loud_as_was_asked_for(root: str, level: float) -> None:
+    recording, _ = needles(root, level_db=level).recording(6.0, 3)
+    background, _ = needles(root, level_db=-60.0).recording(6.0, 3)
+    digit = recording - background
+    heard = digit[digit != 0]
+    ratio = heard.square().mean() / background[digit == 0].square().mean()
+    assert 10 * torch.log10(ratio) == pytest.approx(level, abs=0.5)
+
+
+@pytest.mark.parametrize("question", ["digit", "same", "order"])
+def test_one_digit_is_hidden_or_two_in_different_halves(root: str, question: str) -> None:
+    for trial in range(4):
+        digits = only_digits(root, trial, question=question)
+        halves = digits[:24_000], digits[24_000:]
+        # the longest digit of the small set is 0.13 s long
+        assert all(half.count_nonzero() <= 0.13 * 8000 for half in halves)
+        assert sum(bool(half.any()) for half in halves) == (1 if question == "digit" else 2)
+
+
+@pytest.mark.parametrize("question", ["digit", "same", "order"])
+def test_a_label_is_what_is_spoken(root: str, question: str) -> None:
+    data = needles(root, question=question)
+    maker = data.train_set.maker
+    generator = torch.Generator().manual_seed(0)
+    pairs = set()
+    for label in range(data.num_classes):
+        for _ in range(40):
+            spoken = maker._spoken(label, generator)
+            pairs.add(tuple(spoken))
+            if question == "digit":
+                assert spoken == [label]
+            elif question == "same":
+                assert data.class_names[label] == ("same" if spoken[0] == spoken[1] else "different")
+            else:
+                assert data.class_names[label] == ("rising" if spoken[0] < spoken[1] else "falling")
+    assert len(pairs) == 10 if question == "digit" else len(pairs) > 30
+    for digit, clips in enumerate(maker.digits):
+        names = FSDD(root, val_fraction=0.1)
+        names.setup()
+        assert len(clips) == int((names.train_set.labels == digit).sum())
+
+
+def test_no_digit_and_no_background_of_the_test_was_heard_before(root: str) -> None:
+    data = needles(root)
+    digits, backgrounds = FSDD(root, val_fraction=0.1), ESC50(root, sample_rate_hz=8000)
+    digits.setup()
+    backgrounds.setup()
+    with open(Path(root) / "ESC-50-master/meta/esc50.csv") as file:
+        folds = {row["filename"]: row["fold"] for row in csv.DictReader(file)}
+    used = {}
+    for name, samples in data.splits().items():
+        of_split = backgrounds.splits()[name]
+        used[name] = {folds[Path(path).name] for path in of_split.names}
+        for ours, theirs in zip(samples.maker.backgrounds, of_split.inputs, strict=True):
+            torch.testing.assert_close(ours / ours.abs().max(), theirs / theirs.abs().max())
+        heard = torch.cat([clip for clips in samples.maker.digits for clip in clips]).sort()[0]
+        assert torch.equal(heard, torch.cat(list(digits.splits()[name].inputs)).sort()[0])
+    assert used == {"train": {"1", "2", "3"}, "val": {"4"}, "test": {"5"}}
+
+
+def test_a_training_hears_new_recordings_in_every_epoch_and_an_evaluation_the_same_ones(root: str) -> None:
+    data = needles(root)
+    training = ForTraining(data.train_set, (), seed=0)
+    (first, labels), (second, again) = (training.__getitems__([epoch * 40 + 5]) for epoch in (0, 1))
+    assert torch.equal(labels, again) and torch.equal(first["lengths"], second["lengths"])
+    assert not torch.equal(first["waveforms"], second["waveforms"])
+    assert torch.equal(training.__getitems__([5])[0]["waveforms"], first["waveforms"])
+    assert torch.equal(data.test_set.sample(3), data.test_set.sample(3))
+    assert not torch.equal(data.test_set.sample(3)[:9000], data.test_set.sample(13)[:9000])
+    assert data.train_set.lengths.min() >= 2.5 * 8000 and data.train_set.lengths.max() <= 6 * 8000
+    assert [len(data.test_set.sample(index)) for index in range(9)] == data.test_set.lengths[:9].tolist()
+
+
+def test_recordings_of_any_duration_are_made_again_from_their_number(root: str) -> None:
+    data = needles(root)
+    waveform, label = data.recording(61.5, 12)
+    assert len(waveform) == 61.5 * 8000 and label == 2 and waveform.abs().max() <= 1
+    assert torch.equal(waveform, needles(root).recording(61.5, 12)[0])
+    assert not torch.equal(waveform, data.recording(61.5, 22)[0])
+    quiet = waveform.unfold(0, 800, 800).square().mean(1)
+    assert (quiet > 0).all()  # the background never stops
+
+
+def test_noise_has_the_spectra_of_the_recordings_and_never_repeats(root: str) -> None:
+    data = needles(root, background="noise")
+    from datamodules.needles import _noise_like
+
+    clip = data.train_set.maker.backgrounds[0]
+    generator = torch.Generator().manual_seed(0)
+    first, second = _noise_like(clip, generator), _noise_like(clip, generator)
+    torch.testing.assert_close(
+        torch.fft.rfft(first).abs()[1:-1], torch.fft.rfft(clip).abs()[1:-1], rtol=1e-3, atol=1e-4
+    )
+    assert torch.corrcoef(torch.stack([first, second]))[0, 1].abs() < 0.1
+    assert not torch.equal(data.recording(6.0, 0)[0], needles(root).recording(6.0, 0)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"level_db": 100.0}, "level_db"),
+        ({"num_train": 9}, "num_train"),
+        ({"num_test": 0}, "num_test"),
+        ({"shortest": 1.0}, "shortest"),
+        ({"shortest": 1.5, "question": "same"}, "shortest"),
+        ({"shortest": 11.0}, "shortest"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name(change, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*; .+"):
+        Needles("nowhere", **change)

@@ -1,0 +1,116 @@
+"""Accuracy against duration: the figures of the table, the windows, and what is refused."""
+
+import csv
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from small_sets import SMALL
+from torch import nn
+
+from datamodules import Needles
+from longseq.reports.needle import answer, wilson
+
+module = importlib.import_module("longseq.reports.needle")
+
+FIT = ["fit", "--config", "audio/needles", "--data.num_train", "20", "--data.num_test", "10", "--data.seconds", "3",
+       "--data.batch_size", "10", "--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.max_epochs",
+       "1", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("needles")
+    with pytest.MonkeyPatch.context() as patch:
+        SMALL[Needles](folder, patch)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(root: Path) -> Path:
+    from longseq.cli import main
+
+    main([*FIT, "--data.root", str(root), "--trainer.default_root_dir", str(root)])
+    return root / "runs/needles/0/best.ckpt"
+
+
+def test_the_table_has_a_row_for_each_duration(command, checkpoint: Path, tmp_path: Path) -> None:
+    done = command("needle", "--ckpt_path", checkpoint, "--seconds", "20", "3", "--trials", "10", "--out", tmp_path)
+    assert done.code == 0, done.err
+    with open(tmp_path / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seconds"], row["tokens"], row["trials"]) for row in rows] == [
+        ("3", "301", "10"),
+        ("20", "2001", "10"),
+    ]
+    for row in rows:
+        low, high = map(float, row["95 % interval"].split(" to "))
+        assert float(row["accuracy"]) == int(row["right"]) / 10 and low <= float(row["accuracy"]) <= high
+        assert float(row["seconds a pass"]) > 0 and float(row["peak GiB"]) > 0.1
+    assert "Verma(k=None" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "needle.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_of_bounded_clips_is_refused_and_hears_windows(command, root: Path, tmp_path: Path) -> None:
+    change = ["--model.encoder.any_length", "false", "--trainer.default_root_dir", tmp_path]
+    assert command(*FIT, "--data.root", root, *change).code == 0
+    flags = ["--ckpt_path", tmp_path / "runs/needles/0/best.ckpt", "--seconds", "9", "--trials", "3", "--out", tmp_path]
+    done = command("needle", *flags)
+    assert done.code == 2 and "clips of 3 s are its longest; give --window 3, or train with any_length" in done.err
+    done = command("needle", *flags, "--window", "3")
+    assert done.code == 0 and "windows of 3 s, half overlapping" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--trials", "0"], "trials: must be positive, got 0"),
+        (["--seconds", "0", "5"], "seconds: must be positive, got 0"),
+        (["--window", "-1"], "window: must be positive, got -1"),
+    ],
+)
+def test_a_wrong_number_is_one_line(command, checkpoint: Path, flags: list[str], said: str) -> None:
+    done = command("needle", "--ckpt_path", checkpoint, *flags)
+    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+
+
+def test_data_without_recordings_of_any_duration_is_refused(command, tmp_path: Path) -> None:
+    small = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--model.encoder.dim", "16"]
+    fitted = command("fit", "--config", "image/digits", *small, "--trainer.default_root_dir", tmp_path)
+    assert fitted.code == 0, fitted.err
+    done = command("needle", "--ckpt_path", tmp_path / "runs/digits/0/best.ckpt")
+    assert done.code == 4 and "was trained on Digits" in done.err and done.err.count("\n") == 1
+
+
+class Loudest(nn.Module):
+    """Says class 1, as surely as the input is loud, where a loud sample is in it, and else class 0 with little."""
+
+    class task:  # noqa: N801
+        @staticmethod
+        def probabilities(outputs):
+            return outputs
+
+    def forward(self, inputs):
+        loud = inputs["waveforms"].amax(1)
+        return torch.stack([torch.full_like(loud, 0.4), loud], dim=1)
+
+
+@pytest.mark.parametrize("place", [0, 39, 40, 99, 123])
+@pytest.mark.parametrize("samples", [124, 130, 200])
+def test_windows_leave_no_sample_out(place: int, samples: int) -> None:
+    waveform = torch.zeros(samples)
+    assert answer(Loudest(), waveform, 40) == 0
+    waveform[place] = 0.9
+    assert answer(Loudest(), waveform, 40) == 1
+
+
+def test_the_interval_is_wilsons() -> None:
+    # Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29
+    for right, trials, low, high in (
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ):
+        assert wilson(right, trials) == pytest.approx((low, high), abs=2e-4)
