@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         plug,
     )
     from longseq.encoders import ImageEncoder, SpecAugment, SpectrogramEncoder, TimmEncoder, resize
+    from longseq.training.predictions import load
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "SpectrogramEncoder",
     "TimmEncoder",
     "Verma",
+    "load",
     "plug",
     "resize",
 ]
@@ -48,8 +50,11 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``longseq --help`` does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from longseq import attention, encoders
+    if name == "load":
+        from longseq.training.predictions import load as value  # Lightning takes seconds to import
+    else:
+        from longseq import attention, encoders
 
-    value = getattr(attention if hasattr(attention, name) else encoders, name)
+        value = getattr(attention if hasattr(attention, name) else encoders, name)
     globals()[name] = value
     return value

@@ -1,5 +1,7 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
+import os
+import sys
 from argparse import SUPPRESS
 from contextlib import ExitStack, suppress
 from enum import Enum
@@ -15,12 +17,14 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
+from longseq.arguments import ArgumentError
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
 from longseq.cli.growing import Stage, begun, stage_of, stages_of
-from longseq.cli.inputs import files_of, lines_of, parts_of, readable
+from longseq.cli.inputs import files_of, parts_of, readable
 from longseq.cli.names import shown
+from longseq.cli.outputs import Writes, output_for
 from longseq.cli.resuming import (
     refuse_other_classes,
     refuse_other_data,
@@ -43,6 +47,7 @@ from longseq.compat.lightning import CommandLine
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, changed_settings, refuse_other_shapes
 from longseq.training.description import describe
+from longseq.training.predictions import Gathering
 from longseq.training.storage import WholeCheckpoints
 
 # Lightning's callbacks have devices and enums as defaults. Without these two lines config.yaml could not hold them, and
@@ -158,6 +163,10 @@ class Commands(CommandLine):
             parser.add_argument("--input", type=str, required=True, help="A file, or a folder of files, to classify.")
             parser.add_argument("--window", type=float | None, help="Hear sounds in windows of so many seconds.")
             parser.add_argument("--hop", type=float | None, help="Seconds from one window to the next.")
+            parser.add_argument("--top", type=int | None, help="Name so many classes, the most probable first.")
+            parser.add_argument(
+                "--out", type=str | None, help="Write a .csv, .jsonl or .json file; a stopped run goes on with it."
+            )
 
     @property
     def settings(self) -> Namespace:
@@ -307,19 +316,22 @@ class Commands(CommandLine):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print path, class and probability of each input, a line for each class, with names escaped (names.py).
-
-        With --window a line also says when: path, start and end in seconds, class and probability.
-        """
+        """Print or write path, class and probability of each input (outputs.py); with --window also when."""
         asked = self.config.predict
         paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
-        parts = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
-        datamodule.predict_parts = parts
-        loader = datamodule.predict_dataloader()
-        batches = self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True)
-        rows = [row for batch in batches or [] for row in batch]
-        for line in lines_of(model, parts, rows, asked.window is not None or asked.hop is not None):
-            print(line)
+        settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
+        with output_for(asked.out, settings) as output:
+            if output.done:
+                print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
+            parts = parts_of(datamodule, paths[output.done :], asked.window, asked.hop, model.encoder.any_length)
+            try:
+                gathering = Gathering(model, parts, asked.window is not None or asked.hop is not None, asked.top)
+            except ArgumentError as error:
+                raise UserError(f"{error.argument}: {error.what}") from error
+            datamodule.predict_parts = parts
+            self.trainer.callbacks.append(Writes(gathering, output))  # type: ignore[attr-defined]
+            loader = datamodule.predict_dataloader()
+            self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
 
     def _report(self, results: Any) -> None:
         if not results:

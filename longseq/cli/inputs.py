@@ -1,19 +1,13 @@
-"""The input files of the command predict, and the lines that it prints."""
+"""The input files of the command predict."""
 
-import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from longseq.cli.errors import UserError
-from longseq.cli.names import escaped, shown
-from longseq.training import Classifier
-
-Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+from longseq.cli.names import shown
+from longseq.training.predictions import Part
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
@@ -86,26 +80,3 @@ def parts_of(
             file=sys.stderr,
         )
     return [part for parts in by_path.values() for part in parts]
-
-
-def lines_of(model: Classifier, parts: Sequence[Part], rows: Sequence[Tensor], has_times: bool) -> Iterator[str]:
-    """The lines to print: for each file or, with times, for each of its parts, a line for each class that is there.
-
-    Args:
-        model: The classifier.
-        parts: The inputs, those of a file one after the other.
-        rows: Their probabilities; there may be fewer than parts, if the number of batches is limited.
-        has_times: Whether every part has lines of its own.
-    """
-    predicted = zip(parts, rows, strict=False)
-    for path, of_file in itertools.groupby(predicted, key=lambda each: each[0][0]):
-        each = list(of_file)
-        if not has_times:
-            each = [((path, 0.0, None), model.task.together(torch.stack([row for _, row in each])))]
-        for (_, start, end), row in each:
-            begin = f"{escaped(path)}\t{start:.3f}\t{end:.3f}" if has_times else escaped(path)
-            answers = model.task.answer(model.head, row, model.class_names)
-            for name, probability in answers:
-                yield f"{begin}\t{escaped(name)}\t{probability:.4f}"
-            if not answers:
-                yield f"{begin}\t\t"  # no class is there

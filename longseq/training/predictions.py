@@ -1,0 +1,201 @@
+"""Predictions of files and of parts of files, on the command line and from Python."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from os import PathLike
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.tasks.task import Answer
+from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
+from longseq.training.classifier import Classifier
+from longseq.training.data import lacking
+from longseq.training.description import allow_classes, build, naming
+
+Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+
+
+class Prediction(NamedTuple):
+    """What a model says of a file, or of a part of it.
+
+    Attributes:
+        path: The file; empty for an array.
+        start, end: The part, in seconds; None for the whole file.
+        answers: The classes that the task names, or the most probable ones if some number of them was asked for.
+        probabilities: Of all classes, (classes,).
+    """
+
+    path: str
+    start: float | None
+    end: float | None
+    answers: list[Answer]
+    probabilities: Tensor
+
+
+class Gathering:
+    """Puts together the probabilities of a file's parts, as batches bring them.
+
+    Args:
+        model: The classifier.
+        parts: The inputs in their order, those of a file one after the other.
+        has_times: Whether every part has a prediction of its own.
+        top: How many classes to name, the most probable first; None for those that the task names.
+    """
+
+    def __init__(self, model: Classifier, parts: Sequence[Part], has_times: bool, top: int | None = None) -> None:
+        if top is not None and not 1 <= top <= model.num_classes:
+            raise ArgumentError("top", f"must be in 1..{model.num_classes} (the classes), got {top}; leave it out")
+        self.model, self.has_times, self.top = model, has_times, top
+        self._files = [(path, list(of_file)) for path, of_file in groupby(parts, key=lambda part: part[0])]
+        self._files.reverse()  # the next file is the last
+        self._rows: list[Tensor] = []
+
+    def add(self, rows: Sequence[Tensor] | Tensor) -> Iterator[Prediction]:
+        """The predictions of all files that are complete with the probabilities of the next parts."""
+        self._rows += list(rows)
+        while self._files and len(self._rows) >= len(self._files[-1][1]):
+            yield from self._next_file()
+
+    def finish(self) -> Iterator[Prediction]:
+        """The predictions of a file of which some parts are missing, because the number of batches was limited."""
+        if self._rows:
+            yield from self._next_file()
+
+    def _next_file(self) -> Iterator[Prediction]:
+        path, parts = self._files.pop()
+        rows, self._rows = self._rows[: len(parts)], self._rows[len(parts) :]
+        if not self.has_times:
+            together = self.model.task.together(torch.stack(rows))
+            yield Prediction(path, None, None, self._answers(together), together)
+            return
+        for (_, start, end), row in zip(parts, rows, strict=False):
+            yield Prediction(path, start, end, self._answers(row), row)
+
+    def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
+        names = self.model.class_names
+        if self.top is None:
+            return self.model.task.answer(self.model.head, probabilities, names)
+        highest = probabilities.topk(self.top)
+        return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
+
+
+class Predictor:
+    """A trained model with the data module that reads its inputs. ``longseq.load`` makes one.
+
+    Its answers are those of the command ``predict``.
+
+    Args:
+        model: The classifier.
+        data: A data module that fulfils DataContract.
+
+    Attributes:
+        model, data: The same.
+        class_names: The names of the classes.
+    """
+
+    def __init__(self, model: Classifier, data: Any) -> None:
+        self.model, self.data = model.eval(), data
+        self.class_names = model.class_names
+
+    def predict(
+        self, inputs: Any, window: float | None = None, hop: float | None = None, top: int | None = None
+    ) -> list[Prediction]:
+        """Predict the classes of files or arrays.
+
+        Args:
+            inputs: A path or an array, or a list of them. An array is a waveform (samples,) at the model's rate, or an
+                image (channels, height, width), 0 to 255.
+            window: Hear sounds in windows of so many seconds, each with a prediction of its own.
+            hop: Seconds from one window to the next.
+            top: How many classes to name, the most probable first.
+
+        Returns:
+            A prediction for each input, or for each window of each input.
+
+        Raises:
+            DataError: If a file cannot be read.
+            ValueError: If a window or a number of classes is out of its range.
+        """
+        found: list[Prediction] = []
+        for each in _listed(inputs):
+            if isinstance(each, str | PathLike):
+                parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
+                gathering = Gathering(self.model, parts, window is not None or hop is not None, top)
+                for rows in self._computed(self.model.predict_step, parts):
+                    found += gathering.add(rows)
+            else:
+                gathering = Gathering(self.model, [("", 0.0, None)], False, top)
+                found += gathering.add(self._of_array(self.model.predict_step, each))
+        return found
+
+    def embed(self, inputs: Any) -> Float[Tensor, "inputs dim"]:
+        """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
+        their mean. The arguments are those of predict."""
+
+        def features(batch: Any, _: int) -> Tensor:
+            return self.model.encoder(batch)
+
+        found = []
+        for each in _listed(inputs):
+            if isinstance(each, str | PathLike):
+                parts = self.data.parts(str(each), None, None, self.model.encoder.any_length)
+                found.append(torch.cat(list(self._computed(features, parts))).mean(0))
+            else:
+                found.append(self._of_array(features, each)[0])
+        return torch.stack(found)
+
+    def _computed(self, compute: Any, parts: list[Part]) -> Iterator[Tensor]:
+        """What a function makes of the batches of some parts."""
+        self.data.predict_parts = parts
+        with torch.inference_mode():
+            for number, batch in enumerate(self.data.predict_dataloader()):
+                yield compute(_moved(batch, self.model.device), number).cpu()
+
+    def _of_array(self, compute: Any, array: Any) -> Tensor:
+        values = torch.as_tensor(array)[None]
+        batch: Any = values
+        if self.model.encoder.takes_sounds:
+            batch = {"waveforms": values.float(), "lengths": torch.tensor([values.shape[1]])}
+        with torch.inference_mode():
+            return compute(_moved(batch, self.model.device), 0).cpu()
+
+
+def load(ckpt_path: str | PathLike, device: Any = "cpu", allow_class: Sequence[str] = ()) -> Predictor:
+    """A trained model, ready to predict.
+
+    Args:
+        ckpt_path: A checkpoint of fit.
+        device: Where it computes.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+
+    Raises:
+        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
+
+    Example:
+        >>> model = longseq.load("runs/fsdd/0/best.ckpt")
+        >>> model.predict("call.wav", window=1.0)
+    """
+    allow_classes(list(allow_class))
+    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
+    model = Classifier.load_from_checkpoint(ckpt_path).to(device)
+    with naming(ckpt_path):
+        data = build(description, pl.LightningDataModule)
+    missing = lacking(data)
+    if missing:
+        raise CheckpointError(f"{ckpt_path}: its data module lacks {', '.join(missing)}; give another checkpoint")
+    return Predictor(model, data)
+
+
+def _listed(inputs: Any) -> list[Any]:
+    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, dict):
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+    return batch.to(device)

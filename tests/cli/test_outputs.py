@@ -1,0 +1,192 @@
+"""Predictions in files, and from Python: the same answers in every form, and a stopped run goes on."""
+
+import csv
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from test_windows import checkpoint, recording, rows, tone  # noqa: F401  (fixtures)
+
+import longseq
+from longseq.arguments import ArgumentError
+from longseq.cli.outputs import COLUMNS, Json, JsonLines, Table, Text
+from longseq.tasks.task import Answer
+from longseq.training.predictions import Prediction
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    """Four recordings of unlike lengths, two of them longer than the model's clips."""
+    folder = tmp_path / "sounds"
+    folder.mkdir()
+    for number, (hertz, seconds) in enumerate([(300, 0.2), (2000, 0.5), (300, 0.7), (2000, 0.1)]):
+        soundfile.write(folder / f"{number}, of 4.wav", tone(hertz, seconds), 8000, subtype="FLOAT")
+    return folder
+
+
+def table(path: Path) -> list[list[str]]:
+    with open(path, newline="") as file:
+        header, *lines = csv.reader(file)
+    assert tuple(header) == COLUMNS
+    return lines
+
+
+@pytest.mark.parametrize("flags", [[], ["--window", "0.2", "--hop", "0.1"], ["--top", "2"]], ids=str)
+def test_every_form_has_the_answers_of_the_lines(command, checkpoint, recordings, tmp_path, flags) -> None:  # noqa: F811
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, *flags]
+    lines = rows(command(*flags))
+    for name in ("out.csv", "out.jsonl", "out.json"):
+        done = command(*flags, "--out", tmp_path / name)
+        assert done.code == 0 and done.out == "", done.err
+    of_table = [[value for value in row if value] for row in table(tmp_path / "out.csv")]
+    assert of_table == lines
+    objects = json.loads((tmp_path / "out.json").read_text())
+    assert objects == [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    flat = [
+        [
+            each["path"],
+            *(f"{each[key]:.3f}" for key in ("start", "end") if key in each),
+            one["class"],
+            one["probability"],
+        ]
+        for each in objects
+        for one in each["classes"]
+    ]
+    assert [[*row[:-1], f"{row[-1]:.4f}"] for row in flat] == lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.jsonl", "sounds"]
+
+
+def test_the_most_probable_classes_come_first(command, checkpoint, recordings) -> None:  # noqa: F811
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, "--top"]
+    found = rows(command(*flags, "2"))
+    assert len(found) == 8
+    for (path, first, high), (same, second, low) in zip(found[::2], found[1::2], strict=True):
+        assert path == same and {first, second} == {"high", "low"} and float(high) >= float(low)
+        assert float(high) + float(low) == pytest.approx(1, abs=2e-4)
+    done = command(*flags, "3")
+    assert done.code == 2 and done.err.endswith("error: top: must be in 1..2 (the classes), got 3; leave it out\n")
+
+
+def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(command, checkpoint, recordings, tmp_path) -> None:  # noqa: F811
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, "--data.batch_size", "1", "--window", "0.2"]
+    whole = command(*flags, "--out", tmp_path / "whole.csv")
+    assert whole.code == 0
+    third = recordings / "2, of 4.wav"
+    sound = third.read_bytes()
+    broken = tone(300, 0.7)
+    broken[-1] = np.nan  # the header is right, and two of its windows can be heard
+    soundfile.write(third, broken, 8000, subtype="FLOAT")
+    stopped = command(*flags, "--out", tmp_path / "out.csv")
+    assert stopped.code == 3 and "2, of 4.wav" in stopped.err
+    first_two = table(tmp_path / "out.csv")
+    assert {Path(row[0]).name for row in first_two} == {"0, of 4.wav", "1, of 4.wav"}
+    third.write_bytes(sound)
+    going_on = command(*flags, "--out", tmp_path / "out.csv")
+    assert going_on.code == 0 and "out: 2 of 4 files are written; going on" in going_on.err
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    again = command(*flags, "--out", tmp_path / "out.csv")
+    assert "going on" not in again.err and table(tmp_path / "out.csv") == table(tmp_path / "whole.csv")
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "said"),
+    [
+        ("predictions.txt", 2, "out: predictions.txt: ends in none of .csv, .jsonl, .json; "),
+        ("nowhere/out.csv", 6, "out: nowhere: no such folder; "),
+        (".csv", 2, "out: .csv: ends in none of"),
+    ],
+)
+def test_a_wrong_place_is_one_line(command, checkpoint, recordings, out, code, said) -> None:  # noqa: F811
+    done = command("predict", "--ckpt_path", checkpoint, "--input", recordings, "--out", out)
+    assert done.code == code and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
+
+
+def prediction(path: str, *names: str) -> Prediction:
+    return Prediction(path, None, None, [Answer(name, 0.5) for name in names], torch.tensor([0.5, 0.5]))
+
+
+FILES = [prediction("a.wav", "one", "two"), prediction('b "2".wav'), prediction("c\udcff.wav", "one")]
+
+
+def stop_after_two(output: Text, of_third: str = "") -> None:
+    """Write two files, and be stopped in the middle of the third."""
+    with suppress(KeyboardInterrupt), output:
+        output.write(FILES[:2])
+        output.file.write(of_third.encode())
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [Table, JsonLines, Json])
+def test_what_was_written_in_part_is_written_again(kind, tmp_path: Path) -> None:
+    with kind(tmp_path / "whole", "settings") as whole:
+        for each in FILES:
+            whole.write([each])
+    stop_after_two(kind(tmp_path / "out", "settings"), "c.wa")
+    with kind(tmp_path / "out", "settings") as output:
+        assert output.done == 2
+        output.write(FILES[2:])
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+@pytest.mark.parametrize("change", ["settings", "file", "note"])
+def test_another_run_starts_anew(change: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    stop_after_two(Table(out, ["settings"]))
+    if change == "file":
+        out.unlink()
+    if change == "note":
+        (tmp_path / ".out.csv.unfinished").write_text('{"key": ')
+    with Table(out, ["others" if change == "settings" else "settings"]) as output:
+        assert output.done == 0
+        output.write(FILES[:1])
+    assert [row[0] for row in table(out)] == ["a.wav", "a.wav"]
+
+
+def test_python_gives_the_answers_of_the_command_line(command, checkpoint, recordings) -> None:  # noqa: F811
+    model = longseq.load(checkpoint)
+    assert model.class_names == ["high", "low"]
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings]
+    paths = sorted(recordings.iterdir())
+
+    def lines(found: list[Prediction]) -> list[list[str]]:
+        return [
+            [each.path, *(f"{time:.3f}" for time in (each.start, each.end) if time is not None), name, f"{chance:.4f}"]
+            for each in found
+            for name, chance in each.answers
+        ]
+
+    assert lines(model.predict(paths)) == rows(command(*flags))
+    assert lines(model.predict(paths, window=0.2, hop=0.1)) == rows(command(*flags, "--window", "0.2", "--hop", "0.1"))
+    assert lines(model.predict(str(paths[0]), top=2)) == rows(command(*flags, "--top", "2"))[:2]
+    with pytest.raises(ArgumentError, match="top must be in"):
+        model.predict(paths, top=9)
+
+
+def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) -> None:  # noqa: F811
+    model = longseq.load(checkpoint)
+    path = min(recordings.iterdir())
+    waveform = soundfile.read(path, dtype="float32")[0]
+    (of_file,), (of_array,) = model.predict(path), model.predict(waveform)
+    torch.testing.assert_close(of_array.probabilities, of_file.probabilities)
+    assert of_array.answers[0].class_name == of_file.answers[0].class_name and of_array.path == ""
+    features = model.embed([*sorted(recordings.iterdir()), waveform])
+    assert features.shape == (5, 16)
+    torch.testing.assert_close(features[0], features[4])
+    # what the head makes of the features is the prediction
+    chances = model.model.task.probabilities(model.model.head(features[:1]))[0]
+    torch.testing.assert_close(chances, of_file.probabilities)
+
+
+def test_images_too(command, tmp_path: Path) -> None:
+    flags = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.default_root_dir", tmp_path]
+    assert command("fit", "--config", "image/digits", *flags).code == 0
+    model = longseq.load(tmp_path / "runs/digits/0/best.ckpt")
+    image = torch.randint(256, (1, 8, 8), dtype=torch.uint8)
+    (found,) = model.predict(image)
+    assert found.probabilities.sum() == pytest.approx(1, abs=1e-5)
+    assert model.embed([image, image]).shape == (2, model.model.encoder.dim)
