@@ -84,7 +84,8 @@ def encode_tokens(
         missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
         picture = F.pad(picture, (0, 0, 0, missing))
     columns = picture.shape[3] // embed.patch_size[1]
-    patches = embed_patches(embed, picture)
+    # the tokens keep the weights' precision under autocast, also where no position embeddings are added to them
+    patches = embed_patches(embed, picture).to(picture.dtype)
     if replaced is not None:
         where, token = replaced
         patches = torch.where(where[..., None], token.to(patches.dtype), patches)

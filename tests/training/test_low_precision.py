@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from datamodules import Digits, Vowels
 from longseq.attention import Linformer, Verma
-from longseq.encoders import ImageEncoder, SpectrogramEncoder
+from longseq.encoders import Conv1d, ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.statistics import measure_inputs
 
@@ -20,13 +20,13 @@ def data(request):
     return data
 
 
-def losses(data, mechanism, dtype, steps=8):
+def losses(data, mechanism, dtype, steps=8, **options):
     """The losses of mixed-precision steps on one batch, which is soon learned; float16 scales its gradients."""
     torch.manual_seed(0)
     if isinstance(data, Digits):
-        encoder = ImageEncoder(data.shape, mechanism, **SMALL)
+        encoder = ImageEncoder(data.shape, mechanism, **SMALL, **options)
     else:
-        encoder = SpectrogramEncoder(data.sample_rate_hz, data.seconds, mechanism, **SMALL)
+        encoder = SpectrogramEncoder(data.sample_rate_hz, data.seconds, mechanism, **SMALL, **options)
     measure_inputs(encoder, data, torch.device("cpu"))
     model = Classifier(encoder, data.num_classes)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
@@ -43,6 +43,12 @@ def losses(data, mechanism, dtype, steps=8):
         found.append(loss.item())
     assert scaler.get_scale() in (1.0, 65536.0)  # a step skipped for gradients that are not finite would lower it
     return torch.tensor(found)
+
+
+def test_they_do_without_position_embeddings_too(data):
+    options = {"positions": "none", "local": Conv1d(), "any_length": True}
+    low = losses(data, Verma(), torch.bfloat16, **options)
+    torch.testing.assert_close(low, losses(data, Verma(), torch.float32, **options), rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("mechanism", [Linformer(8), Verma()], ids=repr)

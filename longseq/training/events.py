@@ -1,0 +1,152 @@
+"""When something is heard: from the probabilities of a recording's frames to events with a start and an end."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+
+
+class Event(NamedTuple):
+    """A stretch of a recording in which a class is heard.
+
+    Attributes:
+        start, end: In seconds.
+        class_name: What is heard.
+        score: The highest probability in it, after smoothing.
+    """
+
+    start: float
+    end: float
+    class_name: str
+    score: float
+
+
+class Settings(NamedTuple):
+    """How probabilities become events.
+
+    Attributes:
+        threshold: The probability from which on a class is heard; None for that of the model.
+        smooth: Seconds over which probabilities are averaged.
+        gap: Seconds of silence that do not end an event.
+        shortest: Events that are shorter, in seconds, are left out.
+    """
+
+    threshold: float | None = None
+    smooth: float = 0.1
+    gap: float = 0.2
+    shortest: float = 0.05
+
+    def check(self) -> "Settings":
+        """Return the same settings.
+
+        Raises:
+            ValueError: If one is out of its range.
+        """
+        if self.threshold is not None and not 0 < self.threshold < 1:
+            raise ArgumentError("threshold", f"must be between 0 and 1, got {self.threshold}; 0.5 is a start")
+        for name in ("smooth", "gap", "shortest"):
+            if not getattr(self, name) >= 0:
+                raise ArgumentError(name, f"must not be negative, got {getattr(self, name)}; 0 turns it off")
+        return self
+
+
+class Stitching:
+    """The probabilities of a recording's frames, from those of its windows: where windows overlap, their mean.
+
+    Args:
+        row_seconds: Seconds from one row of tokens to the next.
+    """
+
+    def __init__(self, row_seconds: float) -> None:
+        self.row_seconds = row_seconds
+        self._windows: list[tuple[int, Tensor]] = []
+
+    def add(self, start: float, rows: Float[Tensor, "rows classes"]) -> None:
+        """Add a window that starts at a time in seconds."""
+        self._windows.append((round(start / self.row_seconds), rows))
+
+    def whole(self) -> Float[Tensor, "rows classes"]:
+        """The probabilities of all rows. A row that no window has heard is zero."""
+        if len(self._windows) == 1:
+            return self._windows[0][1]
+        length = max(begin + len(rows) for begin, rows in self._windows)
+        total, counts = torch.zeros(length, self._windows[0][1].shape[1]), torch.zeros(length, 1)
+        for begin, rows in self._windows:
+            total[begin : begin + len(rows)] += rows
+            counts[begin : begin + len(rows)] += 1
+        return total / counts.clamp(min=1)
+
+
+def events_of(
+    probabilities: Float[Tensor, "rows classes"],
+    row_seconds: float,
+    class_names: Sequence[str],
+    thresholds: Float[Tensor, " classes"],
+    settings: Settings,
+) -> list[Event]:
+    """The events of a recording, in the order of their starts.
+
+    Args:
+        probabilities: Of each class, at each row of tokens.
+        row_seconds: Seconds from one row to the next.
+        class_names: The names of the classes.
+        thresholds: The model's own threshold for each class.
+        settings: How probabilities become events.
+    """
+    smooth = smoothed(probabilities, round(settings.smooth / row_seconds))
+    if settings.threshold is not None:
+        thresholds = torch.full_like(thresholds, settings.threshold)
+    events = []
+    for name, of_class, threshold in zip(class_names, smooth.T, thresholds.tolist(), strict=True):
+        for begin, end in joined(stretches(of_class >= threshold), round(settings.gap / row_seconds)):
+            if (end - begin) * row_seconds >= settings.shortest:
+                score = float(of_class[begin:end].max())
+                events.append(Event(begin * row_seconds, end * row_seconds, name, score))
+    return sorted(events)
+
+
+def smoothed(probabilities: Float[Tensor, "rows classes"], width: int) -> Float[Tensor, "rows classes"]:
+    """The mean over so many rows around each one; at the ends over the rows that are there."""
+    if width <= 1:
+        return probabilities
+    width += 1 - width % 2  # odd, so that the mean is centred
+
+    def means(values: Tensor) -> Tensor:
+        return F.avg_pool1d(values, width, 1, width // 2, count_include_pad=False)
+
+    return means(probabilities.T[None])[0].T
+
+
+def stretches(is_heard: Bool[Tensor, " rows"]) -> list[tuple[int, int]]:
+    """From where to where, end excluded, values are True."""
+    steps = F.pad(is_heard.to(torch.int8), (1, 1)).diff()
+    return list(zip((steps == 1).nonzero()[:, 0].tolist(), (steps == -1).nonzero()[:, 0].tolist(), strict=True))
+
+
+def joined(found: Sequence[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+    """The stretches, with those made one that are at most a gap apart."""
+    together: list[tuple[int, int]] = []
+    for begin, end in found:
+        if together and begin - together[-1][1] <= gap:
+            together[-1] = together[-1][0], end
+        else:
+            together.append((begin, end))
+    return together
+
+
+def row_probabilities(model: Any, scores: Float[Tensor, "n classes"]) -> Float[Tensor, "rows classes"]:
+    """The probabilities of each row of tokens of one recording: a row of patches has several tokens, one for each band
+    of mels, of which the most probable counts for each class."""
+    columns = model.encoder.trunk.patch_embed.grid_size[1]
+    return model.task.probabilities(scores).unflatten(0, (-1, columns)).amax(1).cpu()
+
+
+def thresholds_of(model: Any) -> Float[Tensor, " classes"]:
+    """The model's own threshold for each class: those of its last validation, or a half."""
+    thresholds = getattr(model.head, "thresholds", None)
+    return torch.full((model.num_classes,), 0.5) if thresholds is None else thresholds.cpu()
