@@ -1,7 +1,5 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
-import os
-import sys
 from argparse import SUPPRESS
 from contextlib import ExitStack, suppress
 from enum import Enum
@@ -17,14 +15,12 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.arguments import ArgumentError
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
 from longseq.cli.growing import Stage, begun, stage_of, stages_of
-from longseq.cli.inputs import files_of, parts_of, readable
 from longseq.cli.names import shown
-from longseq.cli.outputs import Writes, output_for
+from longseq.cli.predict import predict
 from longseq.cli.resuming import (
     refuse_other_classes,
     refuse_other_data,
@@ -47,7 +43,7 @@ from longseq.compat.lightning import CommandLine
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, changed_settings, refuse_other_shapes
 from longseq.training.description import describe
-from longseq.training.predictions import Gathering
+from longseq.training.events import Settings
 from longseq.training.storage import WholeCheckpoints
 
 # Lightning's callbacks have devices and enums as defaults. Without these two lines config.yaml could not hold them, and
@@ -167,6 +163,17 @@ class Commands(CommandLine):
             parser.add_argument(
                 "--out", type=str | None, help="Write a .csv, .jsonl or .json file; a stopped run goes on with it."
             )
+            parser.add_argument(
+                "--events", type=str | None, help="Write what is heard when: .csv, .txt for Audacity, .tsv for Raven."
+            )
+            parser.add_argument("--picture", type=str | None, help="Draw a recording with its events.")
+            usual = Settings()
+            parser.add_argument("--threshold", type=float | None, help="The least probability of an event.")
+            parser.add_argument(
+                "--smooth", type=float, default=usual.smooth, help="Seconds of probabilities to average."
+            )
+            parser.add_argument("--gap", type=float, default=usual.gap, help="Seconds of silence that end no event.")
+            parser.add_argument("--shortest", type=float, default=usual.shortest, help="Seconds of the shortest event.")
 
     @property
     def settings(self) -> Namespace:
@@ -316,22 +323,8 @@ class Commands(CommandLine):
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print or write path, class and probability of each input (outputs.py); with --window also when."""
-        asked = self.config.predict
-        paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
-        settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
-        with output_for(asked.out, settings) as output:
-            if output.done:
-                print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
-            parts = parts_of(datamodule, paths[output.done :], asked.window, asked.hop, model.encoder.any_length)
-            try:
-                gathering = Gathering(model, parts, asked.window is not None or asked.hop is not None, asked.top)
-            except ArgumentError as error:
-                raise UserError(f"{error.argument}: {error.what}") from error
-            datamodule.predict_parts = parts
-            self.trainer.callbacks.append(Writes(gathering, output))  # type: ignore[attr-defined]
-            loader = datamodule.predict_dataloader()
-            self.trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
+        """Print or write path, class and probability of each input; with --window also when, with --events events."""
+        predict(self.trainer, model, datamodule, ckpt_path, self.config.predict)
 
     def _report(self, results: Any) -> None:
         if not results:

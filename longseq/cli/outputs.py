@@ -5,15 +5,13 @@ import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped
-from longseq.training.predictions import Gathering, Prediction
+from longseq.training.predictions import Prediction
 
 COLUMNS = ("path", "start", "end", "class", "probability")
 
@@ -167,21 +165,3 @@ def output_for(out: str | None, settings: Any) -> Output:
     if not path.parent.is_dir():
         raise UserError(f"out: {path.parent}: no such folder; make it, or give another", exit_code=6)
     return kind(path, settings)
-
-
-class Writes(pl.Callback):
-    """Writes the predictions of every file as soon as its last part is predicted."""
-
-    def __init__(self, gathering: Gathering, output: Output) -> None:
-        self.gathering, self.output = gathering, output
-
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
-        self._write(self.gathering.add(outputs))
-
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(self.gathering.finish())
-
-    def _write(self, predictions: Iterator[Prediction]) -> None:
-        complete = list(predictions)
-        if complete:
-            self.output.write(complete)

@@ -77,6 +77,11 @@ class Encoder(nn.Module, ABC):
         self._is_measured = False
 
     @property
+    def row_seconds(self) -> float | None:
+        """Seconds from one row of tokens to the next; None for images."""
+        return None
+
+    @property
     def num_tokens(self) -> int:
         """n, the length of the sequence that the attention sees."""
         return self.trunk.patch_embed.num_patches + self.trunk.num_prefix_tokens

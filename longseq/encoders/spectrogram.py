@@ -170,6 +170,11 @@ class SpectrogramEncoder(Encoder):
             )
         return self.log_mel(waveforms).mT[:, None]
 
+    @property
+    def row_seconds(self) -> float:
+        """Seconds from one row of tokens to the next."""
+        return self.trunk.patch_embed.patch_size[0] * self.hop / self.sample_rate_hz
+
     def augment(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
         return picture if self.spec_augment is None else self.spec_augment(picture)
 

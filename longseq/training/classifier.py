@@ -1,7 +1,7 @@
 """The LightningModule: an encoder and a linear head, trained on a task."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal
 
@@ -115,6 +115,7 @@ class Classifier(pl.LightningModule):
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
         self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
+        self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
         self.encoder = encoder
         self.num_classes = num_classes
         self.class_names = class_names or [str(label) for label in range(num_classes)]
@@ -245,7 +246,13 @@ class Classifier(pl.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
         """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
-        return self.task.probabilities(self(inputs))
+        if self.on_scores is None:
+            return self.task.probabilities(self(inputs))
+        tokens, present = self.encoder.token_features(inputs)
+        scores = self.head(tokens)
+        self.on_scores(scores, present)
+        outputs = self(inputs) if self.pooling is None else self.pooling(tokens, scores, present)
+        return self.task.probabilities(outputs)
 
     def _evaluate(
         self, batch: Sequence[Any], stage: str, loss: MeanLoss, metrics: MetricCollection

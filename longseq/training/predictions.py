@@ -1,5 +1,6 @@
 """Predictions of files and of parts of files, on the command line and from Python."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from os import PathLike
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
@@ -16,6 +17,7 @@ from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoin
 from longseq.training.classifier import Classifier
 from longseq.training.data import lacking
 from longseq.training.description import allow_classes, build, naming
+from longseq.training.events import Event, Settings, Stitching, events_of, row_probabilities, thresholds_of
 
 Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
 
@@ -84,6 +86,55 @@ class Gathering:
         return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
 
 
+class Hearing:
+    """Finds the events of recordings while their parts are predicted. Used as a context, in which the model hands over
+    the scores of the frames.
+
+    Args:
+        model: The classifier.
+        parts: The inputs in their order, those of a file one after the other.
+        settings: How probabilities of frames become events.
+
+    Raises:
+        ValueError: If the inputs are images, or a setting is out of its range.
+    """
+
+    def __init__(self, model: Classifier, parts: Sequence[Part], settings: Settings) -> None:
+        if model.encoder.row_seconds is None:
+            raise ArgumentError("events", "must be of sounds, but this model sees images; leave it out")
+        self.model, self.settings = model, settings.check()
+        self.row_seconds: float = model.encoder.row_seconds
+        self._parts = list(reversed(parts))  # the next part is the last
+        self._stitching = Stitching(self.row_seconds)
+        self._whole: list[tuple[str, Tensor, float]] = []  # path, rows, and length if it is known
+
+    def __enter__(self) -> "Hearing":
+        self.model.on_scores = self._add
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.model.on_scores = None
+
+    def _add(self, scores: Float[Tensor, "b n classes"], present: Bool[Tensor, "b n"] | None) -> None:
+        for number, of_part in enumerate(scores):
+            path, start, end = self._parts.pop()
+            there = of_part if present is None else of_part[present[number]]
+            self._stitching.add(start, row_probabilities(self.model, there))
+            if not self._parts or self._parts[-1][0] != path:
+                self._whole.append((path, self._stitching.whole(), math.inf if end is None else end))
+                self._stitching = Stitching(self.row_seconds)
+
+    def heard(self) -> Iterator[tuple[str, Float[Tensor, "rows classes"], list[Event]]]:
+        """Path, probabilities of the rows, and events of each recording that was heard to its end since the last
+        call."""
+        whole, self._whole = self._whole, []
+        thresholds = thresholds_of(self.model)
+        for path, rows, length in whole:
+            events = events_of(rows, self.row_seconds, self.model.class_names, thresholds, self.settings)
+            # the last frame reaches beyond the last sample
+            yield path, rows, [event._replace(end=min(event.end, length)) for event in events]
+
+
 class Predictor:
     """A trained model with the data module that reads its inputs. ``longseq.load`` makes one.
 
@@ -132,6 +183,39 @@ class Predictor:
                 gathering = Gathering(self.model, [("", 0.0, None)], False, top)
                 found += gathering.add(self._of_array(self.model.predict_step, each))
         return found
+
+    def events(
+        self,
+        path: str | PathLike,
+        threshold: float | None = None,
+        window: float | None = None,
+        hop: float | None = None,
+        smooth: float = Settings().smooth,
+        gap: float = Settings().gap,
+        shortest: float = Settings().shortest,
+    ) -> list[Event]:
+        """What is heard in a recording, and when.
+
+        Args:
+            path: The recording.
+            threshold: The probability from which on a class is heard; None for that of the model.
+            window: Hear it in windows of so many seconds.
+            hop: Seconds from one window to the next.
+            smooth: Seconds over which probabilities are averaged.
+            gap: Seconds of silence that do not end an event.
+            shortest: Events that are shorter, in seconds, are left out.
+
+        Raises:
+            DataError: If the file cannot be read.
+            ValueError: If a setting is out of its range, or the model sees images.
+        """
+        parts = self.data.parts(str(path), window, hop, self.model.encoder.any_length)
+        settings = Settings(threshold, smooth, gap, shortest)
+        with Hearing(self.model, parts, settings) as hearing:
+            for _ in self._computed(self.model.predict_step, parts):
+                pass
+        ((_, _, events),) = hearing.heard()
+        return events
 
     def embed(self, inputs: Any) -> Float[Tensor, "inputs dim"]:
         """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are

@@ -1,0 +1,227 @@
+"""The command predict: from files to predictions, and to events with their times."""
+
+import csv
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from jsonargparse import Namespace
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.cli.errors import UserError
+from longseq.cli.inputs import files_of, parts_of, readable
+from longseq.cli.outputs import Output, output_for
+from longseq.training import Classifier
+from longseq.training.events import Event, Settings
+from longseq.training.predictions import Gathering, Hearing
+
+_DRAWN_COLUMNS = 1500
+_READ_SECONDS = 60.0  # of a recording at a time, to draw it
+
+
+def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: str, asked: Namespace) -> None:
+    """Predict the inputs, and print or write what was found as soon as a file is predicted.
+
+    Args:
+        trainer: Runs the model.
+        model: The classifier.
+        datamodule: Reads the files.
+        ckpt_path: The checkpoint of the model's weights.
+        asked: The flags of the command.
+
+    Raises:
+        UserError: If a flag does not suit the inputs or the model.
+    """
+    paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
+    settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
+    with ExitStack() as stack:
+        hears = asked.events is not None or asked.picture is not None
+        if hears:
+            settings.append(time.time())  # events are not kept, so a run that was stopped starts anew
+        output = stack.enter_context(output_for(asked.out, settings))
+        if output.done:
+            print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
+        paths = paths[output.done :]
+        parts = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        try:
+            gathering = Gathering(model, parts, asked.window is not None or asked.hop is not None, asked.top)
+            if hears:
+                chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
+                hearing = stack.enter_context(Hearing(model, parts, chosen))
+                takers = list(_takers(asked, paths, model, datamodule, stack))
+                callbacks.append(WritesEvents(hearing, takers))
+        except ArgumentError as error:
+            raise UserError(f"{error.argument}: {error.what}") from error
+        callbacks.append(Writes(gathering, output))
+        datamodule.predict_parts = parts
+        loader = datamodule.predict_dataloader()
+        trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
+
+
+class Writes(pl.Callback):
+    """Writes the predictions of every file as soon as its last part is predicted."""
+
+    def __init__(self, gathering: Gathering, output: Output) -> None:
+        self.gathering, self.output = gathering, output
+
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
+        self._write(self.gathering.add(outputs))
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(self.gathering.finish())
+
+    def _write(self, predictions: Iterator[Any]) -> None:
+        complete = list(predictions)
+        if complete:
+            self.output.write(complete)
+
+
+# Takes a path, the probabilities of its rows, (rows, classes), and its events.
+Taker = Callable[[str, Tensor, list[Event]], None]
+
+
+class WritesEvents(pl.Callback):
+    """Writes and draws the events of every recording as soon as it is heard to its end."""
+
+    def __init__(self, hearing: Hearing, takers: Sequence[Taker]) -> None:
+        self.hearing, self.takers = hearing, takers
+
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
+        for heard in self.hearing.heard():
+            for take in self.takers:
+                take(*heard)
+
+
+def _takers(
+    asked: Namespace, paths: Sequence[str], model: Classifier, datamodule: Any, stack: ExitStack
+) -> Iterator[Taker]:
+    if asked.events is not None:
+        path = Path(asked.events)
+        kind = _EVENT_TABLES.get(path.suffix.lower())
+        if kind is None:
+            raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
+        if kind is audacity and len(paths) > 1:
+            raise UserError(f"events: {path}: Audacity's labels are of one recording, got {len(paths)}; give a .csv")
+        yield kind(stack.enter_context(_opened(path, "events")))
+    if asked.picture is not None:
+        if len(paths) > 1:
+            raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
+        _opened(Path(asked.picture), "picture").close()  # so that a wrong place is known at once
+        yield lambda path, rows, events: draw(asked.picture, path, rows, events, model, datamodule)
+
+
+def _opened(path: Path, flag: str) -> TextIO:
+    try:
+        return open(path, "w", newline="", encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"{flag}: {path}: {error.strerror}; give another", exit_code=6) from error
+
+
+def table(file: TextIO) -> Taker:
+    """CSV with a row for each event."""
+    rows = csv.writer(file)
+    rows.writerow(["path", "start", "end", "class", "score"])
+
+    def take(path: str, _: Tensor, events: list[Event]) -> None:
+        rows.writerows([path, f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}"] for e in events)
+
+    return take
+
+
+def audacity(file: TextIO) -> Taker:
+    """Audacity's labels: start, end and class, with tabs."""
+
+    def take(path: str, _: Tensor, events: list[Event]) -> None:
+        file.writelines(f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in events)
+
+    return take
+
+
+def raven(file: TextIO) -> Taker:
+    """A selection table of Raven, with tabs."""
+    columns = ["Selection", "View", "Channel", "Begin Time (s)", "End Time (s)", "Begin Path", "Species", "Score"]
+    file.write("\t".join(columns) + "\n")
+    count = 0
+
+    def take(path: str, _: Tensor, events: list[Event]) -> None:
+        nonlocal count
+        for event in events:
+            count += 1
+            times = f"{event.start:.6f}\t{event.end:.6f}"
+            name = " ".join(event.class_name.split())
+            file.write(f"{count}\tSpectrogram 1\t1\t{times}\t{path}\t{name}\t{event.score:.4f}\n")
+
+    return take
+
+
+_EVENT_TABLES: dict[str, Callable[[TextIO], Taker]] = {".csv": table, ".txt": audacity, ".tsv": raven}
+
+
+def draw(
+    picture: str,
+    path: str,
+    rows: Float[Tensor, "rows classes"],
+    events: list[Event],
+    model: Classifier,
+    datamodule: Any,
+) -> None:
+    """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
+    from matplotlib.figure import Figure
+
+    from longseq.reports.plots import COLOURS, styled
+
+    @styled
+    def drawn() -> Figure:
+        encoder: Any = model.encoder
+        length = max(len(rows) - 1, 1) * encoder.row_seconds  # the last frame is centred on the last sample
+        spectrogram = spectrogram_of(encoder, datamodule, path, length)
+        names = [name for name in model.class_names if any(event.class_name == name for event in events)]
+        figure = Figure((9, 5.5))
+        above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 0.4 + 0.3 * max(len(names), 1)])
+        above.imshow(
+            spectrogram.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, length, 0, len(spectrogram)),
+            vmin=float(spectrogram.max()) - 6 * math.log(10), interpolation="nearest",
+        )  # fmt: skip
+        above.set(ylabel="mel band", title=Path(path).name)
+        above.grid(False)
+        columns = min(len(rows), _DRAWN_COLUMNS)
+        highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
+        times = (torch.arange(columns) + 0.5) * length / columns
+        for number, name in enumerate(model.class_names):
+            # grey for the classes of which there is no event
+            colour = COLOURS[2 + names.index(name) % 6] if name in names else "#cccccc"
+            middle.plot(times, highest[number], color=colour, linewidth=1, zorder=2 if name in names else 1)
+        middle.set(ylabel="probability", ylim=(0, 1.03))
+        for place, name in enumerate(names):
+            spans = [(event.start, event.end - event.start) for event in events if event.class_name == name]
+            below.broken_barh(spans, (place - 0.35, 0.7), color=COLOURS[2 + place % 6])
+        below.set(xlabel="seconds", xlim=(0, length), ylim=(-0.6, max(len(names), 1) - 0.4))
+        below.set_yticks(range(len(names)), names)
+        return figure
+
+    drawn().savefig(picture)
+
+
+def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:
+    """The log-mel spectrogram of a recording, averaged to as many columns as a picture has; it is read in parts."""
+    parts = []
+    columns_a_second = _DRAWN_COLUMNS / length
+    for number in range(math.ceil(length / _READ_SECONDS - 1e-6)):
+        start, end = number * _READ_SECONDS, min((number + 1) * _READ_SECONDS, length)
+        waveform = datamodule.read_part((path, start, end))
+        columns = max(round((end - start) * columns_a_second), 1)
+        with torch.inference_mode():
+            mels = encoder.log_mel(waveform[None].to(encoder.mean.device))[0].float().cpu()
+        parts.append(F.adaptive_avg_pool1d(mels, min(columns, mels.shape[1])))
+    return torch.cat(parts, dim=1)

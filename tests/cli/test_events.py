@@ -1,0 +1,154 @@
+"""What is heard when: events from probabilities, in every form, from windows and from whole recordings."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from test_windows import checkpoint, free_checkpoint, recording, tone, trained  # noqa: F401  (fixtures)
+
+import longseq
+from longseq.arguments import ArgumentError
+from longseq.training.events import Event, Settings, Stitching, events_of, joined, smoothed, stretches
+
+
+def events(rows: list[list[float]], **settings) -> list[Event]:
+    """The events of classes a, b, ... whose probabilities are given for rows of half a second."""
+    probabilities = torch.tensor(rows).T
+    names = list("abc")[: len(rows)]
+    none = {"smooth": 0.0, "gap": 0.0, "shortest": 0.0}
+    return events_of(probabilities, 0.5, names, torch.full((len(rows),), 0.5), Settings(**none | settings))
+
+
+def test_an_event_is_a_stretch_that_reaches_the_threshold() -> None:
+    found = events([[0.1, 0.6, 0.9, 0.2, 0.7], [0.5, 0.4, 0.4, 0.4, 0.4]])
+    expected = [(0.0, 0.5, "b", 0.5), (0.5, 1.5, "a", 0.9), (2.0, 2.5, "a", 0.7)]
+    assert [(*event[:3], pytest.approx(event.score)) for event in found] == expected
+    assert events([[0.1, 0.2]]) == []
+    assert [event[:2] for event in events([[0.9] * 4])] == [(0.0, 2.0)]
+    assert len(events([[0.1, 0.6, 0.9]], threshold=0.05)) == 1 and events([[0.1, 0.6, 0.9]], threshold=0.95) == []
+
+
+def test_short_gaps_join_and_short_events_go() -> None:
+    heard = [[0.9, 0.1, 0.9, 0.1, 0.1, 0.9]]
+    assert [event[:2] for event in events(heard)] == [(0.0, 0.5), (1.0, 1.5), (2.5, 3.0)]
+    assert [event[:2] for event in events(heard, gap=0.5)] == [(0.0, 1.5), (2.5, 3.0)]
+    assert [event[:2] for event in events(heard, gap=1.0)] == [(0.0, 3.0)]
+    assert [event[:2] for event in events(heard, gap=0.5, shortest=1.0)] == [(0.0, 1.5)]
+
+
+def test_stretches_and_means_are_those_of_a_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 2, 30):
+        values = torch.rand(length, 2, generator=generator)
+        for width in (1, 3, 4, 7):
+            around = (width + 1 - width % 2) // 2 if width > 1 else 0
+            plain = [values[max(row - around, 0) : row + around + 1].mean(0) for row in range(length)]
+            torch.testing.assert_close(smoothed(values, width), torch.stack(plain))
+        is_heard = values[:, 0] > 0.5
+        inside = [row for begin, end in stretches(is_heard) for row in range(begin, end)]
+        assert inside == is_heard.nonzero()[:, 0].tolist()
+        assert joined(stretches(is_heard), 0) == stretches(is_heard)
+
+
+def test_where_windows_overlap_their_mean_counts() -> None:
+    stitching = Stitching(0.5)
+    stitching.add(0.0, torch.tensor([[0.2], [0.4]]))
+    stitching.add(0.5, torch.tensor([[0.8], [0.6]]))
+    torch.testing.assert_close(stitching.whole(), torch.tensor([[0.2], [0.6], [0.6]]))
+
+
+@pytest.mark.parametrize("change", [{"threshold": 1.0}, {"threshold": 0.0}, {"smooth": -1.0}, {"gap": float("nan")}])
+def test_a_setting_out_of_its_range_is_refused(change) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(change))} must"):
+        Settings(**change).check()
+
+
+def rows_of(path: Path, delimiter: str = ",") -> list[list[str]]:
+    with open(path, newline="") as file:
+        return list(csv.reader(file, delimiter=delimiter))
+
+
+def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_checkpoint, recording, tmp_path) -> None:  # noqa: F811
+    flags = ["predict", "--ckpt_path", free_checkpoint, "--input", recording]
+    forms = {name: tmp_path / f"events.{name}" for name in ("csv", "txt", "tsv")}
+    for name, path in forms.items():
+        picture = ["--picture", tmp_path / "events.png"] if name == "csv" else []
+        done = command(*flags, "--events", path, *picture)
+        assert done.code == 0, done.err
+        assert len(done.out.splitlines()) == 1  # the prediction of the whole is printed as ever
+    header, *found = rows_of(forms["csv"])
+    assert header == ["path", "start", "end", "class", "score"]
+    assert [(row[0], row[3]) for row in found] == [(str(recording), "low"), (str(recording), "high")]
+    low, high = ((float(row[1]), float(row[2])) for row in found)
+    assert low == (0.0, pytest.approx(0.5, abs=0.06)) and high == (
+        pytest.approx(0.5, abs=0.06),
+        pytest.approx(1.1, abs=0.02),
+    )
+    labels = [(f"{float(start):.3f}", f"{float(end):.3f}", name) for start, end, name in rows_of(forms["txt"], "\t")]
+    assert labels == [(row[1], row[2], row[3]) for row in found]
+    columns, *selections = rows_of(forms["tsv"], "\t")
+    assert columns[:5] == ["Selection", "View", "Channel", "Begin Time (s)", "End Time (s)"]
+    assert [(row[0], f"{float(row[3]):.3f}", row[6]) for row in selections] == [
+        ("1", found[0][1], "low"),
+        ("2", found[1][1], "high"),
+    ]
+    with Image.open(tmp_path / "events.png") as picture:
+        assert picture.size[0] > 600 and len(picture.convert("RGB").getcolors(1 << 24)) > 100
+    model = longseq.load(free_checkpoint)
+    assert [(f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in model.events(recording)] == [
+        tuple(row[1:]) for row in found
+    ]
+    assert model.model.on_scores is None
+    short = command(*flags, "--events", forms["csv"], "--shortest", "0.55")
+    assert short.code == 0 and [row[3] for row in rows_of(forms["csv"])[1:]] == ["high"]
+
+
+def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, recording, tmp_path) -> None:  # noqa: F811
+    second = tmp_path / "second.wav"
+    soundfile.write(second, np.concatenate([tone(2000, 0.2), tone(300, 0.4)]), 8000)
+    flags = ["predict", "--ckpt_path", checkpoint, "--hop", "0.1", "--events", tmp_path / "events.csv"]
+    done = command(*flags, "--input", tmp_path)
+    assert done.code == 0, done.err
+    found = rows_of(tmp_path / "events.csv")[1:]
+    assert [(Path(row[0]).name, row[3]) for row in found] == [
+        ("long.wav", "low"), ("long.wav", "high"), ("second.wav", "high"), ("second.wav", "low"),
+    ]  # fmt: skip
+    assert float(found[1][1]) == pytest.approx(0.5, abs=0.15) and float(found[3][1]) == pytest.approx(0.2, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--events", "a.doc"], "events: a.doc: ends in none of .csv, .txt (Audacity), .tsv (Raven); "),
+        (["--events", "no/a.csv"], "events: no/a.csv: No such file or directory; "),
+        (["--picture", "no/a.png"], "picture: no/a.png: No such file or directory; "),
+        (["--events", "a.csv", "--threshold", "2"], "threshold: must be between 0 and 1, got 2.0; "),
+    ],
+)
+def test_a_wrong_flag_is_one_line(command, free_checkpoint, recording, flags, said, monkeypatch, tmp_path) -> None:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, *flags)
+    assert done.code in (2, 6) and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
+
+
+def test_one_picture_and_audacitys_labels_are_of_one_recording(command, free_checkpoint, recording, tmp_path) -> None:  # noqa: F811
+    soundfile.write(tmp_path / "second.wav", tone(300, 0.4), 8000)
+    for flag, said in {
+        "--picture=a.png": "picture: a.png: a picture is of one recording, got 2",
+        "--events=a.txt": "events: a.txt: Audacity's labels are of one recording, got 2",
+    }.items():
+        done = command("predict", "--ckpt_path", free_checkpoint, "--input", tmp_path, flag)
+        assert done.code == 2 and done.err.startswith(f"error: {said}")
+
+
+def test_images_have_no_events(command, tmp_path: Path) -> None:
+    flags = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.default_root_dir", tmp_path]
+    assert command("fit", "--config", "image/digits", *flags).code == 0
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    flags = ["--ckpt_path", tmp_path / "runs/digits/0/best.ckpt", "--input", tmp_path / "a.png", "--events", "a.csv"]
+    done = command("predict", *flags)
+    assert done.code == 2 and done.err == "error: events: must be of sounds, but this model sees images; leave it out\n"
