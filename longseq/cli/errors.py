@@ -17,7 +17,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from longseq.attention import Mechanism, Projection
 from longseq.cli.faults import what_was_asked
 from longseq.cli.start import CONFIGURATIONS, UserError, nearest
-from longseq.compat.jsonargparse import fault_of, options_of
+from longseq.compat.jsonargparse import fault_of, options_of, with_nulls
 from longseq.compat.torch import is_out_of_memory
 from longseq.encoders import Encoder, LocalMixing
 from longseq.tasks import Task
@@ -30,9 +30,9 @@ class OneLineParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+    def parse_args(self, args: Any = None, *others: Any, **kwargs: Any) -> Any:
         try:
-            return super().parse_args(*args, **kwargs)
+            return super().parse_args(args if self.exit_on_error else with_nulls(args), *others, **kwargs)
         except UnicodeDecodeError as error:
             raise UserError("config: not a text file; give a YAML file") from error
 

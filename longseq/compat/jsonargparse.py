@@ -3,7 +3,7 @@
 import re
 from argparse import ArgumentParser
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
     "no such option", "no such argument", "not allowed", "no such class", "missing", "wrong value", "no such file",
@@ -54,6 +54,15 @@ def fault_of(message: str) -> Fault:
     if "Problems parsing config: " in message:
         return fault("not YAML", _flat(message.partition(": ")[2]))
     return fault("other", _flat(re.sub(r"Parser key .*?:\n", "", message)))
+
+
+def with_nulls(args: Any) -> Any:
+    """The arguments of an inner parser, with null in place of None. For a flag two classes deep, such as
+    ``--model.encoder.attention.k null``, jsonargparse reads the value, writes it again as Python would, ``--k=None``, and
+    lets an inner parser read that: a word and no null."""
+    if not isinstance(args, list):
+        return args
+    return [f"{arg[:-4]}null" if isinstance(arg, str) and arg.endswith("=None") else arg for arg in args]
 
 
 def options_of(parser: ArgumentParser) -> set[str]:

@@ -194,3 +194,9 @@ def test_averaged_weights_are_what_fit_tests_and_keeps(command, tmp_path: Path) 
     tested = command("test", "--ckpt_path", "runs/digits/0/best.ckpt")
     figure = re.search(r"test accuracy: +([\d.]+)", fitted.out)
     assert figure and f"test accuracy:  {figure[1]}" in tested.out, (fitted.out, tested.out)
+
+
+def test_a_part_of_a_part_can_be_set_to_null(command, tmp_path: Path) -> None:
+    flags = ["--model.encoder.attention", "Verma", "--model.encoder.attention.k", "null", "--trainer.max_steps", "1"]
+    done = command("fit", "--config", "image/digits", *flags, "--trainer.default_root_dir", tmp_path)
+    assert done.code == 0 and "attention   Verma(k=None" in done.out
