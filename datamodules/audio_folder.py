@@ -11,11 +11,12 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule, refuse_unusable
-from datamodules.errors import DataError
+from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
 from datamodules.own_files import OwnFiles
 from datamodules.scan import Facts
-from datamodules.sound_files import change_rate, examine_sound, read_sound
+from datamodules.sound_files import change_rate, examine_sound, read_sound, seconds_of
+from datamodules.table import cut_into_clips
 
 LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
 
@@ -104,9 +105,12 @@ class AudioFiles(FileDataModule, AudioDataModule):
 class AudioFolder(OwnFiles, AudioFiles):
     """Recordings in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
-    Recordings may have any rate, channels and length. A row of a table may be a part of a recording.
+    Recordings may have any rate, channels and length. A row of a table may be a part of a recording. Where rows say
+    what is heard when, and several things are heard at once, clip_seconds cuts the recordings into clips.
 
     Args:
+        clip_seconds: Cut every recording of the table into clips of so many seconds, each with the classes of all rows
+            that overlap it; if absent, every row is a clip of its own.
         common: Arguments of OwnFiles and AudioFiles.
 
     Raises:
@@ -114,6 +118,28 @@ class AudioFolder(OwnFiles, AudioFiles):
     """
 
     kind: ClassVar[str] = "sound"
+
+    def __init__(self, root: str, clip_seconds: float | None = None, **common: Any) -> None:
+        super().__init__(root=root, **common)
+        self.clip_seconds = clip_seconds
+        if clip_seconds is not None:
+            require(0.01 <= clip_seconds < math.inf, "clip_seconds", "0.01 or more", clip_seconds, "3 is usual")
+            has_labels = self.labels_separator is not None
+            remedy = "a clip may hold several classes or none: ';' is usual"
+            require(has_labels, "labels_separator", "given with clip_seconds", self.labels_separator, remedy)
+
+    def find(self) -> list[Item]:
+        items = super().find()
+        if self.clip_seconds is None:
+            return items
+        assert self.labels_separator is not None  # as __init__ has checked
+        return cut_into_clips(items, self.clip_seconds, self._length_of, self.labels_separator)
+
+    def _length_of(self, path: str) -> float:
+        try:
+            return seconds_of(self.folder / path)
+        except DataError:  # the scan of all files will say what is wrong with it
+            return 0.0
 
 
 def _or(given: Any, usual: Any) -> Any:

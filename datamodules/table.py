@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +98,36 @@ def _together(items: Sequence[Item], separator: str) -> list[Item]:
             label = separator.join((first.label, item.label))
             clips[item.name, item.split, item.fold] = replace(first, label=label)
     return list(clips.values())
+
+
+def cut_into_clips(
+    items: Sequence[Item], seconds: float, length_of: Callable[[str], float], separator: str
+) -> list[Item]:
+    """Clips of one length that cover the recordings of a table, each with the classes of all rows that overlap it.
+
+    The last clip ends with the recording, and may overlap the one before it. A shorter recording is one clip.
+
+    Args:
+        items: Rows with the times at which something is heard; a row without times is of the whole recording.
+        seconds: The length of a clip.
+        length_of: The length of a recording, in seconds, from its path.
+        separator: What stands between the classes of a label.
+    """
+    by_path: dict[str, list[Item]] = {}
+    for item in items:
+        by_path.setdefault(item.path, []).append(item)
+    clips = []
+    for path, rows in by_path.items():
+        length = length_of(path)
+        last = max(length - seconds, 0.0)
+        starts = [number * seconds for number in range(math.ceil(last / seconds - 1e-6))] + [last]
+        for start in starts:
+            end = min(start + seconds, length)
+            heard = [row for row in rows if row.start < end and (row.end is None or row.end > start)]
+            names = dict.fromkeys(name.strip() for row in heard for name in row.label.split(separator))
+            label = separator.join(filter(None, names))
+            clips.append(replace(rows[0], label=label, start=round(start, 6), end=round(end, 6)))
+    return clips
 
 
 def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: bool) -> Item:

@@ -58,8 +58,8 @@ def fault_of(message: str) -> Fault:
 
 def with_nulls(args: Any) -> Any:
     """The arguments of an inner parser, with null in place of None. For a flag two classes deep, such as
-    ``--model.encoder.attention.k null``, jsonargparse reads the value, writes it again as Python would, ``--k=None``, and
-    lets an inner parser read that: a word and no null."""
+    ``--model.encoder.attention.k null``, jsonargparse reads the value, writes it again as Python would, ``--k=None``,
+    and lets an inner parser read that: a word and no null."""
     if not isinstance(args, list):
         return args
     return [f"{arg[:-4]}null" if isinstance(arg, str) and arg.endswith("=None") else arg for arg in args]
