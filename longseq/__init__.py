@@ -18,7 +18,14 @@ if TYPE_CHECKING:
         Verma,
         plug,
     )
-    from longseq.encoders import ImageEncoder, SpecAugment, SpectrogramEncoder, TimmEncoder, resize
+    from longseq.encoders import (
+        ImageEncoder,
+        SpecAugment,
+        SpectrogramEncoder,
+        TimmEncoder,
+        WaveformEncoder,
+        resize,
+    )
     from longseq.training.predictions import load
 
 __version__ = "0.1.0"
@@ -40,6 +47,7 @@ __all__ = [
     "SpectrogramEncoder",
     "TimmEncoder",
     "Verma",
+    "WaveformEncoder",
     "load",
     "plug",
     "resize",

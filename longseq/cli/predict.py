@@ -21,6 +21,7 @@ from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.inputs import files_of, parts_of, readable
 from longseq.cli.outputs import Output, output_for
+from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
 from longseq.training.events import Event, Settings
 from longseq.training.predictions import Gathering, Hearing
@@ -215,6 +216,8 @@ def draw(
 
 def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:
     """The log-mel spectrogram of a recording, averaged to as many columns as a picture has; it is read in parts."""
+    rate_hz = encoder.sample_rate_hz
+    log_mel = getattr(encoder, "log_mel", None) or LogMel(rate_hz, 40, rate_hz // 100, rate_hz // 40)
     parts = []
     columns_a_second = _DRAWN_COLUMNS / length
     for number in range(math.ceil(length / _READ_SECONDS - 1e-6)):
@@ -222,6 +225,6 @@ def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> F
         waveform = datamodule.read_part((path, start, end))
         columns = max(round((end - start) * columns_a_second), 1)
         with torch.inference_mode():
-            mels = encoder.log_mel(waveform[None].to(encoder.mean.device))[0].float().cpu()
+            mels = log_mel(waveform[None].to(encoder.mean.device))[0].float().cpu()
         parts.append(F.adaptive_avg_pool1d(mels, min(columns, mels.shape[1])))
     return torch.cat(parts, dim=1)

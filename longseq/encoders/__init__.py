@@ -6,6 +6,7 @@ from longseq.encoders.local import Conv1d, Conv2d, LocalMixing
 from longseq.encoders.pretrained import TimmEncoder
 from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
+from longseq.encoders.waveform import WaveformEncoder
 
 __all__ = [
     "Conv1d",
@@ -16,5 +17,6 @@ __all__ = [
     "SpecAugment",
     "SpectrogramEncoder",
     "TimmEncoder",
+    "WaveformEncoder",
     "resize",
 ]

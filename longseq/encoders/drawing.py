@@ -43,6 +43,17 @@ def draw_spectrograms(
     return figure
 
 
+def draw_waveforms(waveforms: Sequence[Float[Tensor, " _"]], names: Sequence[str], sample_rate_hz: int) -> Figure:
+    """Draw waveforms as long as their clips, in seconds, each scaled to its own peak."""
+    figure, grid = _grid(len(names), cell=(2.6, 1.6))
+    for axes, waveform, name in zip(grid, waveforms, names, strict=True):
+        axes.plot([sample / sample_rate_hz for sample in range(len(waveform))], waveform.numpy(), linewidth=0.5)
+        axes.set_title(name, parse_math=False)
+        axes.set_xlabel("seconds")
+        axes.set(yticks=[])
+    return figure
+
+
 def mel_row(hertz: int, num_mels: int, sample_rate_hz: int) -> float:
     """The height of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
     return (num_mels + 1) * math.log1p(hertz / 700) / math.log1p(sample_rate_hz / 2 / 700) - 0.5

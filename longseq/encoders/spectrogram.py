@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
 from torchaudio.functional import spectrogram as spectrogram_of
@@ -16,6 +16,7 @@ from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
+from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
 from longseq.encoders.trunk import make_trunk
 
 _FRAMES = 1 << 15  # frames whose spectrum is in memory at a time
@@ -57,7 +58,7 @@ class SpecAugment(nn.Module):
         return picture
 
 
-class SpectrogramEncoder(Encoder):
+class SpectrogramEncoder(SoundEncoder):
     """A vision transformer over a log-mel spectrogram: waveforms (b, samples) -> (b, dim).
 
     The spectrogram is part of the encoder. It is computed for the whole batch, on the batch's device, in float32 even
@@ -94,7 +95,6 @@ class SpectrogramEncoder(Encoder):
             mechanism does not fit.
     """
 
-    takes_sounds = True
     measured_by = ("sample_rate_hz", "num_mels", "hop_ms", "window_ms")
 
     def __init__(
@@ -120,9 +120,7 @@ class SpectrogramEncoder(Encoder):
         any_length: bool = False,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
-        for name, value in sizes.items() | {"hop_ms": hop_ms, "window_ms": window_ms}.items():
-            if value <= 0:
-                raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
+        refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
         hop = round(sample_rate_hz * hop_ms / 1000)
         if hop < 1:
             raise ArgumentError(
@@ -135,8 +133,7 @@ class SpectrogramEncoder(Encoder):
                 "tokens", f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
             )
         num_samples = round(sample_rate_hz * seconds)
-        num_rows = -(-(1 + num_samples // hop) // frames)  # the last patch is padded with the mean
-        picture = (1, num_rows * frames, num_mels)
+        picture = (1, patches_down(1 + num_samples // hop, frames), num_mels)
         width = dim, depth, heads, mlp_ratio, dropout, drop_path
         trunk = make_trunk(picture, (frames, mels), *width, pool, positions, any_length)
         super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local, any_length)
@@ -146,7 +143,7 @@ class SpectrogramEncoder(Encoder):
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
         self.positions = positions
         self.spec_augment = spec_augment
-        self.num_samples, self.hop = num_samples, hop
+        self.hop = hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
 
     @classmethod
@@ -161,14 +158,10 @@ class SpectrogramEncoder(Encoder):
         ]
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
-        waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
-        if waveforms.shape[-1] > self.num_samples and not self.any_length:
-            raise ArgumentError(
-                "seconds",
-                f"must cover the longest clip, but {self.num_samples} samples ({self.seconds} s) are the most "
-                f"that fit, got {waveforms.shape[-1]}; crop the clips",
-            )
-        return self.log_mel(waveforms).mT[:, None]
+        return self.log_mel(self.waveforms_of(inputs)).mT[:, None]
+
+    def count_rows(self, num_samples: Any) -> Any:
+        return 1 + num_samples // self.hop
 
     @property
     def row_seconds(self) -> float:
@@ -182,20 +175,6 @@ class SpectrogramEncoder(Encoder):
         from longseq.encoders.drawing import draw_spectrograms  # matplotlib takes half a second to import
 
         return draw_spectrograms([picture[0].T for picture in pictures], names, self.sample_rate_hz, self.hop_ms)
-
-    def sounds(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> list[Float[Tensor, " samples"]]:
-        if not isinstance(inputs, Mapping):
-            return list(inputs)
-        return [clip[:length] for clip, length in zip(inputs["waveforms"], inputs["lengths"], strict=True)]
-
-    def rows(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Int64[Tensor, " b"] | None:
-        """The number of frames of each clip."""
-        if isinstance(inputs, Mapping):
-            return 1 + inputs["lengths"] // self.hop
-        frames = 1 + inputs.shape[-1] // self.hop
-        if frames == self.picture_shape[1] and not self.any_length:
-            return None
-        return torch.full((len(inputs),), frames, device=inputs.device)
 
 
 class LogMel(nn.Module):

@@ -1,0 +1,105 @@
+"""Sound as sequences without a spectrogram: one token per sample, or per patch of samples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.attention import Mechanism
+from longseq.encoders.encoder import Encoder
+from longseq.encoders.local import LocalMixing
+from longseq.encoders.positions import Positions
+from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
+from longseq.encoders.trunk import make_trunk
+
+
+class WaveformEncoder(SoundEncoder):
+    """A vision transformer over the samples of a waveform: (b, samples) -> (b, dim).
+
+    A second at 16 kHz is 16,000 tokens, as in the raw Speech Commands of S4 (arXiv:2111.00396). A sample alone means
+    little, so the model needs local mixing. A clip in a padded batch gives the features that it gives alone.
+
+    Args:
+        sample_rate_hz: Samples per second of the waveforms.
+        seconds: Length of the longest clip.
+        attention: The mechanism of every block.
+        patch_size: Samples of a token; 1 makes every sample a token.
+        dim: Width of a token.
+        depth: Number of blocks.
+        heads: Attention heads; they divide dim.
+        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
+        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
+        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
+        pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
+        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
+        local: Depthwise convolutions along the tokens in every block, ``Conv1d``; None for none.
+        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
+            mixing, edges tell.
+        any_length: Whether clips may be of any length, without a resize; ``seconds`` is then a usual one. Positions
+            must be ``none``, and the attention must not be bound to a length.
+
+    Raises:
+        ValueError: If a number is not positive, the heads do not divide dim, or the mechanism does not fit.
+    """
+
+    measured_by = ("sample_rate_hz",)
+
+    def __init__(
+        self,
+        sample_rate_hz: int,
+        seconds: float,
+        attention: Mechanism,
+        patch_size: int = 1,
+        dim: int = 64,
+        depth: int = 4,
+        heads: int = 4,
+        mlp_ratio: float = 2.0,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pool: str = "avg",
+        checkpointing: bool = False,
+        local: LocalMixing | None = None,
+        positions: Positions = "none",
+        any_length: bool = False,
+    ) -> None:
+        refuse_no_sound(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size)
+        num_samples = round(sample_rate_hz * seconds)
+        if num_samples < patch_size:
+            raise ArgumentError(
+                "patch_size", f"must be at most a clip's {num_samples} samples, got {patch_size}; lower it"
+            )
+        picture = (1, patches_down(num_samples, patch_size), 1)
+        sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
+        trunk = make_trunk(picture, (patch_size, 1), *sizes, pool, positions, any_length)
+        super().__init__(trunk, attention, picture, (1, 1, 1), checkpointing, local, any_length)
+        self.sample_rate_hz, self.seconds, self.patch_size = sample_rate_hz, seconds, patch_size
+        self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
+        self.positions = positions
+
+    @classmethod
+    def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
+        small = {"sample_rate_hz": 8000, "dim": 16, "depth": 2, "heads": 4, **options}
+        lengths = torch.tensor([400, 130, 9])
+        padded = torch.randn(3, 400) * (torch.arange(400) < lengths[:, None])
+        return [
+            (cls(seconds=0.05, attention=attention, patch_size=4, **small), {"waveforms": padded, "lengths": lengths}),
+            (cls(seconds=0.004, attention=attention, pool="token", **small), torch.randn(3, 32)),
+        ]
+
+    def count_rows(self, num_samples: Any) -> Any:
+        return num_samples
+
+    @property
+    def row_seconds(self) -> float:
+        return self.patch_size / self.sample_rate_hz
+
+    def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 samples 1"]:
+        return self.waveforms_of(inputs).to(self.mean.dtype)[:, None, :, None]
+
+    def draw(self, pictures: Sequence[Float[Tensor, "1 _ 1"]], names: Sequence[str]) -> Any:
+        from longseq.encoders.drawing import draw_waveforms  # matplotlib takes half a second to import
+
+        return draw_waveforms([picture[0, :, 0] for picture in pictures], names, self.sample_rate_hz)
