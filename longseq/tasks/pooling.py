@@ -38,12 +38,7 @@ class Pooling(nn.Module, ABC):
 class AveragePooling(Pooling):
     """The mean of the scores: for what lasts as long as the input."""
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "b n d"],
-        scores: Float[Tensor, "b n classes"],
-        present: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b classes"]:
+    def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         if present is None:
             return scores.mean(1)
         return scores.masked_fill(~present[..., None], 0).sum(1) / present.sum(1)[:, None].to(scores.dtype)
@@ -52,12 +47,7 @@ class AveragePooling(Pooling):
 class MaxPooling(Pooling):
     """The highest score of each class: for what may last one token. Only that token learns from a sample."""
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "b n d"],
-        scores: Float[Tensor, "b n classes"],
-        present: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b classes"]:
+    def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         return (scores if present is None else scores.masked_fill(~present[..., None], -float("inf"))).amax(1)
 
 
@@ -68,12 +58,7 @@ class LinearSoftmaxPooling(Pooling):
     Li and Metze, A Comparison of Five Multiple Instance Learning Pooling Functions (arXiv:1810.09050).
     """
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "b n d"],
-        scores: Float[Tensor, "b n classes"],
-        present: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b classes"]:
+    def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
         # log p = logsigmoid(score), and all in logarithms: p may be 1e-30 everywhere
         logs = nn.functional.logsigmoid(scores)
@@ -98,12 +83,7 @@ class AttentionPooling(Pooling):
         self.hidden = nn.Linear(dim, 2 * dim)
         self.weight = nn.Linear(dim, 1, bias=False)
 
-    def forward(
-        self,
-        tokens: Float[Tensor, "b n d"],
-        scores: Float[Tensor, "b n classes"],
-        present: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b classes"]:
+    def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         values, gates = self.hidden(tokens).chunk(2, dim=-1)
         logits = self.weight(values.tanh() * gates.sigmoid())
         if present is not None:
