@@ -167,6 +167,7 @@ class Commands(CommandLine):
                 "--events", type=str | None, help="Write what is heard when: .csv, .txt for Audacity, .tsv for Raven."
             )
             parser.add_argument("--picture", type=str | None, help="Draw a recording with its events.")
+            parser.add_argument("--embeddings", type=str | None, help="Write the features of every file: .npz.")
             usual = Settings()
             parser.add_argument("--threshold", type=float | None, help="The least probability of an event.")
             parser.add_argument(

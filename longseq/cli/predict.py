@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from longseq.cli.outputs import Output, output_for
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
 from longseq.training.events import Event, Settings
-from longseq.training.predictions import Gathering, Hearing
+from longseq.training.predictions import Gathering, Hearing, Predictor
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it
@@ -43,7 +44,9 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     Raises:
         UserError: If a flag does not suit the inputs or the model.
     """
-    paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
+    if asked.embeddings is not None and not asked.embeddings.endswith(".npz"):
+        raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
+    paths = every_path = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
     settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
     with ExitStack() as stack:
         hears = asked.events is not None or asked.picture is not None
@@ -68,6 +71,12 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         datamodule.predict_parts = parts
         loader = datamodule.predict_dataloader()
         trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
+    if asked.embeddings is not None:
+        features = Predictor(model.to(trainer.strategy.root_device), datamodule).embed(every_path)
+        try:
+            np.savez(asked.embeddings, paths=np.array(every_path), embeddings=features.numpy())
+        except OSError as error:
+            raise UserError(f"embeddings: {asked.embeddings}: {error.strerror}; give another", exit_code=6) from error
 
 
 class Writes(pl.Callback):

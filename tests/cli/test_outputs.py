@@ -190,3 +190,15 @@ def test_images_too(command, tmp_path: Path) -> None:
     (found,) = model.predict(image)
     assert found.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert model.embed([image, image]).shape == (2, model.model.encoder.dim)
+
+
+def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_path) -> None:  # noqa: F811
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings]
+    done = command(*flags, "--embeddings", tmp_path / "features.npz")
+    assert done.code == 0 and len(done.out.splitlines()) == 4, done.err
+    with np.load(tmp_path / "features.npz") as found:
+        paths, features = found["paths"].tolist(), torch.from_numpy(found["embeddings"])
+    assert paths == [str(path) for path in sorted(recordings.iterdir())]
+    torch.testing.assert_close(features, longseq.load(checkpoint).embed(paths))
+    done = command(*flags, "--embeddings", "features.npy")
+    assert done.code == 2 and done.err.startswith("error: embeddings: features.npy: ends not in .npz; ")
