@@ -20,7 +20,7 @@ from longseq.cli.errors import OneLineParser, UserError, refused_in_building, us
 from longseq.cli.fit import evaluate_best, train
 from longseq.cli.growing import Stage, begun, stage_of, stages_of
 from longseq.cli.names import shown
-from longseq.cli.predict import predict
+from longseq.cli.predict import predict, progress_bars
 from longseq.cli.resuming import (
     refuse_other_classes,
     refuse_other_data,
@@ -255,7 +255,9 @@ class Commands(CommandLine):
             self.save_config_callback = None  # only fit has a run folder to save it in
             kwargs["logger"] = False
             if self.subcommand == "predict":
-                kwargs["enable_progress_bar"] = False  # standard output is for the predictions only
+                bars = [] if config.trainer.enable_progress_bar is False else progress_bars(config.out)
+                kwargs["enable_progress_bar"] = bool(bars)
+                self.trainer_defaults["callbacks"] = bars
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share
             return self._trainer(**kwargs)
         refuse_incomplete_data(self.datamodule)

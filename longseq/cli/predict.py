@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from jsonargparse import Namespace
+from pytorch_lightning.callbacks import RichProgressBar
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
@@ -77,6 +79,14 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
             np.savez(asked.embeddings, paths=np.array(every_path), embeddings=features.numpy())
         except OSError as error:
             raise UserError(f"embeddings: {asked.embeddings}: {error.strerror}; give another", exit_code=6) from error
+
+
+def progress_bars(out: str | None) -> list[pl.Callback]:
+    """A progress bar on standard error, if that is a terminal. There is none if predictions go to standard output,
+    which the bar would take over."""
+    if out in (None, "-") or not sys.stderr.isatty() or find_spec("rich") is None:
+        return []
+    return [RichProgressBar(console_kwargs={"stderr": True})]
 
 
 class Writes(pl.Callback):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from test_windows import checkpoint, recording, rows, tone  # noqa: F401  (fixtu
 import longseq
 from longseq.arguments import ArgumentError
 from longseq.cli.outputs import COLUMNS, Json, JsonLines, Table, Text
+from longseq.cli.predict import progress_bars
 from longseq.tasks.task import Answer
 from longseq.training.predictions import Prediction
 
@@ -190,6 +192,12 @@ def test_images_too(command, tmp_path: Path) -> None:
     (found,) = model.predict(image)
     assert found.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert model.embed([image, image]).shape == (2, model.model.encoder.dim)
+
+
+@pytest.mark.parametrize(("out", "is_terminal", "bars"), [("a.csv", True, 1), ("a.csv", False, 0), (None, True, 0)])
+def test_a_bar_is_shown_where_it_disturbs_nothing(monkeypatch, out, is_terminal: bool, bars: int) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert len(progress_bars(out)) == bars
 
 
 def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_path) -> None:  # noqa: F811
