@@ -14,6 +14,7 @@ from datamodules.base import DataModule, Part
 from datamodules.errors import require
 from datamodules.samples import Clips, Samples
 from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle, read_sound, seconds_of
+from datamodules.windows import starts_of_windows
 
 
 def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
@@ -86,8 +87,7 @@ class AudioDataModule(DataModule):
         require(
             least <= hop <= window, "hop", f"positive and at most {window:g} s", hop, "else some sound is not heard"
         )
-        last = max(length - window, 0.0)
-        starts = [number * hop for number in range(math.ceil((last - least) / hop))] + [last]
+        starts = starts_of_windows(length, window, hop, least)
         return [(path, start, min(start + window, length)) for start in starts]
 
     def read_part(self, part: Part) -> Float32[Tensor, " s"]:

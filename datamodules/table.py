@@ -12,6 +12,7 @@ from pathlib import Path
 from datamodules.errors import DataError
 from datamodules.files import Item
 from datamodules.find import SPLITS
+from datamodules.windows import starts_of_windows
 
 _COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
 
@@ -119,9 +120,7 @@ def cut_into_clips(
     clips = []
     for path, rows in by_path.items():
         length = length_of(path)
-        last = max(length - seconds, 0.0)
-        starts = [number * seconds for number in range(math.ceil(last / seconds - 1e-6))] + [last]
-        for start in starts:
+        for start in starts_of_windows(length, seconds, seconds, least=1e-6 * seconds):
             end = min(start + seconds, length)
             heard = [row for row in rows if row.start < end and (row.end is None or row.end > start)]
             names = dict.fromkeys(name.strip() for row in heard for name in row.label.split(separator))

@@ -7,7 +7,7 @@ from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import shown
-from longseq.training.predictions import Part
+from longseq.training.data import Part
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:

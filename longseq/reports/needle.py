@@ -6,16 +6,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
-from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
-from longseq.training.description import allow_classes, build, naming
+from longseq.training.checkpoint import CheckpointError
 from longseq.training.memory import keep_freed_memory
+from longseq.training.predictions import model_and_data
 from longseq.training.throughput import peak_memory_gib
 
 
@@ -51,13 +49,7 @@ def needle(
     for name, value in {"seconds": min(seconds), "trials": trials, "window": 1 if window is None else window}.items():
         if value <= 0:
             raise ArgumentError(name, f"must be positive, got {value}; the defaults are a start")
-    allow_classes(allow_class)
-    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
-    model = Classifier.load_from_checkpoint(ckpt_path).eval()
-    if root is not None:
-        description = {**description, "init_args": {**description["init_args"], "root": root}}
-    with naming(ckpt_path):
-        data: Any = build(description, pl.LightningDataModule)
+    model, data = model_and_data(ckpt_path, allow_class, root)
     if not hasattr(data, "recording"):
         what = f"was trained on {type(data).__name__}, which makes no recordings of any duration"
         raise CheckpointError(f"{ckpt_path}: {what}; train on Needles")

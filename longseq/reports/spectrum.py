@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 import yaml
@@ -18,8 +17,8 @@ from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
-from longseq.training.description import allow_classes, build, naming
+from longseq.training.checkpoint import CheckpointError
+from longseq.training.predictions import model_and_data
 
 EXACT = 4096  # tokens up to which all singular values are computed
 _LEADING = 512  # how many are computed for longer sequences
@@ -56,15 +55,9 @@ def spectrum(
         raise ArgumentError("energy", f"must be between 0 and 1, got {energy}; 0.9 is usual")
     if num_inputs < 1:
         raise ArgumentError("num_inputs", f"must be positive, got {num_inputs}; 8 is a start")
-    allow_classes(allow_class)
-    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
-    model = Classifier.load_from_checkpoint(ckpt_path).eval()
+    model, data = model_and_data(ckpt_path, allow_class, root)
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise CheckpointError(f"{ckpt_path}: holds weights that are not finite; give another")
-    if root is not None:
-        description = {**description, "init_args": {**description["init_args"], "root": root}}
-    with naming(ckpt_path):
-        data = build(description, pl.LightningDataModule)
     data.setup("test")
     chosen = torch.randperm(len(data.test_set), generator=torch.Generator().manual_seed(0))[:num_inputs].tolist()
     curves = {"P": [], "logits": []}

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+
 
 @runtime_checkable
 class LabelledSamples(Protocol):
@@ -35,7 +37,7 @@ class DataContract(Protocol):
     class_names: list[str]
     on_error: Literal["raise", "skip"]
     predict_suffixes: ClassVar[frozenset[str]]
-    predict_parts: list[tuple[str, float, float | None]]
+    predict_parts: list[Part]
 
     @property
     def num_classes(self) -> int: ...
@@ -55,7 +57,7 @@ class DataContract(Protocol):
 
     def parts(
         self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
-    ) -> list[tuple[str, float, float | None]]:
+    ) -> list[Part]:
         """The parts of a file that are inputs of their own: path, start and end in seconds, to its end if that is None.
 
         Args:

@@ -15,11 +15,9 @@ from longseq.arguments import ArgumentError
 from longseq.tasks.task import Answer
 from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
 from longseq.training.classifier import Classifier
-from longseq.training.data import lacking
+from longseq.training.data import Part, lacking
 from longseq.training.description import allow_classes, build, naming
 from longseq.training.events import Event, Settings, Stitching, events_of, row_probabilities, thresholds_of
-
-Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
 
 
 class Prediction(NamedTuple):
@@ -264,15 +262,33 @@ def load(ckpt_path: str | PathLike, device: Any = "cpu", allow_class: Sequence[s
         >>> model = longseq.load("runs/fsdd/0/best.ckpt")
         >>> model.predict("call.wav", window=1.0)
     """
-    allow_classes(list(allow_class))
-    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
-    model = Classifier.load_from_checkpoint(ckpt_path).to(device)
-    with naming(ckpt_path):
-        data = build(description, pl.LightningDataModule)
+    model, data = model_and_data(ckpt_path, allow_class)
     missing = lacking(data)
     if missing:
         raise CheckpointError(f"{ckpt_path}: its data module lacks {', '.join(missing)}; give another checkpoint")
-    return Predictor(model, data)
+    return Predictor(model.to(device), data)
+
+
+def model_and_data(
+    ckpt_path: str | PathLike, allow_class: Sequence[str] = (), root: str | None = None
+) -> tuple[Classifier, Any]:
+    """The model of a checkpoint, in evaluation, and the data module that it was trained with.
+
+    Args:
+        ckpt_path: A checkpoint of fit.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        root: Folder of the data, if it has moved.
+
+    Raises:
+        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
+    """
+    allow_classes(list(allow_class))
+    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
+    model = Classifier.load_from_checkpoint(ckpt_path).eval()
+    if root is not None:
+        description = {**description, "init_args": {**description["init_args"], "root": root}}
+    with naming(ckpt_path):
+        return model, build(description, pl.LightningDataModule)
 
 
 def _listed(inputs: Any) -> list[Any]:

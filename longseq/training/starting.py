@@ -33,7 +33,7 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
         messages.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
     if trained.class_names == model.class_names and _shapes(trained.head) == _shapes(model.head):
         model.head.load_state_dict(trained.head.state_dict())
-        if model.pool == trained.pool == "attention":
+        if model.pooling is not None and type(model.pooling) is type(trained.pooling):
             model.pooling.load_state_dict(trained.pooling.state_dict())
     else:
         was, now = (type(each.task).__name__ for each in (trained, model))

@@ -120,3 +120,12 @@ def test_a_pooled_model_is_carried_with_its_projections() -> None:
     torch.nn.init.normal_(model.pooling.weight.weight)
     larger = resize(model, seconds=0.6)
     assert torch.equal(larger.pooling.weight.weight, model.pooling.weight.weight)
+
+
+def test_masked_pretraining_goes_on_from_masked_pretraining_whatever_the_pooling(command, tmp_path) -> None:
+    fit = ["fit", "--config", "image/digits", "--model.task", "Masked", "--model.pool", "attention",
+           "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1",
+           "--trainer.default_root_dir", tmp_path]  # fmt: skip
+    assert command(*fit).code == 0
+    done = command(*fit, "--model.init_from", tmp_path / "runs/digits/0/best.ckpt")
+    assert done.code == 0, done.err
