@@ -213,13 +213,20 @@ def softmax_formula(
     dropout: float,
 ) -> Float[Tensor, "b h n c"]:
     """softmax(Q K' / sqrt(c)) V, in the fastest way that torch has for it."""
-    is_short = 8 * keys.shape[-2] <= queries.shape[-2]
-    if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 and is_short and key_mask is None:
-        # torch's fused kernel has no fast bfloat16 on a CPU: it takes 9 ms, this code 5 (n = 4096, k = 128, 4 heads)
+    if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 and _is_small(queries, keys):
+        # torch's fused kernel has no fast bfloat16 on a CPU, least of all backward (docs/performance.md)
         with torch.autocast("cpu", enabled=False):
             scaled = (keys * queries.shape[-1] ** -0.5).to(queries.dtype)
-            return F.dropout((queries @ scaled.mT).softmax(dim=-1), dropout) @ values.to(queries.dtype)
+            scores = queries @ scaled.mT
+            weights = (scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf"))).softmax(dim=-1)
+            return F.dropout(weights, dropout) @ values.to(queries.dtype)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
+
+
+def _is_small(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]) -> bool:
+    """Whether the n x k scores may be kept: as few as those of a shortened sequence, or as fit into 32 MiB."""
+    n, k = queries.shape[-2], keys.shape[-2]
+    return 8 * k <= n or queries[..., 0].numel() * k <= 1 << 24
 
 
 def _present(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
