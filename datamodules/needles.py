@@ -4,13 +4,14 @@ import math
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule, crop_middle
-from datamodules.errors import require
+from datamodules.errors import DataError, require
 from datamodules.esc50 import ESC50
 from datamodules.fsdd import FSDD
+from datamodules.labels import Labels, labels_of
 from datamodules.samples import Clips, Files, Samples
 
 _LONGEST_DIGIT = 1.0  # seconds
@@ -24,7 +25,9 @@ _CLASSES = {
     "digit": [str(digit) for digit in range(10)],
     "same": ["different", "same"],
     "order": ["falling", "rising"],
+    "digits": [str(digit) for digit in range(10)],
 }
+_MOST_SPOKEN = {"digit": 1, "same": 2, "order": 2, "digits": 3}
 
 
 class Needles(AudioDataModule):
@@ -36,13 +39,14 @@ class Needles(AudioDataModule):
     changes its sounds: digits in speed, backgrounds in speed, direction and level, and two of them may sound at once.
     The recordings of validation and test are always the same, and their sounds are not changed.
 
-    There are three questions. ``digit``: which digit is spoken? A window can answer it. ``same``: two digits are
+    There are four questions. ``digit``: which digit is spoken? A window can answer it. ``same``: two digits are
     spoken; are they the same one? ``order``: two unlike digits are spoken; is the second one higher (rising) or lower
     (falling)? The two digits lie in different halves of the recording, so that in a long one no window holds both.
+    ``digits``: which ones are spoken, one to three different ones? It is for the task MultiLabel.
 
     Args:
         root: Folder that holds free-spoken-digit-dataset and ESC-50-master.
-        question: ``digit``, ``same`` or ``order``.
+        question: ``digit``, ``same``, ``order`` or ``digits``.
         level_db: Level of a digit above that of the background, in decibels; 0 is as loud as the background.
         background: ``recordings``, or ``noise``: noise with the spectra of the recordings, which never repeats.
         num_train: Recordings of a training epoch.
@@ -60,7 +64,7 @@ class Needles(AudioDataModule):
     def __init__(
         self,
         root: str,
-        question: Literal["digit", "same", "order"] = "digit",
+        question: Literal["digit", "same", "order", "digits"] = "digit",
         level_db: float = 15.0,
         background: Literal["recordings", "noise"] = "recordings",
         num_train: int = 2000,
@@ -78,7 +82,7 @@ class Needles(AudioDataModule):
         self.class_names = list(_CLASSES[question])
         for name, count in {"num_train": num_train, "num_test": num_test}.items():
             require(count >= len(self.class_names), name, f"{len(self.class_names)} or more", count, "1000 is usual")
-        least = (1 if question == "digit" else 2) * (_LONGEST_DIGIT + 0.1)
+        least = _MOST_SPOKEN[question] * (_LONGEST_DIGIT + 0.1)
         require(least <= shortest <= seconds, "shortest", f"in {least}..seconds", shortest, "digits must fit into it")
         self.root, self.question, self.level_db, self.background = root, question, level_db, background
         self.num_train, self.num_test, self.shortest = num_train, num_test, shortest
@@ -96,15 +100,20 @@ class Needles(AudioDataModule):
         return train, val, test
 
     def recording(self, seconds: float, trial: int) -> tuple[Float32[Tensor, " s"], int]:
-        """A recording of any duration from the digits and backgrounds of the test, and its label; after setup.
+        """A recording of any duration from the digits and backgrounds of the test, and its class; after setup.
 
         Args:
             seconds: Its duration.
             trial: Two trials differ in digits, backgrounds and places; the same number is always the same recording.
+
+        Raises:
+            DataError: If recordings have several classes.
         """
+        if self.question == "digits":
+            raise DataError("data.question: digits has recordings of several classes; the figures are those of a fit")
         generator = torch.Generator().manual_seed(1_000_003 * round(seconds * 1000) + trial)
         label = trial % self.num_classes
-        return self._test_maker(label, round(seconds * self.sample_rate_hz), generator), label
+        return self._test_maker(torch.tensor(label), round(seconds * self.sample_rate_hz), generator), label
 
 
 class Maker:
@@ -125,7 +134,9 @@ class Maker:
         self.backgrounds = [_levelled(waveform) for waveform in backgrounds.inputs]
         self.digest = f"{digits.digest()} {backgrounds.digest()}"
 
-    def __call__(self, label: int, num_samples: int, generator: torch.Generator) -> Float32[Tensor, " s"]:
+    def __call__(
+        self, label: Int64[Tensor, " *classes"], num_samples: int, generator: torch.Generator
+    ) -> Float32[Tensor, " s"]:
         """A recording of a label, so many samples long."""
         recording = self._background(num_samples, generator)
         spoken = self._spoken(label, generator)
@@ -141,10 +152,21 @@ class Maker:
             recording[begin : begin + len(clip)] += clip * (level / _level_of(clip))
         return (recording * 10 ** (_between(_GAINS_DB, generator) / 20)).clamp(-1, 1)
 
-    def _spoken(self, label: int, generator: torch.Generator) -> list[int]:
+    def labels(self, count: int, generator: torch.Generator) -> Labels:
+        """The labels of so many recordings: of every class as many, or one to three classes at random."""
+        if self.data.question != "digits":
+            return torch.arange(count) % self.data.num_classes
+        numbers = torch.randint(1, _MOST_SPOKEN["digits"] + 1, (count,), generator=generator).tolist()
+        classes = [torch.randperm(10, generator=generator)[:number].tolist() for number in numbers]
+        return labels_of(classes, 10, are_many=True)
+
+    def _spoken(self, label: Int64[Tensor, " *classes"], generator: torch.Generator) -> list[int]:
         """The digits of a recording, in their order."""
         if self.data.question == "digit":
-            return [label]
+            return [int(label)]
+        if self.data.question == "digits":
+            digits = label.nonzero()[:, 0]
+            return digits[torch.randperm(len(digits), generator=generator)].tolist()
         first, second = torch.randperm(10, generator=generator)[:2].tolist()
         if self.data.question == "same":
             return [first, first] if label else [first, second]
@@ -195,7 +217,7 @@ class Recordings(Clips):
         generator = torch.Generator().manual_seed(data.seed + split)
         spread = torch.rand(count, generator=generator, dtype=torch.float64)
         seconds = data.shortest + (data.seconds - data.shortest) * spread
-        self.labels = torch.arange(count) % data.num_classes
+        self.labels = maker.labels(count, generator)
         self.whole_lengths = (seconds * data.sample_rate_hz).round().long()
         self.maker, self.seed = maker, 7919 * data.seed + split
         settings = [data.question, data.level_db, data.background, data.seconds, data.shortest, data.sample_rate_hz]
@@ -218,7 +240,7 @@ class Recordings(Clips):
     def sample(self, index: int, generator: torch.Generator | None = None) -> Float32[Tensor, " s"]:
         if generator is None:
             return self.fixed(index)
-        return self.maker(int(self.labels[index]), int(self.whole_lengths[index]), generator)
+        return self.maker(self.labels[index], int(self.whole_lengths[index]), generator)
 
 
 def _draw(count: int, generator: torch.Generator) -> int:

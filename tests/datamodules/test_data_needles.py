@@ -8,6 +8,7 @@ import torch
 from small_sets import SMALL
 
 from datamodules import ESC50, FSDD, Needles
+from datamodules.errors import DataError
 from datamodules.samples import ForTraining
 
 
@@ -57,7 +58,7 @@ def test_a_label_is_what_is_spoken(root: str, question: str) -> None:
     pairs = set()
     for label in range(data.num_classes):
         for _ in range(40):
-            spoken = maker._spoken(label, generator)
+            spoken = maker._spoken(torch.tensor(label), generator)
             pairs.add(tuple(spoken))
             if question == "digit":
                 assert spoken == [label]
@@ -70,6 +71,25 @@ def test_a_label_is_what_is_spoken(root: str, question: str) -> None:
         names = FSDD(root, val_fraction=0.1)
         names.setup()
         assert len(clips) == int((names.train_set.labels == digit).sum())
+
+
+def test_recordings_of_several_digits_hold_one_to_three_different_ones_each_in_its_share(root: str) -> None:
+    data = needles(root, question="digits", num_train=200, shortest=4.0)
+    labels = data.train_set.labels
+    assert labels.shape == (200, 10) and labels.unique().tolist() == [0, 1] and labels.sum(0).min() > 20
+    assert labels.sum(1).unique(return_counts=True)[0].tolist() == [1, 2, 3]
+    generator = torch.Generator().manual_seed(0)
+    orders = [data.train_set.maker._spoken(labels[0], generator) for _ in range(20)]
+    assert {tuple(sorted(order)) for order in orders} == {tuple(labels[0].nonzero()[:, 0].tolist())}
+    loud, quiet = (needles(root, question="digits", shortest=4.0, level_db=level).test_set for level in (0.0, -60.0))
+    for index in range(10):
+        digits = loud.sample(index) - quiet.sample(index)
+        # gaps within a digit are short, so that sounds a tenth of a second apart are two digits
+        heard = digits.abs().unfold(0, 800, 800).amax(1) > 1e-4
+        starts = int((heard[1:] & ~heard[:-1]).sum() + heard[0])
+        assert starts == int(loud.labels[index].sum())
+    with pytest.raises(DataError, match="several classes"):
+        data.recording(6.0, 0)
 
 
 def test_no_digit_and_no_background_of_the_test_was_heard_before(root: str) -> None:
@@ -135,6 +155,7 @@ def test_noise_has_the_spectra_of_the_recordings_and_never_repeats(root: str) ->
         ({"num_test": 0}, "num_test"),
         ({"shortest": 1.0}, "shortest"),
         ({"shortest": 1.5, "question": "same"}, "shortest"),
+        ({"shortest": 2.5, "question": "digits"}, "shortest"),
         ({"shortest": 11.0}, "shortest"),
     ],
 )
