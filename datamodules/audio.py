@@ -11,9 +11,9 @@ from torch import Tensor
 
 from datamodules.augment import SoundTransform
 from datamodules.base import DataModule, Part
-from datamodules.errors import require
+from datamodules.errors import require, say
 from datamodules.samples import Clips, Samples
-from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle, read_sound, seconds_of
+from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle, read_until_break, seconds_of
 from datamodules.windows import starts_of_windows
 
 
@@ -47,6 +47,7 @@ class AudioDataModule(DataModule):
         refuse_unusable(sample_rate_hz, seconds)
         self.sample_rate_hz, self.seconds = sample_rate_hz, seconds
         self.augment = augment
+        self._broken: set[str] = set()  # files of which a line has said that they break off
 
     @property
     def shape(self) -> tuple[int]:  # type: ignore[override]
@@ -91,11 +92,29 @@ class AudioDataModule(DataModule):
         return [(path, start, min(start + window, length)) for start in starts]
 
     def read_part(self, part: Part) -> Float32[Tensor, " s"]:
+        """One model input from a part of a file, as `parts` gives it.
+
+        Where a file breaks off, a line says so, once for each file. Of the first part, what is there before the break
+        is returned; a later part is not a number throughout, and so are the model's scores for it.
+
+        Raises:
+            DataError: If the file cannot be read from the start.
+        """
         path, start, end = part
         if end is None:
             return self.read(path)
-        waveform = change_rate(*read_sound(path, start, end), self.sample_rate_hz)
-        return waveform.clamp(-1, 1)[: round((end - start) * self.sample_rate_hz)]
+        waveform, rate_hz, damage = read_until_break(path, start, end)
+        num_samples = round((end - start) * self.sample_rate_hz)
+        if damage is not None:
+            if path not in self._broken:
+                before = read_until_break(path, 0.0, end)[0]
+                if not len(before):
+                    raise damage
+                self._broken.add(path)
+                say(f"{path}: breaks off after {len(before) / rate_hz:.0f} s; heard as far as it goes")
+            if start:
+                return torch.full((num_samples,), math.nan)
+        return change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)[:num_samples]
 
     def _predict_options(self) -> dict[str, Any]:
         is_long = any(end is not None and end - start > self.seconds for _, start, end in self.predict_parts)

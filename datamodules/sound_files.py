@@ -42,6 +42,31 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
     return torch.from_numpy(frames), rate_hz
 
 
+def read_until_break(path: str | os.PathLike[str], start: float, end: float) -> tuple[Tensor, int, DataError | None]:
+    """As read_sound; but of a file whose data is cut off or damaged within the part, what is there before the damage,
+    and the error. With nothing before it, the waveform is (0,)."""
+    blocks: list[np.ndarray] = []
+    rate_hz, damage = 0, None
+    try:
+        with opened(path) as file:
+            rate_hz = file.samplerate
+            stop = round(min(end * rate_hz, file.frames))
+            file.seek(round(min(start * rate_hz, file.frames)))
+            while file.tell() < stop:
+                # a second at a time, because an error loses all that was asked for with it
+                block = file.read(min(rate_hz, stop - file.tell()), dtype="float32", always_2d=True)
+                if not len(block):
+                    break
+                frames = _averaged(block)
+                _peak(path, frames)
+                blocks.append(frames)
+    except DataError as error:
+        if not rate_hz:
+            raise
+        damage = error
+    return torch.from_numpy(np.concatenate(blocks or [np.zeros(0, np.float32)])), rate_hz, damage
+
+
 def seconds_of(path: str | os.PathLike[str]) -> float:
     """The length of a sound file, as its header says.
 

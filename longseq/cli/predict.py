@@ -211,7 +211,7 @@ def draw(
         above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 0.4 + 0.3 * max(len(names), 1)])
         above.imshow(
             spectrogram.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, length, 0, len(spectrogram)),
-            vmin=float(spectrogram.max()) - 6 * math.log(10), interpolation="nearest",
+            vmin=float(spectrogram.nan_to_num(-math.inf).max()) - 6 * math.log(10), interpolation="nearest",
         )  # fmt: skip
         above.set(ylabel="mel band", title=Path(path).name)
         above.grid(False)

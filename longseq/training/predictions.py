@@ -69,11 +69,12 @@ class Gathering:
     def _next_file(self) -> Iterator[Prediction]:
         path, parts = self._files.pop()
         rows, self._rows = self._rows[: len(parts)], self._rows[len(parts) :]
+        heard = [(part, row) for part, row in zip(parts, rows, strict=False) if not _is_unheard(part, row)]
         if not self.has_times:
-            together = self.model.task.together(torch.stack(rows))
+            together = self.model.task.together(torch.stack([row for _, row in heard]))
             yield Prediction(path, None, None, self._answers(together), together)
             return
-        for (_, start, end), row in zip(parts, rows, strict=False):
+        for (_, start, end), row in heard:
             yield Prediction(path, start, end, self._answers(row), row)
 
     def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
@@ -82,6 +83,11 @@ class Gathering:
             return self.model.task.answer(self.model.head, probabilities, names)
         highest = probabilities.topk(self.top)
         return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
+
+
+def _is_unheard(part: Part, scores: Tensor) -> bool:
+    """Whether a part could not be read: where a file breaks off, the later parts are not numbers."""
+    return part[1] > 0 and bool(scores.isnan().any())
 
 
 class Hearing:
@@ -115,9 +121,10 @@ class Hearing:
 
     def _add(self, scores: Float[Tensor, "b n classes"], present: Bool[Tensor, "b n"] | None) -> None:
         for number, of_part in enumerate(scores):
-            path, start, end = self._parts.pop()
+            path, start, end = part = self._parts.pop()
             there = of_part if present is None else of_part[present[number]]
-            self._stitching.add(start, row_probabilities(self.model, there))
+            if not _is_unheard(part, there):
+                self._stitching.add(start, row_probabilities(self.model, there))
             if not self._parts or self._parts[-1][0] != path:
                 self._whole.append((path, self._stitching.whole(), math.inf if end is None else end))
                 self._stitching = Stitching(self.row_seconds)
@@ -226,7 +233,9 @@ class Predictor:
         for each in _listed(inputs):
             if isinstance(each, str | PathLike):
                 parts = self.data.parts(str(each), None, None, self.model.encoder.any_length)
-                found.append(torch.cat(list(self._computed(features, parts))).mean(0))
+                rows = torch.cat(list(self._computed(features, parts)))
+                heard = [row for part, row in zip(parts, rows, strict=True) if not _is_unheard(part, row)]
+                found.append(torch.stack(heard).mean(0))
             else:
                 found.append(self._of_array(features, each)[0])
         return torch.stack(found)

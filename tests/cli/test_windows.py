@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from datamodules import AudioFolder
+from datamodules.errors import DataError
 from datamodules.sound_files import change_rate
 from longseq.training import Classifier
 
@@ -143,3 +144,49 @@ def test_a_model_for_any_length_hears_a_recording_as_one_sequence(command, free_
     # windows are still to be had, also longer ones than the clips of the training
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--window", "0.5")
     assert [row[3] for row in rows(done)] == ["low", "high", "high"]
+
+
+def damaged(path: Path, seconds: float = 4.0) -> None:
+    """A FLAC file of low, then high tones, of which the second half is overwritten with zeros."""
+    soundfile.write(path, np.concatenate([tone(300, seconds / 2), tone(2000, seconds / 2)]), 8000)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + bytes(len(content) - middle))
+
+
+def test_of_a_file_that_breaks_off_what_was_heard_is_given_and_a_line(command, checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    damaged(tmp_path / "in/broken.flac")
+    soundfile.write(tmp_path / "in/good.wav", tone(2000, 0.6), 8000)
+    flags = ["--ckpt_path", checkpoint, "--input", tmp_path / "in", "--events", tmp_path / "events.csv"]
+    done = command("predict", *flags, "--window", "0.2")
+    found = rows(done)
+    whole = [row for row in found if "broken" in row[0]]
+    assert 3 <= len(whole) < 20 and [row[1] for row in whole] == [f"{number / 5:.3f}" for number in range(len(whole))]
+    assert {row[3] for row in whole[:8]} == {"low"} and len(found) - len(whole) == 3
+    assert done.err.count("broken.flac: breaks off after") == 1 and "good.wav" not in done.err
+    last = [line.split(",") for line in (tmp_path / "events.csv").read_text().split("\n") if "broken" in line][-1]
+    assert float(last[2]) <= float(whole[-1][2]) + 0.03
+    answered = command("predict", *flags[:4])
+    assert rows(answered)[0][1] == "low" and "nan" not in answered.out
+    picture = ["--picture", tmp_path / "events.png", "--input", tmp_path / "in/broken.flac", "--window", "0.2"]
+    assert command("predict", *flags[:2], *picture).code == 0 and Image.open(tmp_path / "events.png").size[0] > 500
+
+
+def test_a_broken_file_as_one_sequence_is_heard_as_far_as_it_goes(command, free_checkpoint, tmp_path: Path) -> None:
+    damaged(tmp_path / "broken.flac", 60.0)
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", tmp_path / "broken.flac")
+    assert len(rows(done)) == 1 and "nan" not in done.out and done.err.count("breaks off after") == 1
+    features = tmp_path / "features.npz"
+    assert command("predict", "--ckpt_path", free_checkpoint, "--input", tmp_path, "--embeddings", features).code == 0
+    assert np.isfinite(np.load(features)["embeddings"]).all()
+
+
+def test_a_file_that_is_broken_from_the_start_is_an_error(tmp_path: Path) -> None:
+    damaged(tmp_path / "broken.flac")
+    content = (tmp_path / "broken.flac").read_bytes()
+    (tmp_path / "broken.flac").write_bytes(content[:60] + bytes(len(content) - 60))
+    data = AudioFolder(str(tmp_path), sample_rate_hz=8000, seconds=0.2)
+    for start, end in ((0.0, 4.0), (2.0, 3.0)):
+        with pytest.raises(DataError, match="not a readable sound"):
+            data.read_part((str(tmp_path / "broken.flac"), start, end))

@@ -78,8 +78,10 @@ def test_a_wrong_number_is_one_line(command, checkpoint: Path, flags: list[str],
 def test_several_digits_are_trained_as_several_labels_and_have_no_single_answer(
     command, root: Path, tmp_path: Path
 ) -> None:
-    several = ["--data.question", "digits", "--model.task", "MultiLabel", "--data.shortest", "3.5", "--data.seconds", "4"]
-    done = command(*FIT, *several, "--data.root", root, "--trainer.default_root_dir", tmp_path)
+    several = ["--data.question", "digits", "--data.shortest", "3.5", "--data.seconds", "4"]
+    done = command(
+        *FIT, *several, "--model.task", "MultiLabel", "--data.root", root, "--trainer.default_root_dir", tmp_path
+    )
     assert done.code == 0 and "average_precision" in (tmp_path / "runs/needles/0/metrics.json").read_text()
     done = command("needle", "--ckpt_path", tmp_path / "runs/needles/0/best.ckpt", "--out", tmp_path)
     assert done.code == 3 and "question: digits has recordings of several classes" in done.err
