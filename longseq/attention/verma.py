@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
+from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
@@ -14,7 +15,8 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.plain import is_plain
-from longseq.attention.projection import Linear, Projection, RaggedProjection, Shortening
+from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
+from longseq.attention.scaling import scaled_by_length
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import is_transformed
 
@@ -39,12 +41,16 @@ class Verma(Mechanism):
         normalize: ``rows``: each softmax runs along the rows of its matrix, so every row of H L sums to one and Y is a
             weighted mean of the values. ``columns``: as the paper's proof is written, with column sums as normalisers:
             H over the n tokens and L over the c channels; rows of H L then have no fixed sum.
+        length_scaling: Whether the scores of L are multiplied by log(n) / log(1000), so that in longer sequences than
+            those of the training L is not flatter (attention/scaling.py). It has no effect with k, and is not possible
+            with ``columns``, whose L is no softmax over tokens.
     """
 
     k: Lengths | None = None
     sharing: Sharing = "key_value"
     projection: Projection = Linear()
     normalize: Normalize = "rows"
+    length_scaling: bool = False
 
     @property
     def any_length(self) -> bool:
@@ -52,16 +58,19 @@ class Verma(Mechanism):
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        return [cls(), *examples_of_lengths(cls), cls(7, normalize="columns")]
+        return [cls(), cls(length_scaling=True), *examples_of_lengths(cls), cls(7, normalize="columns")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         if self.normalize not in get_args(Normalize):
             raise ArgumentError("normalize", f"must be rows or columns, got {self.normalize!r}; choose one of them")
+        if self.length_scaling and self.normalize == "columns":
+            raise ArgumentError("length_scaling", "must be false with normalize columns; L is no softmax over tokens")
         pairs: list[Any] = [(None, None)] * len(stack)
         if self.k is not None:
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         if self.normalize == "rows":
-            return [VermaLayer(trained, verma_formula, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+            scales = self.length_scaling and self.k is None
+            return [VermaLayer(trained, scales, *pair) for trained, pair in zip(stack, pairs, strict=True)]
         return [
             AttentionLayer(trained, verma_formula_by_columns, *pair, independent_queries=False)
             for trained, pair in zip(stack, pairs, strict=True)
@@ -74,7 +83,21 @@ class VermaLayer(AttentionLayer):
     Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o). Without E, values are never made. The n rows of H meet
     one (d, d) matrix, which contains the heads' contexts L V and the output's weights. Where a norm or a gate comes
     before the output, or the linear layers are wrapped, the base class calls all of them in the paper's order.
+
+    Args:
+        trained: As AttentionLayer takes it.
+        length_scaling: Whether the scores of L are scaled by the number of tokens.
+        projections: E and F; none with length_scaling.
     """
+
+    def __init__(
+        self,
+        trained: Attention | AttentionLayer,
+        length_scaling: bool = False,
+        *projections: ProjectionLayer | RaggedProjection | None,
+    ) -> None:
+        super().__init__(trained, verma_formula_by_length if length_scaling else verma_formula, *projections)
+        self.length_scaling = length_scaling
 
     def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
@@ -135,7 +158,10 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b h c c"]:
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
-        L = self._token_weights(self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2), present)
+        scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
+        if self.length_scaling:
+            scores = scaled_by_length(scores, x.shape[1], present)
+        L = self._token_weights(scores, present)
         low = L.to(x.dtype)
         shortened = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads)
         context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
@@ -181,6 +207,19 @@ def verma_formula(
     scores = keys.mT * scale
     L = _softmax(scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf")), dim=-1)
     return H @ (F.dropout(L, dropout) @ values)
+
+
+def verma_formula_by_length(
+    queries: Float[Tensor, "b h q c"],
+    keys: Float[Tensor, "b h n c"],
+    values: Float[Tensor, "b h n c"],
+    query_mask: Bool[Tensor, "b 1 q 1"] | None,
+    key_mask: Bool[Tensor, "b 1 1 n"] | None,
+    dropout: float,
+) -> Float[Tensor, "b h q c"]:
+    """H (L V) with normalised rows, the scores of L scaled by the number of tokens."""
+    keys = scaled_by_length(keys, keys.shape[-2], key_mask)
+    return verma_formula(queries, keys, values, query_mask, key_mask, dropout)
 
 
 def verma_formula_by_columns(

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
+from longseq.attention.scaling import scaled_by_length
 
 Pool = Literal["avg", "max", "linear_softmax", "attention"]
 
@@ -70,9 +71,10 @@ class LinearSoftmaxPooling(Pooling):
 
 
 class AttentionPooling(Pooling):
-    """A weighted mean of the scores, with weights softmax_n(w' (tanh(V x) * sigmoid(U x))) for all classes alike.
+    """A weighted mean of the scores, with weights softmax_n(s w' (tanh(V x) * sigmoid(U x))) for all classes alike.
 
-    Source: Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (arXiv:1802.04712), equation 9.
+    Source: Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (arXiv:1802.04712), equation 9;
+    s = log(n) / log(1000) is ours, so that in longer inputs than those of the training the weights are not flatter.
 
     Args:
         dim: d, the width of a token.
@@ -85,7 +87,7 @@ class AttentionPooling(Pooling):
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         values, gates = self.hidden(tokens).chunk(2, dim=-1)
-        logits = self.weight(values.tanh() * gates.sigmoid())
+        logits = scaled_by_length(self.weight(values.tanh() * gates.sigmoid()), tokens.shape[1], present)
         if present is not None:
             logits = logits.masked_fill(~present[..., None], -float("inf"))
         return (logits.softmax(1).mT @ scores.to(logits.dtype))[:, 0]
