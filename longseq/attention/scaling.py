@@ -10,8 +10,8 @@ USUAL_LENGTH = 1000  # tokens of a sequence whose scores stay as they are
 
 
 def scaled_by_length(
-    scores: Float[Tensor, "b *rest"], num_tokens: int, present: Bool[Tensor, "b *_"] | None
-) -> Float[Tensor, "b *rest"]:
+    scores: Float[Tensor, "b ..."], num_tokens: int, present: Bool[Tensor, "b ..."] | None
+) -> Float[Tensor, "b ..."]:
     """Scores times log(n) / log(1000), n the tokens of each sequence.
 
     A softmax over n tokens gives a token whose score lies g above those of all others the weight 1 / (1 + n e^-g): what

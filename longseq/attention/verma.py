@@ -70,7 +70,7 @@ class Verma(Mechanism):
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         if self.normalize == "rows":
             scales = self.length_scaling and self.k is None
-            return [VermaLayer(trained, scales, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+            return [VermaLayer(trained, *pair, scales) for trained, pair in zip(stack, pairs, strict=True)]
         return [
             AttentionLayer(trained, verma_formula_by_columns, *pair, independent_queries=False)
             for trained, pair in zip(stack, pairs, strict=True)
@@ -86,17 +86,19 @@ class VermaLayer(AttentionLayer):
 
     Args:
         trained: As AttentionLayer takes it.
-        length_scaling: Whether the scores of L are scaled by the number of tokens.
-        projections: E and F; none with length_scaling.
+        project_keys, project_values: As AttentionLayer takes them.
+        length_scaling: Whether the scores of L are scaled by the number of tokens; only without projections.
     """
 
     def __init__(
         self,
         trained: Attention | AttentionLayer,
-        length_scaling: bool = False,
-        *projections: ProjectionLayer | RaggedProjection | None,
+        project_keys: ProjectionLayer | RaggedProjection | None,
+        project_values: ProjectionLayer | RaggedProjection | None,
+        length_scaling: bool,
     ) -> None:
-        super().__init__(trained, verma_formula_by_length if length_scaling else verma_formula, *projections)
+        formula = verma_formula_by_length if length_scaling else verma_formula
+        super().__init__(trained, formula, project_keys, project_values)
         self.length_scaling = length_scaling
 
     def attend(

@@ -1,5 +1,7 @@
 """The dynamic projection: its formula, and its independence of places and lengths."""
 
+import math
+
 import pytest
 import torch
 from small_vit import vit
@@ -9,21 +11,24 @@ from longseq.attention import Dynamic, Linformer, TokenGrid, Verma, plug
 from longseq.attention.dynamic import DynamicProjection
 
 
-def naive(x, W, tokens):
+def naive(x, W, tokens, scale=1.0):
     """For one sample and one head: the softmax of X W over the n tokens of x weights the means of `tokens`."""
-    E = torch.stack([torch.softmax(torch.stack([w @ token for token in x]), dim=0) for w in W])
+    E = torch.stack([torch.softmax(torch.stack([scale * w @ token for token in x]), dim=0) for w in W])
     return torch.stack([sum(share * token for share, token in zip(row, tokens, strict=True)) for row in E])
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("norm", "scales"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("heads", [None, 4])
-def test_each_row_is_a_softmax_over_the_tokens(heads: int | None, norm: bool) -> None:
+def test_each_row_is_a_softmax_over_the_tokens(heads: int | None, norm: bool, scales: bool) -> None:
     torch.manual_seed(0)
-    layer = Dynamic(norm).build(TokenGrid((3, 4)), 5, 8, heads).double()
+    layer = Dynamic(norm, scales).build(TokenGrid((3, 4)), 5, 8, heads).double()
     x, values = torch.randn(2, 2, 12, 8, dtype=torch.float64)
+    scale = math.log(12) / math.log(1000) if scales else 1.0
     W = layer.weight.detach() if heads else layer.weight.detach()[None]
     expected = [
-        torch.cat([naive(sample, w, part) for w, part in zip(W, value.chunk(len(W), dim=-1), strict=True)], dim=-1)
+        torch.cat(
+            [naive(sample, w, part, scale) for w, part in zip(W, value.chunk(len(W), dim=-1), strict=True)], dim=-1
+        )
         for sample, value in zip(x, values, strict=True)
     ]
     short = torch.stack(expected)
@@ -45,10 +50,11 @@ def test_keys_and_values_are_shortened_as_the_tokens_say_whatever_wraps_the_laye
     torch.testing.assert_close(layer(x), plain, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.parametrize("heads", [None, 4])
-def test_padding_counts_nothing_at_any_length(heads: int | None) -> None:
+def test_padding_counts_nothing_at_any_length(heads: int | None, scales: bool) -> None:
     torch.manual_seed(0)
-    layer = Dynamic().build(TokenGrid((3, 4)), 5, 8, heads).double()
+    layer = Dynamic(length_scaling=scales).build(TokenGrid((3, 4)), 5, 8, heads).double()
     tokens = torch.randn(1, 40, 8, dtype=torch.float64)
     present = torch.arange(40)[None, :, None] < 7
     torch.testing.assert_close(layer(tokens, present), layer(tokens[:, :7]), rtol=1e-12, atol=1e-12)

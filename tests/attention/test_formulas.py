@@ -1,11 +1,15 @@
 """Value and gradient of every mechanism equal those of its paper's formula, written naively in float64."""
 
+import math
+
 import pytest
 import torch
 from timm.layers.attention import Attention
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Softmax, TokenGrid, Verma
+from longseq.attention.scaling import scaled_by_length
 from longseq.attention.verma import OverTokens
 
 B, N, K, D, H = 2, 24, 5, 12, 3
@@ -13,8 +17,10 @@ C = D // H
 SHARINGS = ["none", "headwise", "key_value", "layerwise"]
 MECHANISMS = [
     Softmax(),
+    Softmax(length_scaling=True),
     *(Linformer(K, sharing) for sharing in SHARINGS),
     Verma(),
+    Verma(length_scaling=True),
     *(Verma(K, sharing) for sharing in SHARINGS),
     Verma(normalize="columns"),
     Verma(K, normalize="columns"),
@@ -46,6 +52,7 @@ def shortened(project: torch.nn.Module | None, tokens: Tensor) -> list[Tensor]:
 def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
     """Compute one clip and one head at a time, with products in the paper's order and biases before the projection."""
     weights, bias = layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3)
+    scale = math.log(N) / math.log(1000) if getattr(mechanism, "length_scaling", False) else 1.0
     clips = []
     for clip in x:
         q, k, v = (clip @ w.T + b for w, b in zip(weights, bias, strict=True))
@@ -56,10 +63,10 @@ def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
             if isinstance(mechanism, Verma):
                 axis = 1 if mechanism.normalize == "rows" else 0
                 H_ = torch.softmax(Q / C**0.5, dim=axis)
-                L = torch.softmax(K_.T / C**0.5, dim=axis)
+                L = torch.softmax(scale * K_.T / C**0.5, dim=axis)
                 heads.append((H_ @ L) @ V)
             else:
-                heads.append(torch.softmax(Q @ K_.T / C**0.5, dim=1) @ V)
+                heads.append(torch.softmax(scale * Q @ K_.T / C**0.5, dim=1) @ V)
         clips.append(torch.cat(heads, dim=1))
     return torch.stack(clips) @ layer.proj.weight.T + layer.proj.bias
 
@@ -167,3 +174,27 @@ def test_a_padded_clip_gives_what_it_gives_alone(mechanism: Mechanism) -> None:
 def test_causal_attention_is_refused() -> None:
     with pytest.raises(ValueError, match="is_causal"):
         layer_of(Linformer(K))(torch.randn(1, N, D, dtype=torch.float64), is_causal=True)
+
+
+def test_with_length_scaling_a_token_that_stands_out_keeps_its_weight_at_any_length() -> None:
+    """One key lies 8 above all others. e^8 is 2,981: it has most of the weight among 1,000 tokens, and little among a
+    million. Multiplied by log(n) / log(1000) the gap is 16 there, and e^16 is nine million."""
+    weights = []
+    for n in (1000, 1_000_000):
+        scores = torch.zeros(1, n, dtype=torch.float64)
+        scores[0, 7] = 8
+        weights += [float(each.softmax(1)[0, 7]) for each in (scores, scaled_by_length(scores, n, None))]
+    assert weights == pytest.approx([0.749, 0.749, 0.003, 0.899], abs=1e-3)
+
+
+def test_scores_are_scaled_by_the_tokens_that_are_present() -> None:
+    scores = torch.randn(3, 5, 40, dtype=torch.float64)
+    counts = torch.tensor([40, 10, 1])
+    scaled = scaled_by_length(scores, 40, (torch.arange(40) < counts[:, None])[..., None])
+    for count, ours, given in zip(counts.tolist(), scaled, scores, strict=True):
+        torch.testing.assert_close(ours, given * math.log(count) / math.log(1000), rtol=1e-12, atol=1e-12)
+
+
+def test_length_scaling_needs_a_softmax_over_tokens() -> None:
+    with pytest.raises(ArgumentError, match="length_scaling"):
+        layer_of(Verma(normalize="columns", length_scaling=True))
