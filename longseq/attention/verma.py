@@ -70,7 +70,7 @@ class Verma(Mechanism):
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         if self.normalize == "rows":
             scales = self.length_scaling and self.k is None
-            return [VermaLayer(trained, *pair, scales) for trained, pair in zip(stack, pairs, strict=True)]
+            return [VermaLayer(trained, E, F_, scales) for trained, (E, F_) in zip(stack, pairs, strict=True)]
         return [
             AttentionLayer(trained, verma_formula_by_columns, *pair, independent_queries=False)
             for trained, pair in zip(stack, pairs, strict=True)
