@@ -1,6 +1,7 @@
 """Spoken digits hidden in backgrounds of any duration: does a model hear one second in an hour?"""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -54,6 +55,7 @@ class Needles(AudioDataModule):
         sample_rate_hz: Rate of the recordings.
         seconds: Length of the longest recording.
         shortest: Length of the shortest recording, in seconds; a recording's length is drawn between the two.
+        test_speakers, val_speakers: As FSDD takes them; without, training and test have the same speakers.
         common: Arguments of AudioDataModule.
 
     Raises:
@@ -72,6 +74,8 @@ class Needles(AudioDataModule):
         sample_rate_hz: int = 8000,
         seconds: float = 10.0,
         shortest: float = 2.5,
+        test_speakers: Sequence[str] = (),
+        val_speakers: Sequence[str] = (),
         **common: Any,
     ) -> None:
         super().__init__(sample_rate_hz=sample_rate_hz, seconds=seconds, **common)
@@ -86,9 +90,11 @@ class Needles(AudioDataModule):
         require(least <= shortest <= seconds, "shortest", f"in {least}..seconds", shortest, "digits must fit into it")
         self.root, self.question, self.level_db, self.background = root, question, level_db, background
         self.num_train, self.num_test, self.shortest = num_train, num_test, shortest
+        self.test_speakers, self.val_speakers = list(test_speakers), list(val_speakers)
 
     def load(self) -> tuple[Samples, Samples, Samples]:
-        digits = FSDD(self.root, self.sample_rate_hz, seconds=_LONGEST_DIGIT, val_fraction=0.1)
+        speakers = self.test_speakers, self.val_speakers
+        digits = FSDD(self.root, self.sample_rate_hz, _LONGEST_DIGIT, *speakers, val_fraction=0.1)
         digits.setup()
         backgrounds = ESC50(self.root, sample_rate_hz=self.sample_rate_hz, seconds=_BACKGROUND_SECONDS)
         backgrounds.setup()

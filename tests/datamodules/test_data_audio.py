@@ -161,6 +161,22 @@ def test_fsdd_has_the_documented_counts_and_the_official_split(real_data):
     assert not found & in_training
 
 
+def test_speakers_of_the_test_and_the_validation_are_heard_nowhere_else(real_data):
+    data = FSDD(str(real_data), test_speakers=["theo"], val_speakers=["lucas"])
+    data.setup()
+    heard = {split: {name.split("_")[-2] for name in samples.names} for split, samples in data.splits().items()}
+    assert heard["test"] == {"theo"} and heard["val"] == {"lucas"}
+    assert heard["train"] == {"george", "jackson", "nicolas", "yweweler"}
+    assert [len(samples) for samples in data.splits().values()] == [2000, 500, 500]
+    alone = FSDD(str(real_data), test_speakers=["theo"])
+    alone.setup()
+    assert len(alone.val_set) == 250 and not any("theo" in name for name in alone.val_set.names)
+    with pytest.raises(DataError, match="no recordings of the speaker nobody; it has george"):
+        FSDD(str(real_data), test_speakers=["nobody"]).setup()
+    with pytest.raises(ValueError, match="val_speakers must be others than test_speakers, got 'theo'"):
+        FSDD(str(real_data), test_speakers=["theo"], val_speakers=["theo"])
+
+
 def test_fsdd_is_found_from_the_parent_the_folder_and_the_recordings(tmp_path):
     recordings = tmp_path / "free-spoken-digit-dataset" / "recordings"
     recordings.mkdir(parents=True)

@@ -110,6 +110,12 @@ def test_no_digit_and_no_background_of_the_test_was_heard_before(root: str) -> N
     assert used == {"train": {"1", "2", "3"}, "val": {"4"}, "test": {"5"}}
 
 
+def test_no_speaker_of_the_test_was_heard_before_if_that_is_asked_for(real_data: Path) -> None:
+    data = Needles(str(real_data), test_speakers=["theo"], val_speakers=["lucas"])
+    data.setup()
+    assert [sum(map(len, data.splits()[name].maker.digits)) for name in ("train", "val", "test")] == [2000, 500, 500]
+
+
 def test_a_training_hears_new_recordings_in_every_epoch_and_an_evaluation_the_same_ones(root: str) -> None:
     data = needles(root)
     training = ForTraining(data.train_set, (), seed=0)
