@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.projection import Projection, ProjectionLayer, Shortening, blank, shorten_by_head
-from longseq.attention.scaling import scaled_by_length
+from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 
 
 class DynamicProjection(ProjectionLayer):
@@ -22,10 +22,10 @@ class DynamicProjection(ProjectionLayer):
     Args:
         weight: W, (k, d), or (h, k, d) with one E for each head.
         norm: Whether shortened keys and values are normalised.
-        length_scaling: Whether X W is scaled by the number of tokens.
+        length_scaling: The power by which X W is scaled.
     """
 
-    def __init__(self, weight: Float[Tensor, "*h k d"], norm: bool, length_scaling: bool) -> None:
+    def __init__(self, weight: Float[Tensor, "*h k d"], norm: bool, length_scaling: float) -> None:
         super().__init__()
         self.weight, self.norm, self.length_scaling = nn.Parameter(weight), norm, length_scaling
         self.commutes = weight.ndim == 2 and not norm  # matrices of heads differ by channel
@@ -33,7 +33,7 @@ class DynamicProjection(ProjectionLayer):
     def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
         scores = torch.einsum("bnd,...kd->b...kn", x, self.weight)
         if self.length_scaling:
-            scores = scaled_by_length(scores, x.shape[1], present)
+            scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling)
         if present is not None:
             scores = scores.masked_fill(~(present.mT if self.weight.ndim == 2 else present[:, None].mT), -float("inf"))
         return GivenMatrix(scores.softmax(dim=-1), self.commutes, self.norm)
@@ -84,21 +84,22 @@ class Dynamic(Projection):
             weights). Each row of E is a mean, and the mean of many tokens is short: without the norm keys of long
             sequences are nearly equal. Keys and values are then made from n tokens, which costs 4 n d^2 in place of
             4 k d^2.
-        length_scaling: Whether X W is multiplied by log(n) / log(1000), so that in longer sequences than those of the
-            training the rows of E are not flatter (attention/scaling.py).
+        length_scaling: X W is multiplied by (log(n) / log(1000)) to this power, so that in longer sequences than those
+            of the training the rows of E are not flatter (attention/scaling.py); 0 leaves it.
     """
 
     norm: bool = False
-    length_scaling: bool = False
+    length_scaling: float = 0.0
 
     takes_lengths_of_heads: ClassVar[bool] = False
     any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Projection]":
-        return [cls(), cls(norm=True), cls(length_scaling=True)]
+        return [cls(), cls(norm=True), cls(length_scaling=1.0)]
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
+        refuse_wrong_power(self.length_scaling)
         # scores with a deviation of 4, tokens being normalised: each row begins as a mean of few tokens. With 1 all
         # rows are nearly the mean of all tokens, and six epochs of digits reach 0.23 and not 0.71 (docs/attention.md)
         weight = 4 * torch.randn(heads or 1, k, dim) * dim**-0.5

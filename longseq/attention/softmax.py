@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.scaling import scaled_by_length
+from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,11 @@ class Softmax(Mechanism):
     """Exact attention through torch's scaled_dot_product_attention; its time grows with n^2 d.
 
     Args:
-        length_scaling: Whether the scores are multiplied by log(n) / log(1000), so that in longer sequences than those
-            of the training the weights are not flatter (attention/scaling.py).
+        length_scaling: The scores are multiplied by (log(n) / log(1000)) to this power, so that in longer sequences
+            than those of the training the weights are not flatter (attention/scaling.py); 0 leaves them.
     """
 
-    length_scaling: bool = False
+    length_scaling: float = 0.0
 
     @property
     def any_length(self) -> bool:
@@ -29,10 +30,13 @@ class Softmax(Mechanism):
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        return [cls(), cls(length_scaling=True)]
+        return [cls(), cls(length_scaling=1.0)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        formula = softmax_formula_by_length if self.length_scaling else softmax_formula
+        refuse_wrong_power(self.length_scaling)
+        formula = softmax_formula
+        if self.length_scaling:
+            formula = partial(softmax_formula_by_length, length_scaling=self.length_scaling)
         return [AttentionLayer(trained, formula) for trained in stack]
 
 
@@ -43,7 +47,8 @@ def softmax_formula_by_length(
     query_mask: Bool[Tensor, "b 1 q 1"] | None,
     key_mask: Bool[Tensor, "b 1 1 n"] | None,
     dropout: float,
+    length_scaling: float,
 ) -> Float[Tensor, "b h q c"]:
     """softmax(Q K' / sqrt(c)) V, the scores scaled by the number of tokens."""
-    queries = scaled_by_length(queries, keys.shape[-2], key_mask)
+    queries = scaled_by_length(queries, keys.shape[-2], key_mask, length_scaling)
     return softmax_formula(queries, keys, values, query_mask, key_mask, dropout)

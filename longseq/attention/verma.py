@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +17,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
-from longseq.attention.scaling import scaled_by_length
+from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import is_transformed
 
@@ -41,16 +42,16 @@ class Verma(Mechanism):
         normalize: ``rows``: each softmax runs along the rows of its matrix, so every row of H L sums to one and Y is a
             weighted mean of the values. ``columns``: as the paper's proof is written, with column sums as normalisers:
             H over the n tokens and L over the c channels; rows of H L then have no fixed sum.
-        length_scaling: Whether the scores of L are multiplied by log(n) / log(1000), so that in longer sequences than
-            those of the training L is not flatter (attention/scaling.py). It has no effect with k, and is not possible
-            with ``columns``, whose L is no softmax over tokens.
+        length_scaling: The scores of L are multiplied by (log(n) / log(1000)) to this power, so that in longer
+            sequences than those of the training L is not flatter (attention/scaling.py); 0 leaves them. It has no
+            effect with k, and is not possible with ``columns``, whose L is no softmax over tokens.
     """
 
     k: Lengths | None = None
     sharing: Sharing = "key_value"
     projection: Projection = Linear()
     normalize: Normalize = "rows"
-    length_scaling: bool = False
+    length_scaling: float = 0.0
 
     @property
     def any_length(self) -> bool:
@@ -58,19 +59,20 @@ class Verma(Mechanism):
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        return [cls(), cls(length_scaling=True), *examples_of_lengths(cls), cls(7, normalize="columns")]
+        return [cls(), cls(length_scaling=1.5), *examples_of_lengths(cls), cls(7, normalize="columns")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         if self.normalize not in get_args(Normalize):
             raise ArgumentError("normalize", f"must be rows or columns, got {self.normalize!r}; choose one of them")
+        refuse_wrong_power(self.length_scaling)
         if self.length_scaling and self.normalize == "columns":
-            raise ArgumentError("length_scaling", "must be false with normalize columns; L is no softmax over tokens")
+            raise ArgumentError("length_scaling", "must be 0 with normalize columns; L is no softmax over tokens")
         pairs: list[Any] = [(None, None)] * len(stack)
         if self.k is not None:
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         if self.normalize == "rows":
-            scales = self.length_scaling and self.k is None
-            return [VermaLayer(trained, E, F_, scales) for trained, (E, F_) in zip(stack, pairs, strict=True)]
+            power = self.length_scaling if self.k is None else 0.0
+            return [VermaLayer(trained, E, F_, power) for trained, (E, F_) in zip(stack, pairs, strict=True)]
         return [
             AttentionLayer(trained, verma_formula_by_columns, *pair, independent_queries=False)
             for trained, pair in zip(stack, pairs, strict=True)
@@ -87,7 +89,7 @@ class VermaLayer(AttentionLayer):
     Args:
         trained: As AttentionLayer takes it.
         project_keys, project_values: As AttentionLayer takes them.
-        length_scaling: Whether the scores of L are scaled by the number of tokens; only without projections.
+        length_scaling: The power by which the scores of L are scaled; 0 with projections.
     """
 
     def __init__(
@@ -95,9 +97,9 @@ class VermaLayer(AttentionLayer):
         trained: Attention | AttentionLayer,
         project_keys: ProjectionLayer | RaggedProjection | None,
         project_values: ProjectionLayer | RaggedProjection | None,
-        length_scaling: bool,
+        length_scaling: float,
     ) -> None:
-        formula = verma_formula_by_length if length_scaling else verma_formula
+        formula = partial(verma_formula, length_scaling=length_scaling)
         super().__init__(trained, formula, project_keys, project_values)
         self.length_scaling = length_scaling
 
@@ -162,7 +164,7 @@ class VermaLayer(AttentionLayer):
         d, heads = self.attn_dim, (self.num_heads, -1)
         scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
         if self.length_scaling:
-            scores = scaled_by_length(scores, x.shape[1], present)
+            scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling)
         L = self._token_weights(scores, present)
         low = L.to(x.dtype)
         shortened = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads)
@@ -202,26 +204,16 @@ def verma_formula(
     query_mask: Bool[Tensor, "b 1 n 1"] | None,
     key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
+    length_scaling: float = 0.0,
 ) -> Float[Tensor, "b h n c"]:
     """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
     scale = queries.shape[-1] ** -0.5
     H = _softmax(queries * scale, dim=-1)
     scores = keys.mT * scale
+    if length_scaling:
+        scores = scaled_by_length(scores, keys.shape[-2], key_mask, length_scaling)
     L = _softmax(scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf")), dim=-1)
     return H @ (F.dropout(L, dropout) @ values)
-
-
-def verma_formula_by_length(
-    queries: Float[Tensor, "b h q c"],
-    keys: Float[Tensor, "b h n c"],
-    values: Float[Tensor, "b h n c"],
-    query_mask: Bool[Tensor, "b 1 q 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 n"] | None,
-    dropout: float,
-) -> Float[Tensor, "b h q c"]:
-    """H (L V) with normalised rows, the scores of L scaled by the number of tokens."""
-    keys = scaled_by_length(keys, keys.shape[-2], key_mask)
-    return verma_formula(queries, keys, values, query_mask, key_mask, dropout)
 
 
 def verma_formula_by_columns(

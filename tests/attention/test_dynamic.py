@@ -17,13 +17,13 @@ def naive(x, W, tokens, scale=1.0):
     return torch.stack([sum(share * token for share, token in zip(row, tokens, strict=True)) for row in E])
 
 
-@pytest.mark.parametrize(("norm", "scales"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("norm", "power"), [(False, 0.0), (True, 0.0), (False, 1.5)])
 @pytest.mark.parametrize("heads", [None, 4])
-def test_each_row_is_a_softmax_over_the_tokens(heads: int | None, norm: bool, scales: bool) -> None:
+def test_each_row_is_a_softmax_over_the_tokens(heads: int | None, norm: bool, power: float) -> None:
     torch.manual_seed(0)
-    layer = Dynamic(norm, scales).build(TokenGrid((3, 4)), 5, 8, heads).double()
+    layer = Dynamic(norm, power).build(TokenGrid((3, 4)), 5, 8, heads).double()
     x, values = torch.randn(2, 2, 12, 8, dtype=torch.float64)
-    scale = math.log(12) / math.log(1000) if scales else 1.0
+    scale = (math.log(12) / math.log(1000)) ** power
     W = layer.weight.detach() if heads else layer.weight.detach()[None]
     expected = [
         torch.cat(
@@ -50,11 +50,11 @@ def test_keys_and_values_are_shortened_as_the_tokens_say_whatever_wraps_the_laye
     torch.testing.assert_close(layer(x), plain, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("power", [0.0, 2.0])
 @pytest.mark.parametrize("heads", [None, 4])
-def test_padding_counts_nothing_at_any_length(heads: int | None, scales: bool) -> None:
+def test_padding_counts_nothing_at_any_length(heads: int | None, power: float) -> None:
     torch.manual_seed(0)
-    layer = Dynamic(length_scaling=scales).build(TokenGrid((3, 4)), 5, 8, heads).double()
+    layer = Dynamic(length_scaling=power).build(TokenGrid((3, 4)), 5, 8, heads).double()
     tokens = torch.randn(1, 40, 8, dtype=torch.float64)
     present = torch.arange(40)[None, :, None] < 7
     torch.testing.assert_close(layer(tokens, present), layer(tokens[:, :7]), rtol=1e-12, atol=1e-12)

@@ -8,7 +8,19 @@ from timm.layers.attention import Attention
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Mechanism, Softmax, TokenGrid, Verma
+from longseq.attention import (
+    Conv,
+    Dynamic,
+    Gaussian,
+    Linear,
+    Linformer,
+    Max,
+    Mean,
+    Mechanism,
+    Softmax,
+    TokenGrid,
+    Verma,
+)
 from longseq.attention.scaling import scaled_by_length
 from longseq.attention.verma import OverTokens
 
@@ -17,10 +29,10 @@ C = D // H
 SHARINGS = ["none", "headwise", "key_value", "layerwise"]
 MECHANISMS = [
     Softmax(),
-    Softmax(length_scaling=True),
+    Softmax(length_scaling=2.0),
     *(Linformer(K, sharing) for sharing in SHARINGS),
     Verma(),
-    Verma(length_scaling=True),
+    Verma(length_scaling=1.5),
     *(Verma(K, sharing) for sharing in SHARINGS),
     Verma(normalize="columns"),
     Verma(K, normalize="columns"),
@@ -52,7 +64,7 @@ def shortened(project: torch.nn.Module | None, tokens: Tensor) -> list[Tensor]:
 def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
     """Compute one clip and one head at a time, with products in the paper's order and biases before the projection."""
     weights, bias = layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3)
-    scale = math.log(N) / math.log(1000) if getattr(mechanism, "length_scaling", False) else 1.0
+    scale = (math.log(N) / math.log(1000)) ** getattr(mechanism, "length_scaling", 0)
     clips = []
     for clip in x:
         q, k, v = (clip @ w.T + b for w, b in zip(weights, bias, strict=True))
@@ -197,4 +209,8 @@ def test_scores_are_scaled_by_the_tokens_that_are_present() -> None:
 
 def test_length_scaling_needs_a_softmax_over_tokens() -> None:
     with pytest.raises(ArgumentError, match="length_scaling"):
-        layer_of(Verma(normalize="columns", length_scaling=True))
+        layer_of(Verma(normalize="columns", length_scaling=1.0))
+    for power in (-1.0, math.inf, math.nan):
+        for mechanism in (Verma(length_scaling=power), Softmax(power), Linformer(K, projection=Dynamic(False, power))):
+            with pytest.raises(ArgumentError, match="length_scaling"):
+                layer_of(mechanism)
