@@ -1,5 +1,6 @@
 """When something is heard: from the probabilities of a recording's frames to events with a start and an end."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,28 +59,33 @@ class Settings(NamedTuple):
 class Stitching:
     """The probabilities of a recording's frames, from those of its windows: where windows overlap, their mean.
 
+    A day has nine million frames, so they are kept once.
+
     Args:
         row_seconds: Seconds from one row of tokens to the next.
+        seconds: Length of the recording, if it is known: room for all windows is then made with the first one.
     """
 
-    def __init__(self, row_seconds: float) -> None:
-        self.row_seconds = row_seconds
-        self._windows: list[tuple[int, Tensor]] = []
+    def __init__(self, row_seconds: float, seconds: float = 0.0) -> None:
+        self.row_seconds, self.seconds = row_seconds, seconds
+        self._total, self._counts = torch.zeros(0), torch.zeros(0, 1, dtype=torch.int16)
+        self._length = 0
 
     def add(self, start: float, rows: Float[Tensor, "rows classes"]) -> None:
         """Add a window that starts at a time in seconds."""
-        self._windows.append((round(start / self.row_seconds), rows))
+        begin = round(start / self.row_seconds)
+        end = begin + len(rows)
+        if end > len(self._total):
+            more = max(end, math.ceil(self.seconds / self.row_seconds) + 2) - len(self._total)
+            self._total = torch.cat([self._total, torch.zeros(more, rows.shape[1])])
+            self._counts = torch.cat([self._counts, torch.zeros(more, 1, dtype=torch.int16)])
+        self._total[begin:end] += rows
+        self._counts[begin:end] += 1
+        self._length = max(self._length, end)
 
     def whole(self) -> Float[Tensor, "rows classes"]:
-        """The probabilities of all rows. A row that no window has heard is zero."""
-        if len(self._windows) == 1:
-            return self._windows[0][1]
-        length = max(begin + len(rows) for begin, rows in self._windows)
-        total, counts = torch.zeros(length, self._windows[0][1].shape[1]), torch.zeros(length, 1)
-        for begin, rows in self._windows:
-            total[begin : begin + len(rows)] += rows
-            counts[begin : begin + len(rows)] += 1
-        return total / counts.clamp(min=1)
+        """The probabilities of all rows. A row that no window has heard is zero. Nothing can be added afterwards."""
+        return self._total.div_(self._counts.clamp_(min=1))[: self._length]
 
 
 def events_of(
@@ -98,11 +104,13 @@ def events_of(
         thresholds: The model's own threshold for each class.
         settings: How probabilities become events.
     """
-    smooth = smoothed(probabilities, round(settings.smooth / row_seconds))
     if settings.threshold is not None:
         thresholds = torch.full_like(thresholds, settings.threshold)
     events = []
-    for name, of_class, threshold in zip(class_names, smooth.T, thresholds.tolist(), strict=True):
+    for name, of_class, threshold in zip(class_names, probabilities.T, thresholds.tolist(), strict=True):
+        of_class = smoothed(of_class[:, None], round(settings.smooth / row_seconds))[
+            :, 0
+        ]  # one at a time: a day is long
         for begin, end in joined(stretches(of_class >= threshold), round(settings.gap / row_seconds)):
             if (end - begin) * row_seconds >= settings.shortest:
                 score = float(of_class[begin:end].max())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ class Hearing:
         self.model, self.settings = model, settings.check()
         self.row_seconds: float = model.encoder.row_seconds
         self._parts = list(reversed(parts))  # the next part is the last
-        self._stitching = Stitching(self.row_seconds)
+        self._stitching = self._stitching_of_next()
         self._whole: list[tuple[str, Tensor, float]] = []  # path, rows, and length if it is known
 
     def __enter__(self) -> "Hearing":
@@ -127,7 +127,13 @@ class Hearing:
                 self._stitching.add(start, row_probabilities(self.model, there))
             if not self._parts or self._parts[-1][0] != path:
                 self._whole.append((path, self._stitching.whole(), math.inf if end is None else end))
-                self._stitching = Stitching(self.row_seconds)
+                self._stitching = self._stitching_of_next()
+
+    def _stitching_of_next(self) -> Stitching:
+        """For the recording of the next part."""
+        coming = reversed(self._parts)
+        parts = takewhile(lambda part: part[0] == self._parts[-1][0], coming)
+        return Stitching(self.row_seconds, max((end or 0.0 for _, _, end in parts), default=0.0))
 
     def heard(self) -> Iterator[tuple[str, Float[Tensor, "rows classes"], list[Event]]]:
         """Path, probabilities of the rows, and events of each recording that was heard to its end since the last

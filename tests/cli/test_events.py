@@ -54,11 +54,13 @@ def test_stretches_and_means_are_those_of_a_plain_loop() -> None:
         assert joined(stretches(is_heard), 0) == stretches(is_heard)
 
 
-def test_where_windows_overlap_their_mean_counts() -> None:
-    stitching = Stitching(0.5)
+@pytest.mark.parametrize("seconds", [0.0, 1.5, 60.0])
+def test_where_windows_overlap_their_mean_counts(seconds: float) -> None:
+    stitching = Stitching(0.5, seconds)
     stitching.add(0.0, torch.tensor([[0.2], [0.4]]))
     stitching.add(0.5, torch.tensor([[0.8], [0.6]]))
-    torch.testing.assert_close(stitching.whole(), torch.tensor([[0.2], [0.6], [0.6]]))
+    stitching.add(2.0, torch.tensor([[0.3]]))  # half a second was not heard
+    torch.testing.assert_close(stitching.whole(), torch.tensor([[0.2], [0.6], [0.6], [0.0], [0.3]]))
 
 
 @pytest.mark.parametrize("change", [{"threshold": 1.0}, {"threshold": 0.0}, {"smooth": -1.0}, {"gap": float("nan")}])
