@@ -21,6 +21,7 @@ from longseq.attention import (
     TokenGrid,
     Verma,
 )
+from longseq.attention.layer import softmax_formula
 from longseq.attention.scaling import scaled_by_length
 from longseq.attention.verma import OverTokens
 
@@ -214,3 +215,20 @@ def test_length_scaling_needs_a_softmax_over_tokens() -> None:
         for mechanism in (Verma(length_scaling=power), Softmax(power), Linformer(K, projection=Dynamic(False, power))):
             with pytest.raises(ArgumentError, match="length_scaling"):
                 layer_of(mechanism)
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("k", [7, 60])
+def test_scores_that_are_written_out_in_bfloat16_are_near_float64(k: int, is_padded: bool) -> None:
+    torch.manual_seed(0)
+    exact = [torch.randn(2, 3, n, 8, dtype=torch.float64, requires_grad=True) for n in (60, k, k)]
+    low = [each.detach().bfloat16().requires_grad_() for each in exact]
+    mask = (torch.arange(k) < torch.tensor([[k], [k // 2]]))[:, None, None] if is_padded else None
+    expected = torch.nn.functional.scaled_dot_product_attention(*exact, attn_mask=mask)
+    found = softmax_formula(*low, None, mask, 0.0)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=0.03, atol=0.03)
+    cotangent = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found, low, cotangent.bfloat16())
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, exact, cotangent), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0.05, atol=0.05)
