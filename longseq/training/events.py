@@ -76,9 +76,11 @@ class Stitching:
         begin = round(start / self.row_seconds)
         end = begin + len(rows)
         if end > len(self._total):
-            more = max(end, math.ceil(self.seconds / self.row_seconds) + 2) - len(self._total)
-            self._total = torch.cat([self._total, torch.zeros(more, rows.shape[1])])
-            self._counts = torch.cat([self._counts, torch.zeros(more, 1, dtype=torch.int16)])
+            length = max(end, math.ceil(self.seconds / self.row_seconds) + 2)
+            heard, counts = self._total, self._counts
+            self._total, self._counts = torch.zeros(length, rows.shape[1]), torch.zeros(length, 1, dtype=torch.int16)
+            if len(heard):
+                self._total[: len(heard)], self._counts[: len(heard)] = heard, counts
         self._total[begin:end] += rows
         self._counts[begin:end] += 1
         self._length = max(self._length, end)
