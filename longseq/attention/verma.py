@@ -99,7 +99,7 @@ class VermaLayer(AttentionLayer):
         project_values: ProjectionLayer | RaggedProjection | None,
         length_scaling: float,
     ) -> None:
-        formula = partial(verma_formula, length_scaling=length_scaling)
+        formula = partial(verma_formula, length_scaling=length_scaling) if length_scaling else verma_formula
         super().__init__(trained, formula, project_keys, project_values)
         self.length_scaling = length_scaling
 
