@@ -107,7 +107,7 @@ class AudioDataModule(DataModule):
         num_samples = round((end - start) * self.sample_rate_hz)
         if damage is not None:
             if path not in self._broken:
-                before = read_until_break(path, 0.0, end)[0]
+                before = read_until_break(path, 0.0, end)[0] if start else waveform
                 if not len(before):
                     raise damage
                 self._broken.add(path)

@@ -93,8 +93,14 @@ class Needles(AudioDataModule):
         self.test_speakers, self.val_speakers = list(test_speakers), list(val_speakers)
 
     def load(self) -> tuple[Samples, Samples, Samples]:
-        speakers = self.test_speakers, self.val_speakers
-        digits = FSDD(self.root, self.sample_rate_hz, _LONGEST_DIGIT, *speakers, val_fraction=0.1)
+        digits = FSDD(
+            self.root,
+            self.sample_rate_hz,
+            seconds=_LONGEST_DIGIT,
+            test_speakers=self.test_speakers,
+            val_speakers=self.val_speakers,
+            val_fraction=0.1,
+        )
         digits.setup()
         backgrounds = ESC50(self.root, sample_rate_hz=self.sample_rate_hz, seconds=_BACKGROUND_SECONDS)
         backgrounds.setup()

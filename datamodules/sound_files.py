@@ -29,20 +29,15 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
         DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite or
             far beyond full scale.
     """
-    with opened(path) as file:
-        rate_hz = file.samplerate
-        file.seek(round(min(start * rate_hz, file.frames)))
-        stop = file.frames if end is None else round(min(end * rate_hz, file.frames))
-        frames = _averaged(file.read(max(stop - file.tell(), 0), dtype="float32", always_2d=True))
-    if not len(frames):
-        raise DataError(
-            f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
-        )
-    _peak(path, frames)
-    return torch.from_numpy(frames), rate_hz
+    waveform, rate_hz, damage = read_until_break(path, start, end)
+    if damage is not None:
+        raise damage
+    return waveform, rate_hz
 
 
-def read_until_break(path: str | os.PathLike[str], start: float, end: float) -> tuple[Tensor, int, DataError | None]:
+def read_until_break(
+    path: str | os.PathLike[str], start: float = 0.0, end: float | None = None
+) -> tuple[Tensor, int, DataError | None]:
     """As read_sound; but of a file whose data is cut off or damaged within the part, what is there before the damage,
     and the error. With nothing before it, the waveform is (0,)."""
     blocks: list[np.ndarray] = []
@@ -50,21 +45,26 @@ def read_until_break(path: str | os.PathLike[str], start: float, end: float) -> 
     try:
         with opened(path) as file:
             rate_hz = file.samplerate
-            stop = round(min(end * rate_hz, file.frames))
             file.seek(round(min(start * rate_hz, file.frames)))
+            stop = file.frames if end is None else round(min(end * rate_hz, file.frames))
             while file.tell() < stop:
                 # a second at a time, because an error loses all that was asked for with it
                 block = file.read(min(rate_hz, stop - file.tell()), dtype="float32", always_2d=True)
                 if not len(block):
                     break
-                frames = _averaged(block)
-                _peak(path, frames)
-                blocks.append(frames)
+                blocks.append(_averaged(block))
     except DataError as error:
         if not rate_hz:
             raise
         damage = error
-    return torch.from_numpy(np.concatenate(blocks or [np.zeros(0, np.float32)])), rate_hz, damage
+    frames = np.concatenate(blocks or [np.zeros(0, np.float32)])
+    if len(frames):
+        _peak(path, frames)
+    elif damage is None:
+        raise DataError(
+            f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
+        )
+    return torch.from_numpy(frames), rate_hz, damage
 
 
 def seconds_of(path: str | os.PathLike[str]) -> float:

@@ -32,8 +32,7 @@ class DynamicProjection(ProjectionLayer):
 
     def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
         scores = torch.einsum("bnd,...kd->b...kn", x, self.weight)
-        if self.length_scaling:
-            scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling)
+        scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling)
         if present is not None:
             scores = scores.masked_fill(~(present.mT if self.weight.ndim == 2 else present[:, None].mT), -float("inf"))
         return GivenMatrix(scores.softmax(dim=-1), self.commutes, self.norm)

@@ -27,6 +27,8 @@ def scaled_by_length(
         present: False where a token is padding; n is then the number of tokens that are not.
         power: 0 leaves the scores as they are.
     """
+    if not power:
+        return scores
     if present is None:
         return scores * (math.log(num_tokens) / math.log(USUAL_LENGTH)) ** power
     counts = present.flatten(1).sum(1).to(torch.promote_types(scores.dtype, torch.float32))
@@ -35,8 +37,10 @@ def scaled_by_length(
 
 
 def refuse_wrong_power(length_scaling: float) -> None:
-    """Raises:
-    ValueError: If the power is negative or not finite.
+    """Check the power of a mechanism.
+
+    Raises:
+        ValueError: If it is negative or not finite.
     """
     if not (math.isfinite(length_scaling) and length_scaling >= 0):
         what = f"must be 0 or a positive number, got {length_scaling}; 1 is scores times log n, 0 leaves them"

@@ -163,9 +163,7 @@ class VermaLayer(AttentionLayer):
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
         scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
-        if self.length_scaling:
-            scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling)
-        L = self._token_weights(scores, present)
+        L = self._token_weights(scaled_by_length(scores, x.shape[1], present, self.length_scaling), present)
         low = L.to(x.dtype)
         shortened = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads)
         context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
@@ -209,9 +207,7 @@ def verma_formula(
     """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
     scale = queries.shape[-1] ** -0.5
     H = _softmax(queries * scale, dim=-1)
-    scores = keys.mT * scale
-    if length_scaling:
-        scores = scaled_by_length(scores, keys.shape[-2], key_mask, length_scaling)
+    scores = scaled_by_length(keys.mT * scale, keys.shape[-2], key_mask, length_scaling)
     L = _softmax(scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf")), dim=-1)
     return H @ (F.dropout(L, dropout) @ values)
 

@@ -109,13 +109,12 @@ def events_of(
     if settings.threshold is not None:
         thresholds = torch.full_like(thresholds, settings.threshold)
     events = []
+    width = round(settings.smooth / row_seconds)
     for name, of_class, threshold in zip(class_names, probabilities.T, thresholds.tolist(), strict=True):
-        of_class = smoothed(of_class[:, None], round(settings.smooth / row_seconds))[
-            :, 0
-        ]  # one at a time: a day is long
-        for begin, end in joined(stretches(of_class >= threshold), round(settings.gap / row_seconds)):
+        smooth = smoothed(of_class[:, None], width)[:, 0]  # class by class: a day has nine million frames
+        for begin, end in joined(stretches(smooth >= threshold), round(settings.gap / row_seconds)):
             if (end - begin) * row_seconds >= settings.shortest:
-                score = float(of_class[begin:end].max())
+                score = float(smooth[begin:end].max())
                 events.append(Event(begin * row_seconds, end * row_seconds, name, score))
     return sorted(events)
 

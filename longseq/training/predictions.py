@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby, takewhile
+from itertools import groupby
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -109,7 +109,8 @@ class Hearing:
         self.model, self.settings = model, settings.check()
         self.row_seconds: float = model.encoder.row_seconds
         self._parts = list(reversed(parts))  # the next part is the last
-        self._stitching = self._stitching_of_next()
+        self._lengths = {path: end for path, _, end in parts}  # the last part of a file ends with it
+        self._stitching: Stitching | None = None  # of the recording that is being heard
         self._whole: list[tuple[str, Tensor, float]] = []  # path, rows, and length if it is known
 
     def __enter__(self) -> "Hearing":
@@ -123,17 +124,13 @@ class Hearing:
         for number, of_part in enumerate(scores):
             path, start, end = part = self._parts.pop()
             there = of_part if present is None else of_part[present[number]]
+            if self._stitching is None:
+                self._stitching = Stitching(self.row_seconds, self._lengths[path] or 0.0)
             if not _is_unheard(part, there):
                 self._stitching.add(start, row_probabilities(self.model, there))
             if not self._parts or self._parts[-1][0] != path:
                 self._whole.append((path, self._stitching.whole(), math.inf if end is None else end))
-                self._stitching = self._stitching_of_next()
-
-    def _stitching_of_next(self) -> Stitching:
-        """For the recording of the next part."""
-        coming = reversed(self._parts)
-        parts = takewhile(lambda part: part[0] == self._parts[-1][0], coming)
-        return Stitching(self.row_seconds, max((end or 0.0 for _, _, end in parts), default=0.0))
+                self._stitching = None
 
     def heard(self) -> Iterator[tuple[str, Float[Tensor, "rows classes"], list[Event]]]:
         """Path, probabilities of the rows, and events of each recording that was heard to its end since the last

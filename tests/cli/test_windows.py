@@ -190,3 +190,15 @@ def test_a_file_that_is_broken_from_the_start_is_an_error(tmp_path: Path) -> Non
     for start, end in ((0.0, 4.0), (2.0, 3.0)):
         with pytest.raises(DataError, match="not a readable sound"):
             data.read_part((str(tmp_path / "broken.flac"), start, end))
+
+
+def test_a_part_without_sound_or_with_wrong_values_is_an_error_and_no_break(tmp_path: Path) -> None:
+    data = AudioFolder(str(tmp_path), sample_rate_hz=8000, seconds=0.2)
+    soundfile.write(tmp_path / "short.wav", tone(300, 1.0), 8000)
+    with pytest.raises(DataError, match="holds no sound from 2 s"):
+        data.read_part((str(tmp_path / "short.wav"), 2.0, 3.0))
+    samples = tone(300, 4.0).astype(np.float32)
+    samples[20_000] = np.nan
+    soundfile.write(tmp_path / "wrong.wav", samples, 8000, subtype="FLOAT")
+    with pytest.raises(DataError, match="holds values that are not finite"):
+        data.read_part((str(tmp_path / "wrong.wav"), 0.0, 4.0))
