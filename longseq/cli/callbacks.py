@@ -15,6 +15,7 @@ from longseq.training.data import data_of
 from longseq.training.decisions import Decisions
 from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
+from longseq.training.storage import write_text
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples, TaskPicture
 from longseq.training.throughput import ThroughputLogger
@@ -36,7 +37,7 @@ class SavedConfig(SaveConfigCallback):
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         (record,) = (callback for callback in callbacks if isinstance(callback, RunRecord))
-        self.parser.save(self.config, str(record.run / CONFIG), skip_unset=False, overwrite=True, multifile=False)
+        write_text(record.run / CONFIG, self.parser.dump(self.config, skip_unset=False))
 
 
 class BestCheckpoint(ModelCheckpoint):

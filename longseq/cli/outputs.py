@@ -12,6 +12,7 @@ from typing import Any
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped
 from longseq.training.predictions import Prediction
+from longseq.training.storage import write_text
 
 COLUMNS = ("path", "start", "end", "class", "probability")
 
@@ -88,10 +89,8 @@ class Text(Output):
         self.file.write("".join(map(self.text, predictions)).encode(errors="surrogateescape"))
         self.file.flush()
         self.done += len({prediction.path for prediction in predictions})
-        text = json.dumps({"key": self._key, "bytes": self.file.tell(), "files": self.done})
-        new = self._note.with_name(f"{self._note.name}.new")
-        new.write_text(text)
-        new.replace(self._note)
+        note = {"key": self._key, "bytes": self.file.tell(), "files": self.done}
+        write_text(self._note, json.dumps(note))
 
     @abstractmethod
     def text(self, prediction: Prediction) -> str:

@@ -18,7 +18,7 @@ from longseq.cli.errors import UserError, items_of, keys_of
 from longseq.cli.names import shown
 from longseq.cli.runs import CONFIG, METRICS, experiment_of, numbered
 from longseq.training import Classifier
-from longseq.training.storage import CheckpointError, good_checkpoints
+from longseq.training.storage import CheckpointError, good_checkpoints, write_text
 
 # A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
 _RESTORED = ("learning_rate", "weight_decay", "betas")
@@ -102,7 +102,7 @@ def config_of(run: Path) -> dict[str, Any]:
 def restore_config(run: Path, config: Mapping[str, Any]) -> None:
     """Write the configuration that a run was started with back to its folder, if the file holds another one now."""
     if config_of(run) != config:
-        (run / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+        write_text(run / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
 
 
 def without_appended(args: list[str]) -> list[str]:

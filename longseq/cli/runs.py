@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from torch import Tensor, nn
 
 from longseq.cli.errors import UserError
-from longseq.training.storage import StorageError
+from longseq.training.storage import StorageError, write_text
 
 CONFIG = "config.yaml"  # Lightning's name
 METRICS = "metrics.json"  # written when a run is finished
@@ -136,4 +136,4 @@ def numbered(parent: Path) -> list[Path]:
 def write_metrics(run: Path, metrics: Mapping[str, Tensor | float]) -> None:
     """Write metrics.json: the figures of the best validation and of the test split."""
     plain = {name: float(value) for name, value in sorted(metrics.items())}
-    (run / METRICS).write_text(json.dumps(plain, indent=2) + "\n")
+    write_text(run / METRICS, json.dumps(plain, indent=2) + "\n")

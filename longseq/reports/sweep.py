@@ -15,6 +15,7 @@ from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.training.storage import write_text
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
 
@@ -152,7 +153,7 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
         raise ArgumentError(
             "out", f"must be a folder of runs with this config and these flags, got {folder}; give another"
         )
-    record.write_text(json.dumps(trained, indent=1))
+    write_text(record, json.dumps(trained, indent=1))
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class _Runs:
                 shutil.rmtree(trials / "runs" / name, ignore_errors=True)  # of a sweep that was stopped here
                 self._train(setting, 0, trials, "--experiment", name, *TRIAL)
                 steps[name] = steps_within(seconds, trials / "runs" / name / "0")
-                record.write_text(json.dumps(steps, indent=1))
+                write_text(record, json.dumps(steps, indent=1))
                 print(f"{_title(setting)}: {steps[name]} steps in {seconds:g} s", flush=True)
         return steps
 

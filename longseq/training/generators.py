@@ -26,7 +26,9 @@ class GeneratorStates(pl.Callback):
         self._restore: list[dict[str, Any]] | None = None
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
-        mine = {"generators": generator_states(), "metrics": _metric_states(pl_module)}
+        # a resumed training may validate and save before its first batch, which restores the generators
+        pending = None if self._restore is None else self._restore[trainer.global_rank]["generators"]
+        mine = {"generators": pending or generator_states(), "metrics": _metric_states(pl_module)}
         of_ranks: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
             dist.all_gather_object(of_ranks, mine)

@@ -87,6 +87,13 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         ) from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that, even if the process is killed, the old file or the new one is there, whole."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
     """Read a checkpoint as tensors and plain types, never running code that it may hold.
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from longseq.cli.runs import numbered
 from longseq.training.storage import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -56,8 +57,7 @@ def run(folder: Path, *command: Any) -> subprocess.CompletedProcess[str]:
 def resumed(folder: Path, *arguments: str) -> Path:
     done = run(folder, ROOT / "train.py", *arguments, "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
-    (last,) = sorted((folder / "runs/digits").iterdir())[-1:]
-    return last
+    return numbered(folder / "runs/digits")[-1]
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,13 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
         assert last.endswith("go on with --resume runs/digits/0")
         assert "Traceback" not in killed.stderr
     assert_equal(resumed(tmp_path, *arguments), whole(setting))
+
+
+def test_a_run_that_resumed_before_a_validation_and_was_killed_after_it_draws_the_same_numbers(whole, tmp_path) -> None:
+    run(tmp_path, DIE, "on_train_batch_end", 10, "SIGTERM", 0, *FIT)
+    killed = run(tmp_path, DIE, "on_train_batch_start", 1, "SIGKILL", 0, *FIT, "--resume")
+    assert killed.returncode == EXIT["SIGKILL"], killed.stderr[-3000:]
+    assert_equal(resumed(tmp_path, *FIT), whole("plain"))
 
 
 @pytest.mark.timeout(7200)
