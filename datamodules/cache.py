@@ -1,4 +1,4 @@
-"""Results that are kept from run to run: statistics, scans of folders, generated pictures."""
+"""Results that are kept from run to run: statistics, scans of folders, images as they were read or generated."""
 
 import hashlib
 import os

@@ -260,15 +260,17 @@ class FileDataModule(DataModule):
         labels = self._labels_of(items)
         digests = [f"{self.facts[item.path]['sha256']} {item.start} {item.end}" for item in items]
         settings = [getattr(self, name) for name in self.reading]
-        inputs: Sequence[Tensor] = Files(items, self.read_item)
+        digest = hashlib.sha256(f"{settings} {digests}".encode()).hexdigest()
         keep = self.in_memory
         if keep is None:
             keep = sum(map(self.size_of, items)) <= IN_MEMORY_BYTES
-        if keep:
-            inputs = in_threads(self.read_item, items, f"reading {self.root}")
+        inputs = self.read_all(items, digest) if keep else Files(items, self.read_item)
         names = [item.name for item in items]
-        digest = hashlib.sha256(f"{settings} {digests}".encode()).hexdigest()
         return self.samples_of(inputs, labels, names, digest, **self.details(items))
+
+    def read_all(self, items: list[Item], digest: str) -> Sequence[Tensor] | Tensor:
+        """The inputs of rows that are kept in memory. The digest stands for the files' content and how it is read."""
+        return in_threads(self.read_item, items, f"reading {self.root}")
 
     reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
 

@@ -76,9 +76,8 @@ class ImageDataModule(DataModule):
         return max(round(height * scale), to_height), max(round(width * scale), to_width)
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
-        if isinstance(inputs, list):
-            return LabelledTensors(torch.stack(inputs), *arguments, **details)
-        return Samples(inputs, *arguments, **details)
+        kind = LabelledTensors if isinstance(inputs, Tensor) else Samples
+        return kind(inputs, *arguments, **details)
 
     def figures(self, samples: Samples) -> dict[str, Any]:
         total = squares = torch.zeros(self.shape[0], dtype=torch.float64)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from datamodules import DataError, Digits, ImageFolder, Pathfinder
 from datamodules.cache import cache_folder
@@ -29,13 +30,29 @@ def test_a_cache_that_is_cut_off_is_made_anew(share, cache, images):
         data, drawn = ImageFolder(str(images)), Pathfinder(num_train=20, num_test=4)
         data.setup()
         drawn.setup()
-        return [data.facts, data.statistics(), drawn.train_set.inputs.tolist()]
+        return [data.facts, data.statistics(), data.train_set.inputs.tolist(), drawn.train_set.inputs.tolist()]
 
     first = loaded()
-    for pattern in ("scans/*.json", "statistics/*.pt", "pathfinder/*.pt"):
+    for pattern in ("scans/*.json", "statistics/*.pt", "images/*.pt", "pathfinder/*.pt"):
         cut(cache, pattern, share)
     assert loaded() == first
     assert isinstance(torch.load(next(cache.glob("statistics/*.pt")), weights_only=True), dict)  # it is complete again
+
+
+def test_an_image_that_has_changed_is_read_anew_and_all_are_for_another_size(cache, images):
+    def loaded(size: int) -> torch.Tensor:
+        data = ImageFolder(str(images), size=size)
+        data.setup()
+        inputs = {
+            name: image for part in data.splits().values() for name, image in zip(part.names, part.inputs, strict=True)
+        }
+        return inputs["cats/03.png"]
+
+    first = loaded(8)
+    assert torch.equal(loaded(8), first)
+    assert loaded(4).shape == (3, 4, 4)
+    Image.fromarray(255 - first.permute(1, 2, 0).numpy()).save(images / "cats/03.png")
+    assert torch.equal(loaded(8), 255 - first)
 
 
 def test_a_cache_that_cannot_be_written_is_named_on_one_line(images, monkeypatch):
