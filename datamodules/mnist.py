@@ -1,13 +1,17 @@
 """MNIST and Fashion-MNIST, through torchvision, from their four original files."""
 
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
 from datamodules.cache import cache_folder, locked
-from datamodules.errors import DataError
+from datamodules.errors import DataError, require
 from datamodules.images import ImageDataModule, checked_size, scale
 from datamodules.samples import LabelledTensors
 
@@ -21,21 +25,31 @@ class MNIST(ImageDataModule):
         root: Folder that holds MNIST/raw with the four files, packed (.gz) or not; packed ones are unpacked there.
         download: Fetch missing files from the network.
         size: Height and width to which the images are resized; 28 is the original.
+        permutation: Seed of a random order of the pixels, the same for all images, as "permuted MNIST" has it
+            (arXiv:1504.00941); null leaves them in their places.
         common: Arguments of ImageDataModule.
 
     Raises:
+        ArgumentError: If the permutation is no seed, or comes with transforms: they would move the pixels again.
         DataError: From setup, if files are missing or broken, or cannot be fetched or unpacked.
     """
 
     source: ClassVar[type[datasets.MNIST]] = datasets.MNIST
     names: ClassVar[list[str]] = [str(digit) for digit in range(10)]
 
-    def __init__(self, root: str, download: bool = False, size: int = 28, **common: Any) -> None:
+    def __init__(
+        self, root: str, download: bool = False, size: int = 28, permutation: int | None = None, **common: Any
+    ) -> None:
         super().__init__(**common)
+        is_seed = permutation is None or 0 <= permutation < 2**63
+        require(is_seed, "permutation", "0 or more, or null", permutation, "0 is usual")
+        is_alone = permutation is None or not self.augment
+        require(is_alone, "augment", "empty with permutation", self.augment, "transforms would move the pixels again")
         self.class_names = self.names
         self.root = root
         self.download = download
         self.size = checked_size(size, original=28)
+        self.permutation = permutation
         self.shape = (1, size, size)
 
     @property
@@ -54,6 +68,15 @@ class MNIST(ImageDataModule):
             raise DataError(f"{self._folder}: {what}; copy them to a folder that you can write") from error
         except RuntimeError as error:
             raise DataError(f"{self._folder}: download failed; check the network or put the files there") from error
+
+    def read(self, path: str | os.PathLike[str]) -> UInt8[Tensor, "1 h w"]:
+        return self._permuted(super().read(path))
+
+    def _permuted(self, images: UInt8[Tensor, "*b 1 h w"]) -> UInt8[Tensor, "*b 1 h w"]:
+        if self.permutation is None:
+            return images
+        order = torch.randperm(self.size**2, generator=torch.Generator().manual_seed(self.permutation))
+        return images.flatten(-2)[..., order].reshape(images.shape)
 
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
         with locked(cache_folder() / self.source.__name__):
@@ -75,7 +98,8 @@ class MNIST(ImageDataModule):
             split = self.source(Path(self.root).expanduser(), train=train)
         except Exception as error:  # torchvision's reader fails in an assert or a reshape
             raise DataError(f"{self._folder}: broken files; delete those without .gz and run again") from error
-        return LabelledTensors(scale(split.data[:, None], self.size, self.size), split.targets.long())
+        images = scale(split.data[:, None], self.size, self.size)
+        return LabelledTensors(self._permuted(images), split.targets.long())
 
 
 class FashionMNIST(MNIST):

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from scipy.ndimage import distance_transform_edt, label
 from torchvision import datasets
+from torchvision.transforms import v2
 
 from datamodules import (
     CIFAR10,
@@ -330,3 +331,29 @@ def test_links_in_an_archive_are_left_out(tmp_path):
         packed.add(tmp_path / "a.png", "a.png")
     unpack(tmp_path / "links.tar", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.png"]
+
+
+def test_permuted_mnist_has_the_same_new_order_of_pixels_in_every_image(tmp_path, monkeypatch):
+    plain = small_sets.mnist(tmp_path, monkeypatch)
+    permuted, again, other = (MNIST(str(tmp_path), permutation=seed) for seed in (0, 0, 1))
+    for data in (plain, permuted, again, other):
+        data.setup()
+    before, after = (torch.cat([part.inputs for part in data.splits().values()]) for data in (plain, permuted))
+    assert before.shape == after.shape
+    # a pixel is known by its values in all images
+    places = {tuple(values): place for place, values in enumerate(before.flatten(1).T.tolist())}
+    order = [places[tuple(values)] for values in after.flatten(1).T.tolist()]
+    assert sorted(order) == list(range(28 * 28)) != order
+    assert torch.equal(permuted.test_set.inputs, again.test_set.inputs)
+    assert not torch.equal(permuted.test_set.inputs, other.test_set.inputs)
+
+    image = plain.test_set.inputs[3]
+    Image.fromarray(image[0].numpy()).save(tmp_path / "three.png")
+    assert torch.equal(permuted.read(tmp_path / "three.png"), permuted.test_set.inputs[3])
+
+
+def test_permuted_mnist_takes_no_transforms(tmp_path):
+    with pytest.raises(ValueError, match=r"augment must be empty with permutation"):
+        MNIST(str(tmp_path), permutation=0, augment=[v2.RandomHorizontalFlip()])
+    with pytest.raises(ValueError, match="permutation must be 0 or more, or null, got -1"):
+        MNIST(str(tmp_path), permutation=-1)
