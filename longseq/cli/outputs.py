@@ -104,7 +104,7 @@ class Text(Output):
 
 
 class Table(Text):
-    """CSV with a row for each class that is named."""
+    """CSV with a row for each class that is named; where none is, a row without class and probability."""
 
     header = ",".join(COLUMNS) + "\r\n"
 
@@ -113,7 +113,8 @@ class Table(Text):
         rows = csv.writer(text)
         path, start, end, answers, _ = prediction
         times = ["", ""] if start is None else [f"{start:.3f}", f"{end:.3f}"]
-        rows.writerows([path, *times, name, f"{probability:.4f}"] for name, probability in answers or [("", 0.0)])
+        classes = [(name, f"{probability:.4f}") for name, probability in answers]
+        rows.writerows([path, *times, *answer] for answer in classes or [("", "")])
         return text.getvalue()
 
 

@@ -135,6 +135,12 @@ def test_what_was_written_in_part_is_written_again(kind, tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
+def test_a_file_in_which_no_class_is_heard_has_a_row_without_class_and_probability(tmp_path: Path) -> None:
+    with Table(tmp_path / "out.csv", "settings") as output:
+        output.write(FILES[:2])
+    assert table(tmp_path / "out.csv")[1:] == [["a.wav", "", "", "two", "0.5000"], ['b "2".wav', "", "", "", ""]]
+
+
 @pytest.mark.parametrize("change", ["settings", "file", "note"])
 def test_another_run_starts_anew(change: str, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
