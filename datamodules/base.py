@@ -16,7 +16,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.cache import cache_folder, kept
+from datamodules.cache import kept
 from datamodules.compat import position_in_training
 from datamodules.errors import DataError, require
 from datamodules.hold_out import hold_out
@@ -275,8 +275,7 @@ class DataModule(pl.LightningDataModule, ABC):
             what: Names the result and everything that it depends on, besides the training set.
             compute: Returns tensors and plain values.
         """
-        key = hashlib.sha256(f"{what}\n{self.train_set.digest()}".encode()).hexdigest()
-        return kept(cache_folder("statistics") / f"{key}.pt", compute)
+        return kept("statistics", f"{what}\n{self.train_set.digest()}", compute)
 
     # Loaders
 

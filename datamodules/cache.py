@@ -58,14 +58,22 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def kept(path: Path, compute: Callable[[], Any]) -> Any:
-    """The tensors and plain values in a file of the cache; computed and written if the file is missing or cut off."""
-    with suppress(Exception):  # torch.load answers a cut file with EOFError, RuntimeError, UnpicklingError, ...
-        return torch.load(path, weights_only=True)
-    result = compute()
-    with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would reword the disk's errors
-        torch.save(result, file)
-    return result
+def kept(part: str, what: str, compute: Callable[[], Any]) -> Any:
+    """A result that is computed once, by one process: tensors and plain values in a file of the cache.
+
+    Args:
+        part: The part of the cache.
+        what: Names everything that the result depends on.
+        compute: Returns the result, if the file is missing or cut off.
+    """
+    path = cache_folder(part) / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.pt"
+    with locked(path):
+        with suppress(Exception):  # torch.load answers a cut file with EOFError, RuntimeError, UnpicklingError, ...
+            return torch.load(path, weights_only=True)
+        result = compute()
+        with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would reword the disk's errors
+            torch.save(result, file)
+        return result
 
 
 def _unwritable(path: Path, error: OSError) -> DataError:

@@ -1,6 +1,5 @@
 """The user's own images: a folder of class folders, or a table of paths and labels."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,13 +7,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from datamodules.cache import cache_folder, kept, locked
+from datamodules.cache import kept
 from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
 from datamodules.image_files import examine_image, too_large
 from datamodules.images import ImageDataModule
 from datamodules.own_files import OwnFiles
-from datamodules.scan import Facts, in_threads
+from datamodules.scan import Facts
 
 _VERSION = 1  # goes up when images are read in another way
 LONGEST_SIDE = 64  # the most if `size` is not given: 4096 tokens if each pixel is a token
@@ -84,10 +83,9 @@ class ImageFiles(FileDataModule, ImageDataModule):
         return self.read(self.folder / item.path)
 
     def read_all(self, items: list[Item], digest: str) -> UInt8[Tensor, "n c h w"]:
-        kind = f"{type(self).read_item.__qualname__} {_VERSION} {digest}"
-        path = cache_folder("images") / f"{hashlib.sha256(kind.encode()).hexdigest()}.pt"
-        with locked(path):
-            return kept(path, lambda: torch.stack(in_threads(self.read_item, items, f"reading {self.root}")))
+        read_all = super().read_all
+        what = f"{type(self).read_item.__qualname__} {_VERSION} {digest}"
+        return kept("images", what, lambda: torch.stack(list(read_all(items, digest))))
 
     def size_of(self, item: Item) -> int:
         channels, height, width = self.shape

@@ -1,6 +1,5 @@
 """Pathfinder: are two dots joined by one dashed path? The question of Long Range Arena, in drawings of our own."""
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from datamodules.cache import cache_folder, kept, locked
+from datamodules.cache import kept
 from datamodules.errors import require
 from datamodules.images import ImageDataModule
 from datamodules.samples import LabelledTensors
@@ -63,11 +62,10 @@ class Pathfinder(ImageDataModule):
 
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
         count = self.num_train + self.num_test
-        what = (_VERSION, self.size, self.dashes, self.distractors, self.seed)
-        key = hashlib.sha256(repr((what, count)).encode()).hexdigest()[:16]
-        path = cache_folder("pathfinder") / f"{self.size}-{key}.pt"
-        with locked(path):
-            images = kept(path, lambda: torch.from_numpy(np.concatenate(list(self._make(count))))[:, None])
+        what = (_VERSION, self.size, self.dashes, self.distractors, self.seed, count)
+        images = kept(
+            "pathfinder", repr(what), lambda: torch.from_numpy(np.concatenate(list(self._make(count))))[:, None]
+        )
         labels = torch.arange(count) % 2
         train = LabelledTensors(images[: self.num_train], labels[: self.num_train])
         return train, None, LabelledTensors(images[self.num_train :], labels[self.num_train :])

@@ -87,10 +87,16 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         ) from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that, even if the process is killed, the old file or the new one is there, whole."""
+def write_text(path: Path, text: str, sync: bool = False) -> None:
+    """Write a text file so that, even if the process is killed, the old file or the new one is there, whole; with sync
+    also if the power fails."""
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.unlink(missing_ok=True)  # open("x") fails if a file or a link has this name
+    with open(temporary, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
@@ -172,13 +178,7 @@ def _sums(path: Path) -> list[str] | None:
 
 
 def _write_sums(path: Path, sums: list[str]) -> None:
-    part = path.with_name(f".{path.name}.sha256.part")
-    part.unlink(missing_ok=True)
-    with open(part, "x") as file:
-        file.writelines(f"{digest}  {path.name}\n" for digest in sums)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, _sums_file(path))
+    write_text(_sums_file(path), "".join(f"{digest}  {path.name}\n" for digest in sums), sync=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # brings both renames to the disk
