@@ -30,7 +30,7 @@ class MNIST(ImageDataModule):
         common: Arguments of ImageDataModule.
 
     Raises:
-        ArgumentError: If the permutation is no seed, or comes with transforms: they would move the pixels again.
+        ArgumentError: If the permutation is no seed, or comes with transforms: they need pixels in their places.
         DataError: From setup, if files are missing or broken, or cannot be fetched or unpacked.
     """
 
@@ -44,7 +44,7 @@ class MNIST(ImageDataModule):
         is_seed = permutation is None or 0 <= permutation < 2**63
         require(is_seed, "permutation", "0 or more, or null", permutation, "0 is usual")
         is_alone = permutation is None or not self.augment
-        require(is_alone, "augment", "empty with permutation", self.augment, "transforms would move the pixels again")
+        require(is_alone, "augment", "empty with permutation", self.augment, "transforms need pixels in their places")
         self.class_names = self.names
         self.root = root
         self.download = download
