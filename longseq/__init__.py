@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Verma,
         plug,
     )
+    from longseq.deploy.predictor import load
     from longseq.encoders import (
         ImageEncoder,
         SpecAugment,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         WaveformEncoder,
         resize,
     )
-    from longseq.training.predictions import load
 
 __version__ = "0.1.0"
 
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "load":
-        from longseq.training.predictions import load as value  # Lightning takes seconds to import
+        from longseq.deploy.predictor import load as value  # Lightning takes seconds to import
     else:
         from longseq import attention, encoders
 

@@ -32,8 +32,9 @@ LIBRARIES = [
     "torch.utils.tensorboard", "torchaudio.transforms", "torchmetrics.classification", "torchvision.transforms.v2",
 ]  # fmt: skip
 IMPORTED = [
-    *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.report",
+    *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.function",
     "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep", "longseq.reports.needle",
+    "longseq.deploy.export", "onnxscript", "onnxruntime", "torch.onnx._internal.exporter._core",
 ]  # fmt: skip
 _SIZE = 1 << 20  # the largest message, in bytes
 

@@ -24,15 +24,19 @@ ROOTS = {
 }
 
 
-def short_fit(train_py, experiment: Path, *flags: str) -> None:
-    train_py(
+def short_fit(train_py, experiment: Path, *flags: str) -> str:
+    """What a fit of three steps prints."""
+    done = train_py(
         "fit", "--config", str(experiment), "--trainer.max_steps", "3", "--trainer.limit_val_batches", "1",
         "--trainer.limit_test_batches", "1", *flags,
     )  # fmt: skip
+    return done.stdout
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
-def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, request: pytest.FixtureRequest) -> None:
+def test_a_short_fit_of_every_experiment_runs_and_exports(
+    experiment: Path, train_py, request: pytest.FixtureRequest
+) -> None:
     name = str(experiment.relative_to(ROOT / "configs").with_suffix(""))
     flags = ["--data.num_train", "60", "--data.num_test", "20"] if name == "image/pathfinder" else []
     if name in ROOTS:
@@ -42,7 +46,12 @@ def test_a_short_fit_of_every_experiment_runs(experiment: Path, train_py, reques
         done = train_py("fit", "--config", str(experiment), expect=3)
         assert "put cifar-10-python.tar.gz in data" in done.stderr
         return
-    short_fit(train_py, experiment, *flags, "--data.batch_size", "4")
+    trained = short_fit(train_py, experiment, *flags, "--data.batch_size", "4")
+    checkpoint = trained.split("checkpoint:")[1].split()[0]
+    exported = train_py(
+        "export", "--ckpt_path", checkpoint, "--tolerance", "1e-5", "--out", f"{checkpoint}.onnx"
+    ).stdout
+    assert "on a batch of the test split" in exported
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)

@@ -41,10 +41,9 @@ from longseq.cli.settings import (
 from longseq.cli.trainer import Trainer, is_of_restoring, refuse_useless_precision, wrong_flag
 from longseq.compat.lightning import CommandLine
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, changed_settings, refuse_other_shapes
+from longseq.training.checkpoint import CheckpointError, WholeCheckpoints, changed_settings, refuse_other_shapes
 from longseq.training.description import describe
 from longseq.training.events import Settings
-from longseq.training.storage import WholeCheckpoints
 
 # Lightning's callbacks have devices and enums as defaults. Without these two lines config.yaml could not hold them, and
 # the run could not be resumed.
@@ -251,6 +250,7 @@ class Commands(CommandLine):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
+        kwargs["plugins"] = [WholeCheckpoints()]
         if self.subcommand != "fit":
             self.save_config_callback = None  # only fit has a run folder to save it in
             kwargs["logger"] = False
@@ -282,7 +282,6 @@ class Commands(CommandLine):
                 run.parent.parent, run.parent.name, run.name, default_hp_metric=False, **again
             )
         self.model.bad_steps.allowed = config.skip_bad_steps
-        kwargs["plugins"] = [WholeCheckpoints()]
         self.trainer_defaults["callbacks"] = callbacks_of_training(
             self.best, self.record, config, is_resumed=resumed is not None
         )

@@ -25,8 +25,8 @@ from longseq.cli.faults import (
     sigterm_stops,
 )
 from longseq.cli.names import shown
+from longseq.cli.start import FUNCTIONS
 from longseq.compat.torch import message_of_worker
-from longseq.reports import REPORTS
 from longseq.training.description import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
@@ -41,12 +41,12 @@ def run(args: list[str]) -> None:
         with sigterm_stops():
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
-            is_report = args[0] in REPORTS
-            module = importlib.import_module(f"longseq.cli.{'report' if is_report else 'commands'}")
+            is_function = args[0] in FUNCTIONS
+            module = importlib.import_module(f"longseq.cli.{'function' if is_function else 'commands'}")
             gc.freeze()  # a collection would need half a second to scan the imported objects, which stay anyway
             gc.enable()
-            if is_report:
-                module.run_report(args[0], args[1:])
+            if is_function:
+                module.run_function(args[0], args[1:])
             else:
                 keep_freed_memory()
                 following = module.Commands(args).following
@@ -106,5 +106,6 @@ def _quieten() -> None:
         ".*exists and is not empty",  # the run's folder, which is ours
         ".*LeafSpec",  # between Lightning and torch
         ".*smaller than the logging interval",  # figures are logged at the end of an epoch anyway
+        ".*your dataloader is not resumable",  # the data module goes on at the same sample
     ):
         warnings.filterwarnings("ignore", message)

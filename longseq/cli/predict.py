@@ -24,10 +24,11 @@ from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.inputs import files_of, parts_of, readable
 from longseq.cli.outputs import Output, output_for
+from longseq.deploy.predictor import Predictor
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
 from longseq.training.events import Event, Settings
-from longseq.training.predictions import Gathering, Hearing, Predictor
+from longseq.training.predictions import Gathering, Hearing
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it

@@ -28,6 +28,12 @@ COMMANDS = {
     "approximation": "Measure how far shortened attention is from exact attention.",
     "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
     "needle": "Measure in how long a recording a model still hears one word.",
+    "export": "Write a trained model as ONNX, as a program of torch.export, or as a folder to share.",
+}
+# The commands that are one function each, and the packages of their modules; the others are methods of Commands.
+FUNCTIONS = {
+    **dict.fromkeys(("benchmark", "spectrum", "approximation", "sweep", "needle"), "longseq.reports"),
+    "export": "longseq.deploy",
 }
 CONFIGURATIONS = "longseq has configurations such as image/digits"
 

@@ -74,7 +74,8 @@ def encode_tokens(
     """
     present, embed = None, trunk.patch_embed
     any_length = not embed.strict_img_size
-    if any_length and rows is not None and len(rows) == 1:
+    # an exported program has one way for all numbers of inputs
+    if any_length and rows is not None and not torch.compiler.is_exporting() and len(rows) == 1:
         picture = picture[:, :, : int(rows)]
         picture = F.pad(picture, (0, 0, 0, -picture.shape[2] % embed.patch_size[0]))
     elif rows is not None:
@@ -107,7 +108,7 @@ def encode_tokens(
 def count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> Any:
     """The number of tokens, prefix tokens included, of pictures with so many rows."""
     patch, in_row = trunk.patch_embed.patch_size[0], trunk.patch_embed.grid_size[1]
-    return trunk.num_prefix_tokens + -(-rows // patch) * in_row
+    return trunk.num_prefix_tokens + (rows + patch - 1) // patch * in_row  # ONNX rounds quotients of negatives up
 
 
 def is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:

@@ -41,7 +41,7 @@ class SoundEncoder(Encoder):
             ValueError: If they are longer than the longest clip.
         """
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
-        if waveforms.shape[-1] > self.num_samples and not self.any_length:
+        if not self.any_length and waveforms.shape[-1] > self.num_samples:
             raise ArgumentError(
                 "seconds",
                 f"must cover the longest clip, but {self.num_samples} samples ({self.seconds} s) are the most "

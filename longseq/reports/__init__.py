@@ -1,3 +1,1 @@
 """Measurements that write a table and a picture; each is a command, and a module of the same name."""
-
-REPORTS = ("benchmark", "spectrum", "approximation", "sweep", "needle")

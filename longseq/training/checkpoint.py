@@ -3,15 +3,42 @@
 import re
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.plugins.io import CheckpointIO
 
 from longseq.training.description import flatten
-from longseq.training.storage import LAYOUT, CheckpointError, read_whole
+from longseq.training.shared import read_shared
+from longseq.training.storage import LAYOUT, CheckpointError, read_whole, remove_checkpoint, write_checkpoint
 
 _FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
+
+
+class WholeCheckpoints(CheckpointIO):
+    """Lightning writes and reads every checkpoint through this class."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | PathLike, storage_options: Any = None) -> None:
+        write_checkpoint(checkpoint, path)
+
+    def load_checkpoint(
+        self, path: str | PathLike, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        return read_any(path, map_location or "cpu")
+
+    def remove_checkpoint(self, path: str | PathLike) -> None:
+        remove_checkpoint(path)
+
+
+def read_any(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
+    """Read the file that a training has written, or a folder to share, as tensors and plain values.
+
+    Raises:
+        CheckpointError: If it is neither, or is damaged.
+    """
+    return read_shared(Path(path)) if Path(path).is_dir() else read_whole(path, map_location)
 
 
 def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:
@@ -58,14 +85,14 @@ def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: b
     """Read a checkpoint of longseq as tensors and plain types, never running code that it may hold.
 
     Args:
-        path: The file.
+        path: The file, or a folder to share.
         map_location: Where to put its tensors.
         to_go_on: Whether a training will go on from it, which needs more than weights.
 
     Raises:
         CheckpointError: If there is no such file, or it is not a checkpoint of longseq.
     """
-    checkpoint = read_whole(path, map_location)
+    checkpoint = read_any(path, map_location)
     settings = checkpoint.get("hyper_parameters", {})
     if "state_dict" not in checkpoint or "encoder" not in settings or not _is_plain([settings, checkpoint.get("data")]):
         raise CheckpointError(f"{path}: not a checkpoint of longseq; give one that fit has written")

@@ -1,4 +1,4 @@
-"""Predictions of files and of parts of files, on the command line and from Python."""
+"""Predictions of files and of parts of files, and the events in recordings."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.tasks.task import Answer
-from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
+from longseq.training.checkpoint import data_of, read_checkpoint
 from longseq.training.classifier import Classifier
-from longseq.training.data import Part, lacking
+from longseq.training.data import Part
 from longseq.training.description import allow_classes, build, naming
 from longseq.training.events import Event, Settings, Stitching, events_of, row_probabilities, thresholds_of
 
@@ -69,7 +69,7 @@ class Gathering:
     def _next_file(self) -> Iterator[Prediction]:
         path, parts = self._files.pop()
         rows, self._rows = self._rows[: len(parts)], self._rows[len(parts) :]
-        heard = [(part, row) for part, row in zip(parts, rows, strict=False) if not _is_unheard(part, row)]
+        heard = [(part, row) for part, row in zip(parts, rows, strict=False) if not is_unheard(part, row)]
         if not self.has_times:
             together = self.model.task.together(torch.stack([row for _, row in heard]))
             yield Prediction(path, None, None, self._answers(together), together)
@@ -85,7 +85,7 @@ class Gathering:
         return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
 
 
-def _is_unheard(part: Part, scores: Tensor) -> bool:
+def is_unheard(part: Part, scores: Tensor) -> bool:
     """Whether a part could not be read: where a file breaks off, the later parts are not numbers."""
     return part[1] > 0 and bool(scores.isnan().any())
 
@@ -126,7 +126,7 @@ class Hearing:
             there = of_part if present is None else of_part[present[number]]
             if self._stitching is None:
                 self._stitching = Stitching(self.row_seconds, self._lengths[path] or 0.0)
-            if not _is_unheard(part, there):
+            if not is_unheard(part, there):
                 self._stitching.add(start, row_probabilities(self.model, there))
             if not self._parts or self._parts[-1][0] != path:
                 self._whole.append((path, self._stitching.whole(), math.inf if end is None else end))
@@ -141,144 +141,6 @@ class Hearing:
             events = events_of(rows, self.row_seconds, self.model.class_names, thresholds, self.settings)
             # the last frame reaches beyond the last sample
             yield path, rows, [event._replace(end=min(event.end, length)) for event in events]
-
-
-class Predictor:
-    """A trained model with the data module that reads its inputs. ``longseq.load`` makes one.
-
-    Its answers are those of the command ``predict``.
-
-    Args:
-        model: The classifier.
-        data: A data module that fulfils DataContract.
-
-    Attributes:
-        model, data: The same.
-        class_names: The names of the classes.
-    """
-
-    def __init__(self, model: Classifier, data: Any) -> None:
-        self.model, self.data = model.eval(), data
-        self.class_names = model.class_names
-
-    def predict(
-        self, inputs: Any, window: float | None = None, hop: float | None = None, top: int | None = None
-    ) -> list[Prediction]:
-        """Predict the classes of files or arrays.
-
-        Args:
-            inputs: A path or an array, or a list of them. An array is a waveform (samples,) at the model's rate, or an
-                image (channels, height, width), 0 to 255.
-            window: Hear sounds in windows of so many seconds, each with a prediction of its own.
-            hop: Seconds from one window to the next.
-            top: How many classes to name, the most probable first.
-
-        Returns:
-            A prediction for each input, or for each window of each input.
-
-        Raises:
-            DataError: If a file cannot be read.
-            ValueError: If a window or a number of classes is out of its range.
-        """
-        found: list[Prediction] = []
-        for each in _listed(inputs):
-            if isinstance(each, str | PathLike):
-                parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
-                gathering = Gathering(self.model, parts, window is not None or hop is not None, top)
-                for rows in self._computed(self.model.predict_step, parts):
-                    found += gathering.add(rows)
-            else:
-                gathering = Gathering(self.model, [("", 0.0, None)], False, top)
-                found += gathering.add(self._of_array(self.model.predict_step, each))
-        return found
-
-    def events(
-        self,
-        path: str | PathLike,
-        threshold: float | None = None,
-        window: float | None = None,
-        hop: float | None = None,
-        smooth: float = Settings().smooth,
-        gap: float = Settings().gap,
-        shortest: float = Settings().shortest,
-    ) -> list[Event]:
-        """What is heard in a recording, and when.
-
-        Args:
-            path: The recording.
-            threshold: The probability from which on a class is heard; None for that of the model.
-            window: Hear it in windows of so many seconds.
-            hop: Seconds from one window to the next.
-            smooth: Seconds over which probabilities are averaged.
-            gap: Seconds of silence that do not end an event.
-            shortest: Events that are shorter, in seconds, are left out.
-
-        Raises:
-            DataError: If the file cannot be read.
-            ValueError: If a setting is out of its range, or the model sees images.
-        """
-        parts = self.data.parts(str(path), window, hop, self.model.encoder.any_length)
-        settings = Settings(threshold, smooth, gap, shortest)
-        with Hearing(self.model, parts, settings) as hearing:
-            for _ in self._computed(self.model.predict_step, parts):
-                pass
-        ((_, _, events),) = hearing.heard()
-        return events
-
-    def embed(self, inputs: Any) -> Float[Tensor, "inputs dim"]:
-        """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
-        their mean. The arguments are those of predict."""
-
-        def features(batch: Any, _: int) -> Tensor:
-            return self.model.encoder(batch)
-
-        found = []
-        for each in _listed(inputs):
-            if isinstance(each, str | PathLike):
-                parts = self.data.parts(str(each), None, None, self.model.encoder.any_length)
-                rows = torch.cat(list(self._computed(features, parts)))
-                heard = [row for part, row in zip(parts, rows, strict=True) if not _is_unheard(part, row)]
-                found.append(torch.stack(heard).mean(0))
-            else:
-                found.append(self._of_array(features, each)[0])
-        return torch.stack(found)
-
-    def _computed(self, compute: Any, parts: list[Part]) -> Iterator[Tensor]:
-        """What a function makes of the batches of some parts."""
-        self.data.predict_parts = parts
-        with torch.inference_mode():
-            for number, batch in enumerate(self.data.predict_dataloader()):
-                yield compute(_moved(batch, self.model.device), number).cpu()
-
-    def _of_array(self, compute: Any, array: Any) -> Tensor:
-        values = torch.as_tensor(array)[None]
-        batch: Any = values
-        if self.model.encoder.takes_sounds:
-            batch = {"waveforms": values.float(), "lengths": torch.tensor([values.shape[1]])}
-        with torch.inference_mode():
-            return compute(_moved(batch, self.model.device), 0).cpu()
-
-
-def load(ckpt_path: str | PathLike, device: Any = "cpu", allow_class: Sequence[str] = ()) -> Predictor:
-    """A trained model, ready to predict.
-
-    Args:
-        ckpt_path: A checkpoint of fit.
-        device: Where it computes.
-        allow_class: Packages whose classes the checkpoint may name, besides ours.
-
-    Raises:
-        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
-
-    Example:
-        >>> model = longseq.load("runs/fsdd/0/best.ckpt")
-        >>> model.predict("call.wav", window=1.0)
-    """
-    model, data = model_and_data(ckpt_path, allow_class)
-    missing = lacking(data)
-    if missing:
-        raise CheckpointError(f"{ckpt_path}: its data module lacks {', '.join(missing)}; give another checkpoint")
-    return Predictor(model.to(device), data)
 
 
 def model_and_data(
@@ -301,13 +163,3 @@ def model_and_data(
         description = {**description, "init_args": {**description["init_args"], "root": root}}
     with naming(ckpt_path):
         return model, build(description, pl.LightningDataModule)
-
-
-def _listed(inputs: Any) -> list[Any]:
-    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, dict):
-        return {name: tensor.to(device) for name, tensor in batch.items()}
-    return batch.to(device)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from pytorch_lightning.plugins.io import CheckpointIO
 from torch import Tensor
 
 # What a checkpoint of a training holds. A checkpoint of another program may lack all of it.
@@ -36,20 +35,10 @@ class StorageError(Exception):
     exit_code = 6
 
 
-class WholeCheckpoints(CheckpointIO):
-    """Lightning writes and reads every checkpoint of a training through this class."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | PathLike, storage_options: Any = None) -> None:
-        write_checkpoint(checkpoint, path)
-
-    def load_checkpoint(
-        self, path: str | PathLike, map_location: Any = "cpu", weights_only: bool | None = True
-    ) -> dict[str, Any]:
-        return read_whole(path, map_location or "cpu")
-
-    def remove_checkpoint(self, path: str | PathLike) -> None:
-        for file in (Path(path), _sums_file(Path(path))):
-            file.unlink(missing_ok=True)
+def remove_checkpoint(path: str | PathLike) -> None:
+    """Remove a checkpoint and its sum."""
+    for file in (Path(path), _sums_file(Path(path))):
+        file.unlink(missing_ok=True)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 import longseq
 from longseq.cli.commands import Commands
-from longseq.cli.start import COMMANDS, UserError, configuration, main, with_configurations
-from longseq.reports import REPORTS
+from longseq.cli.start import COMMANDS, FUNCTIONS, UserError, configuration, main, with_configurations
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
@@ -47,7 +46,7 @@ def test_what_needs_no_torch_does_not_wait_for_it(
 
 
 def test_help_has_a_whole_sentence_for_every_command() -> None:
-    assert set(COMMANDS) == {*Commands.subcommands(), *REPORTS}
+    assert set(COMMANDS) == {*Commands.subcommands(), *FUNCTIONS}
     assert all(sentence[0].isupper() and sentence.endswith(".") and " " in sentence for sentence in COMMANDS.values())
 
 

@@ -1,4 +1,4 @@
-"""Run the commands of longseq/reports: the arguments of their functions are the flags."""
+"""Run the commands that are one function: its arguments are the flags."""
 
 import importlib
 import json
@@ -8,12 +8,12 @@ from typing import get_args, get_origin, get_type_hints
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import OneLineParser, UserError
-from longseq.cli.start import COMMANDS
+from longseq.cli.start import COMMANDS, FUNCTIONS
 
 
-def _with_brackets(report: Callable[..., None], args: list[str]) -> list[str]:
+def _with_brackets(function: Callable[..., None], args: list[str]) -> list[str]:
     """Rewrite lists from the form of shells, ``--n 512 1024``, to that of jsonargparse, ``--n=[512, 1024]``."""
-    hints = get_type_hints(report)
+    hints = get_type_hints(function)
     bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # before all flags: refused later
     given: dict[str, list[str]] = {}
     for flag, values in _flags(args):
@@ -35,20 +35,20 @@ def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield args[start], args[start + 1 : end]
 
 
-def run_report(name: str, args: list[str]) -> None:
-    """Parse the flags of a report's function, and call it.
+def run_function(name: str, args: list[str]) -> None:
+    """Parse the flags of a command's function, and call it.
 
     Raises:
         UserError: If a flag is wrong, or the function refuses a value.
     """
-    report = getattr(importlib.import_module(f"longseq.reports.{name}"), name)
+    function = getattr(importlib.import_module(f"{FUNCTIONS[name]}.{name}"), name)
     parser = OneLineParser(prog=f"longseq {name}", description=COMMANDS[name])
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    parser.add_function_arguments(report, as_group=False, sub_configs=True)
-    settings = parser.parse_args(_with_brackets(report, args)).as_dict()
+    parser.add_function_arguments(function, as_group=False, sub_configs=True)
+    settings = parser.parse_args(_with_brackets(function, args)).as_dict()
     settings.pop("debug")
     try:
-        report(**settings)
+        function(**settings)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
     except OSError as error:  # from the output folder: inputs are checked where they are read

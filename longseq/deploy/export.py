@@ -1,0 +1,162 @@
+"""The command ``export``: a trained model as a file that runs without longseq, checked against longseq."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.deploy.formats import Run, quantise, write_onnx, write_torch
+from longseq.deploy.predictor import Predictor, load
+from longseq.deploy.program import Program
+from longseq.reports.plots import machine
+
+_ROUNDS = 20  # of a latency
+
+
+def export(
+    ckpt_path: str,
+    format: Literal["onnx", "torch", "safetensors"] = "onnx",
+    out: str | None = None,
+    input: str | None = None,
+    root: str | None = None,
+    tolerance: float = 1e-5,
+    int8: bool = False,
+    allow_class: list[str] = [],  # noqa: B006  (jsonargparse shows it)
+) -> None:
+    """Write a trained model as a file that runs without longseq, and check the file on real inputs.
+
+    The file takes what an image file or a sound file holds, and gives probabilities. Normalisation and spectrogram are
+    part of it, resampling is not. It holds the names of the classes, and the sample rate, too.
+
+    Args:
+        ckpt_path: A checkpoint of fit.
+        format: onnx; torch, a program of torch.export; or safetensors, a folder of weights and settings for
+            longseq.load.
+        out: The file or the folder; by default model.onnx, model.pt2 or model.
+        input: A file to check with; by default inputs of the test split.
+        root: Folder of the data, if it has moved.
+        tolerance: The largest difference of a probability from longseq's that is accepted.
+        int8: Whether matrices become 8-bit numbers (onnx). The accuracy of the test split is printed before and after.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+
+    Raises:
+        ValueError: If the model cannot be written in this format, or the file answers otherwise than longseq.
+        CheckpointError: If the checkpoint cannot be read.
+        DataError: If the inputs to check with cannot be read.
+    """
+    if int8 and format != "onnx":
+        raise ArgumentError("int8", f"must be left out with {format}, got true; it is for onnx")
+    predictor = load(ckpt_path, allow_class=allow_class, root=root)
+    path = Path(out or {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}[format])
+    if format == "safetensors":
+        predictor.save_pretrained(path)
+        print(f"{path}: longseq.load({str(path)!r}) reads it")
+        return
+    model = predictor.model
+    batch, what = _real_inputs(predictor, input)
+    program = Program(model)
+    write = write_onnx if format == "onnx" else write_torch
+    run = write(program, path, facts_of(predictor))
+    print(f"{path}: {_size(path)}")
+    print(_what_it_takes(program))
+    difference = largest_difference(model, program, run, batch)
+    print(f"largest difference of a probability: {difference:.1e}, on {what}")
+    if not difference <= tolerance:  # NaN is refused too
+        raise ArgumentError(
+            "tolerance", f"must be {difference:.1e} or more for this model, got {tolerance:g}; raise it"
+        )
+    one = _first(batch)
+    print(f"latency of one: {_latency(run, program.of_batch(one))}, longseq {_latency(model, (one,))} ({machine()})")
+    if int8:
+        before = test_figure(predictor, program, run)
+        run = quantise(path)
+        after = test_figure(predictor, program, run)
+        print(f"int8: {_size(path)}, latency of one {_latency(run, program.of_batch(one))}")
+        print(f"test {model.task.best}: {before:.4f}, with int8 {after:.4f}")
+
+
+def facts_of(predictor: Predictor) -> dict[str, Any]:
+    """What a user of the exported file needs to know, as plain values."""
+    encoder, task = predictor.model.encoder, type(predictor.model.task).__name__
+    facts: dict[str, Any] = {"class_names": predictor.class_names, "task": task}
+    if encoder.takes_sounds:
+        facts |= {"sample_rate_hz": encoder.sample_rate_hz}
+        facts |= {} if encoder.any_length else {"longest_seconds": encoder.seconds}
+    thresholds = getattr(predictor.model.head, "thresholds", None)
+    return facts if thresholds is None else facts | {"thresholds": thresholds.tolist()}
+
+
+@torch.inference_mode()
+def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> float:
+    """How far the probabilities of a batch are at most from longseq's: the batch as it is, and its first input
+    alone."""
+    found = 0.0
+    for inputs in (batch, _first(batch)):
+        expected = model.task.probabilities(model(inputs))
+        found = max(found, float((run(*program.of_batch(inputs)) - expected).abs().max()))
+    return found
+
+
+@torch.inference_mode()
+def test_figure(predictor: Predictor, program: Program, run: Run) -> float:
+    """The figure of the test split that the task calls its best, from the probabilities that a file gives."""
+    model, data = predictor.model, predictor.data
+    data.setup("test")
+    metric = model.task.own_metrics(model.num_classes)[model.task.best]
+    for inputs, labels in data.test_dataloader():
+        outputs = run(*program.of_batch(inputs)).logit()  # the task takes logits, and finds these probabilities again
+        metric.update(*model.task.measured(model.head, outputs, labels))
+    return float(metric.compute())
+
+
+def _real_inputs(predictor: Predictor, path: str | None) -> tuple[Any, str]:
+    """A batch to check with, and what it is."""
+    data = predictor.data
+    if path is not None:
+        if not Path(path).is_file():
+            raise ArgumentError("input", f"must be an image file or a sound file, got {path}: no such file")
+        data.predict_parts = data.parts(path, None, None, predictor.model.encoder.any_length)
+        return next(iter(data.predict_dataloader())), path
+    data.setup("test")
+    batch = next(iter(data.test_dataloader()))[0]
+    return batch, "a batch of the test split"
+
+
+def _first(batch: Any) -> Any:
+    """The first input of a batch, without padding."""
+    if isinstance(batch, Tensor):
+        return batch[:1]
+    length = batch["lengths"][:1]
+    return {"waveforms": batch["waveforms"][:1, : int(length)].contiguous(), "lengths": length}
+
+
+@torch.inference_mode()
+def _latency(run: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    times = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        run(*arguments)
+        times.append(time.perf_counter() - begin)
+    return f"{1000 * median(times):.2f} ms"
+
+
+def _what_it_takes(program: Program) -> str:
+    encoder: Any = program.model.encoder
+    if program.takes_sounds:
+        longest = "of any length" if encoder.any_length else f"up to {encoder.seconds:g} s"
+        return (
+            f"inputs: waveforms, float32 (batch, samples) {longest}, at {encoder.sample_rate_hz} Hz (others must be "
+            "resampled before), with silence behind the shorter ones; lengths, int64 (batch), in samples"
+        )
+    channels, height, width = encoder.picture_shape
+    size = "height, width" if encoder.any_length else f"{height}, {width}"
+    return f"inputs: images, uint8 (batch, {channels}, {size}), 0 to 255"
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size / 2**20:.2f} MiB"

@@ -1,0 +1,124 @@
+"""Write a Program as ONNX or as a program of torch.export, and run what was written."""
+
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.deploy.program import Program
+
+Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
+
+FACTS = "longseq.json"  # the file in a program of torch.export that describes it
+
+
+def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
+    """Write an ONNX file with the facts as its metadata, each as JSON, and return what runs it.
+
+    Raises:
+        ValueError: If a package that this needs is not installed.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _require(package)
+    with _quiet(), _tracing():
+        written: Any = torch.onnx.export(
+            program,
+            program.examples(),
+            dynamo=True,
+            dynamic_shapes=program.free_dimensions(torch.export.Dim),
+            input_names=program.names,
+            output_names=["probabilities"],
+            verbose=False,
+        )
+    written.model.metadata_props.update({name: json.dumps(value) for name, value in facts.items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written.save(path)
+    return run_onnx(path)
+
+
+def run_onnx(path: Path) -> Run:
+    """What runs an ONNX file, with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(*arguments: Tensor) -> Tensor:
+        given = {name: argument.numpy() for name, argument in zip(names, arguments, strict=True)}
+        return torch.from_numpy(session.run(None, given)[0])
+
+    return run
+
+
+def quantise(path: Path) -> Run:
+    """Replace an ONNX file by one whose matrices are 8-bit numbers, and return what runs it. Convolutions, and with
+    them the spectrogram, stay as they are."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    part = path.with_name(f".{path.name}.part")
+    with _quiet():
+        quantize_dynamic(path, part, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
+    os.replace(part, path)
+    return run_onnx(path)
+
+
+def write_torch(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
+    """Write a program of torch.export, with the facts in the file longseq.json in it, and return what runs it."""
+    with _quiet(), _tracing():
+        free = program.free_dimensions(lambda name: torch.export.Dim.DYNAMIC)  # it finds the limits itself
+        exported = torch.export.export(program, program.examples(), dynamic_shapes=free)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.export.save(exported, path, extra_files={FACTS: json.dumps(facts)})
+    return run_torch(path)
+
+
+def run_torch(path: Path) -> Run:
+    """What runs a program of torch.export."""
+    with _quiet():
+        return torch.inference_mode()(torch.export.load(path).module())
+
+
+def _require(package: str) -> None:
+    try:
+        __import__(package)
+    except ImportError as error:
+        what = f"must be torch or safetensors without the package {package}, got onnx"
+        raise ArgumentError("format", f"{what}; pip install 'longseq[export]'") from error
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Say in one line that a model cannot be traced: a user's own mechanism may do what exporters cannot follow."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        what = f"must be of a model that torch can trace ({reason})"
+        raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress that the exporters print and log."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "root")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

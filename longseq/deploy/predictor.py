@@ -1,0 +1,206 @@
+"""A trained model that answers: ``longseq.load``, from a checkpoint, a shared folder, or the Hugging Face Hub."""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from jaxtyping import Float
+from torch import Tensor
+
+from longseq.training.checkpoint import CheckpointError
+from longseq.training.classifier import Classifier
+from longseq.training.data import Part, lacking
+from longseq.training.description import describe
+from longseq.training.events import Event, Settings
+from longseq.training.predictions import Gathering, Hearing, Prediction, is_unheard, model_and_data
+from longseq.training.shared import FILES, write_shared
+
+_CARD = ("README.md", "card.png")  # of the run that the model comes from
+
+
+class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
+    """A trained model with the data module that reads its inputs. ``longseq.load`` makes one.
+
+    Its answers are those of the command ``predict``. Its methods save_pretrained, from_pretrained and push_to_hub are
+    those of huggingface_hub: they write and read model.safetensors, config.json and the model card README.md, none of
+    which can hold code.
+
+    Args:
+        model: The classifier.
+        data: A data module that fulfils DataContract.
+        source: The checkpoint or the folder that it comes from; the model card beside it is shared too.
+
+    Attributes:
+        model, data, source: The same.
+        class_names: The names of the classes.
+    """
+
+    def __init__(self, model: Classifier, data: Any, source: str | PathLike | None = None) -> None:
+        self.model, self.data, self.source = model.eval(), data, source
+        self.class_names = model.class_names
+
+    def predict(
+        self, inputs: Any, window: float | None = None, hop: float | None = None, top: int | None = None
+    ) -> list[Prediction]:
+        """Predict the classes of files or arrays.
+
+        Args:
+            inputs: A path or an array, or a list of them. An array is a waveform (samples,) at the model's rate, or an
+                image (channels, height, width), 0 to 255.
+            window: Hear sounds in windows of so many seconds, each with a prediction of its own.
+            hop: Seconds from one window to the next.
+            top: How many classes to name, the most probable first.
+
+        Returns:
+            A prediction for each input, or for each window of each input.
+
+        Raises:
+            DataError: If a file cannot be read.
+            ValueError: If a window or a number of classes is out of its range.
+        """
+        found: list[Prediction] = []
+        for each in _listed(inputs):
+            if isinstance(each, str | PathLike):
+                parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
+                gathering = Gathering(self.model, parts, window is not None or hop is not None, top)
+                for rows in self._computed(self.model.predict_step, parts):
+                    found += gathering.add(rows)
+            else:
+                gathering = Gathering(self.model, [("", 0.0, None)], False, top)
+                found += gathering.add(self._of_array(self.model.predict_step, each))
+        return found
+
+    def events(
+        self,
+        path: str | PathLike,
+        threshold: float | None = None,
+        window: float | None = None,
+        hop: float | None = None,
+        smooth: float = Settings().smooth,
+        gap: float = Settings().gap,
+        shortest: float = Settings().shortest,
+    ) -> list[Event]:
+        """What is heard in a recording, and when.
+
+        Args:
+            path: The recording.
+            threshold: The probability from which on a class is heard; None for that of the model.
+            window: Hear it in windows of so many seconds.
+            hop: Seconds from one window to the next.
+            smooth: Seconds over which probabilities are averaged.
+            gap: Seconds of silence that do not end an event.
+            shortest: Events that are shorter, in seconds, are left out.
+
+        Raises:
+            DataError: If the file cannot be read.
+            ValueError: If a setting is out of its range, or the model sees images.
+        """
+        parts = self.data.parts(str(path), window, hop, self.model.encoder.any_length)
+        settings = Settings(threshold, smooth, gap, shortest)
+        with Hearing(self.model, parts, settings) as hearing:
+            for _ in self._computed(self.model.predict_step, parts):
+                pass
+        ((_, _, events),) = hearing.heard()
+        return events
+
+    def embed(self, inputs: Any) -> Float[Tensor, "inputs dim"]:
+        """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
+        their mean. The arguments are those of predict."""
+
+        def features(batch: Any, _: int) -> Tensor:
+            return self.model.encoder(batch)
+
+        found = []
+        for each in _listed(inputs):
+            if isinstance(each, str | PathLike):
+                parts = self.data.parts(str(each), None, None, self.model.encoder.any_length)
+                rows = torch.cat(list(self._computed(features, parts)))
+                heard = [row for part, row in zip(parts, rows, strict=True) if not is_unheard(part, row)]
+                found.append(torch.stack(heard).mean(0))
+            else:
+                found.append(self._of_array(features, each)[0])
+        return torch.stack(found)
+
+    def _computed(self, compute: Any, parts: list[Part]) -> Iterator[Tensor]:
+        """What a function makes of the batches of some parts."""
+        self.data.predict_parts = parts
+        with torch.inference_mode():
+            for number, batch in enumerate(self.data.predict_dataloader()):
+                yield compute(_moved(batch, self.model.device), number).cpu()
+
+    def _of_array(self, compute: Any, array: Any) -> Tensor:
+        values = torch.as_tensor(array)[None]
+        batch: Any = values
+        if self.model.encoder.takes_sounds:
+            batch = {"waveforms": values.float(), "lengths": torch.tensor([values.shape[1]])}
+        with torch.inference_mode():
+            return compute(_moved(batch, self.model.device), 0).cpu()
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        settings = {"hyper_parameters": dict(self.model.hparams), "data": describe(self.data)}
+        write_shared({**settings, "state_dict": self.model.state_dict()}, save_directory)
+        if self.source is not None:
+            of_run = Path(self.source) if Path(self.source).is_dir() else Path(self.source).parent
+            for name in _CARD:
+                if (of_run / name).is_file() and of_run.resolve() != save_directory.resolve():
+                    shutil.copyfile(of_run / name, save_directory / name)
+
+    @classmethod
+    def _from_pretrained(
+        cls, *, model_id: str, revision: str | None, cache_dir: str | Path | None, force_download: bool,
+        local_files_only: bool, token: str | bool | None, **options: Any,
+    ) -> "Predictor":  # fmt: skip
+        if not Path(model_id).is_dir():
+            model_id = snapshot_download(
+                model_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
+                local_files_only=local_files_only, token=token, allow_patterns=[*FILES, *_CARD],
+            )  # fmt: skip
+        return load(model_id, **options)
+
+
+def load(
+    source: str | PathLike, device: Any = "cpu", allow_class: Sequence[str] = (), root: str | None = None
+) -> Predictor:
+    """A trained model, ready to predict.
+
+    Args:
+        source: A checkpoint of fit, a folder that ``export --format safetensors`` or save_pretrained has written, or
+            the name of a model on the Hugging Face Hub, such as ``someone/birds``.
+        device: Where it computes.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        root: Folder of the data that it was trained with, if it has moved; predictions do not need it.
+
+    Raises:
+        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
+
+    Example:
+        >>> model = longseq.load("runs/fsdd/0/best.ckpt")
+        >>> model.predict("call.wav", window=1.0)
+    """
+    if not Path(source).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and Path(source).suffix != ".ckpt":
+        try:
+            return Predictor.from_pretrained(str(source), device=device, allow_class=allow_class, root=root)
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            what = "no such folder, and the Hugging Face Hub does not give it"
+            raise CheckpointError(f"{source}: {what} ({type(error).__name__}); give a checkpoint of fit") from error
+    model, data = model_and_data(source, allow_class, root)
+    missing = lacking(data)
+    if missing:
+        raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
+    return Predictor(model.to(device), data, source)
+
+
+def _listed(inputs: Any) -> list[Any]:
+    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, dict):
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+    return batch.to(device)

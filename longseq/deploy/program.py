@@ -1,0 +1,106 @@
+"""What is exported of a classifier: one function from inputs, as files hold them, to probabilities."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor, nn
+
+from longseq.encoders.spectrogram import LogMel
+from longseq.training.classifier import Classifier
+
+
+class Program(nn.Module):
+    """A classifier in evaluation, in float32, as exporters can trace it: the spectrogram is made of matrix products.
+
+    Images (b, channels, height, width) of 0 to 255 in uint8, or waveforms (b, samples) in float32 with their lengths
+    (b,) in samples, become the probabilities (b, classes) that ``predict`` gives. The number of inputs in a batch is
+    free, and so is the length of waveforms, up to the longest clip of an encoder that is bound to one. Such an encoder
+    computes as many tokens for a short clip as for the longest.
+
+    Args:
+        model: The classifier; it is copied.
+
+    Raises:
+        SettingError: If its task predicts no classes.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        model.task.probabilities(torch.zeros(1, model.num_classes))
+        self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
+        encoder: Any = self.model.encoder
+        self.takes_sounds = encoder.takes_sounds
+        self.longest: int | None = None if encoder.any_length or not self.takes_sounds else encoder.num_samples
+        for name, module in encoder.named_children():
+            if isinstance(module, LogMel):
+                setattr(encoder, name, LogMelOfProducts(module))
+
+    def forward(self, inputs: Shaped[Tensor, "b ..."], lengths: Int64[Tensor, " b"] | None = None) -> Tensor:
+        batch: Any = inputs
+        if self.takes_sounds:
+            batch = {"waveforms": inputs if self.longest is None else _filled(inputs, self.longest), "lengths": lengths}
+        return self.model.task.probabilities(self.model(batch))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs."""
+        return ["waveforms", "lengths"] if self.takes_sounds else ["images"]
+
+    def examples(self) -> tuple[Tensor, ...]:
+        """Two inputs to trace. Sounds are shorter than the longest one, which takes shorter ways."""
+        encoder: Any = self.model.encoder
+        if not self.takes_sounds:
+            return (torch.zeros(2, *encoder.picture_shape, dtype=torch.uint8),)
+        samples = 3 * encoder.num_samples // 4
+        return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
+
+    def free_dimensions(self, dim: Callable[[str], Any]) -> tuple[dict[int, Any], ...]:
+        """Which dimensions of the inputs have no fixed size: for each input, what ``dim`` makes of their names."""
+        encoder: Any = self.model.encoder
+        batch, samples, height, width = map(dim, ("batch", "samples", "height", "width"))
+        if self.takes_sounds:
+            return {0: batch, 1: samples}, {0: batch}
+        return ({0: batch, 2: height, 3: width} if encoder.any_length else {0: batch},)
+
+    def of_batch(self, inputs: Any) -> tuple[Tensor, ...]:
+        """The arguments for a batch as a data module yields it."""
+        if not self.takes_sounds:
+            return (inputs,)
+        if isinstance(inputs, Tensor):
+            return inputs, torch.full((len(inputs),), inputs.shape[1])
+        return inputs["waveforms"], inputs["lengths"]
+
+
+def _filled(waveforms: Float[Tensor, "b samples"], length: int) -> Float[Tensor, "b length"]:
+    """Waveforms with silence behind them, up to a length: one way for all lengths, as a tracer needs it."""
+    return torch.cat([waveforms, waveforms.new_zeros(waveforms.shape[0], length)], dim=1)[:, :length]
+
+
+class LogMelOfProducts(nn.Module):
+    """What LogMel computes, as two convolutions: with the windowed waves of the Fourier transform, and with the mel
+    filters. Exporters lack a Fourier transform, or have one for a fixed length only.
+
+    Args:
+        log_mel: The front end to stand in for.
+    """
+
+    def __init__(self, log_mel: LogMel) -> None:
+        super().__init__()
+        spectrogram: Any = log_mel.mel.spectrogram
+        bins, window = spectrogram.n_fft, spectrogram.window.double()
+        before = (bins - len(window)) // 2
+        window = F.pad(window, (before, bins - len(window) - before))
+        turns = torch.outer(torch.arange(bins // 2 + 1), torch.arange(bins)) % bins
+        angles = 2 * torch.pi / bins * turns.double()
+        self.waves = nn.Buffer((torch.cat([angles.cos(), angles.sin()]) * window)[:, None].float())
+        self.filters = nn.Buffer(log_mel.mel.mel_scale.fb.T[..., None].float())  # type: ignore[union-attr]
+        self.hop = spectrogram.hop_length
+
+    def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
+        padding = self.waves.shape[-1] // 2
+        real, imaginary = F.conv1d(waveforms[:, None], self.waves, stride=self.hop, padding=padding).chunk(2, dim=1)
+        return (F.conv1d(real.square() + imaginary.square(), self.filters) + 1e-6).log()

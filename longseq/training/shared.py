@@ -1,0 +1,67 @@
+"""A model to share: a folder of model.safetensors and config.json. Neither file can hold code."""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from longseq.training.storage import CheckpointError, write_text
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FILES = (WEIGHTS, CONFIG)
+
+
+def write_shared(checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """Write the weights and the descriptions of a checkpoint. Weights that several names share are written once."""
+    kept: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    names: dict[Any, str] = {}
+    for name, weight in checkpoint["state_dict"].items():
+        place = weight.data_ptr(), weight.shape, weight.stride()
+        first = names.setdefault(place, name) if weight.numel() else name
+        if first == name:
+            kept[name] = weight.detach().cpu().contiguous()
+        else:
+            same[name] = first
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).write_bytes(save(kept, {"format": "pt"}))
+    settings = {
+        "longseq": version("longseq"),
+        "classifier": checkpoint["hyper_parameters"],
+        "datamodule": checkpoint["data"],
+        "same_weights": same,
+    }
+    write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+
+
+def read_shared(folder: Path) -> dict[str, Any]:
+    """What write_shared has written, in the form of a checkpoint.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or holds something else.
+    """
+    try:
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        weights = load_file(folder / WEIGHTS)
+    except FileNotFoundError as error:
+        what = f"holds no {' and '.join(FILES)}"
+        raise CheckpointError(f"{folder}: {what}; give a checkpoint such as {folder}/best.ckpt") from error
+    except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        what = f"{CONFIG} or {WEIGHTS} is damaged ({type(error).__name__})"
+        raise CheckpointError(f"{folder}: {what}; export the model again") from error
+    try:
+        same = {str(name): weights[first] for name, first in settings["same_weights"].items()}
+        return {
+            "state_dict": weights | same,
+            "hyper_parameters": dict(settings["classifier"]),
+            "data": settings["datamodule"],
+            "pytorch-lightning_version": pl.__version__,  # Lightning looks for it
+        }
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {CONFIG} is not longseq's; export the model again") from error

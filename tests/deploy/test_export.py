@@ -1,0 +1,206 @@
+"""What export writes: its answers are longseq's, for any batch and length, and it says what it takes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from longseq.arguments import ArgumentError, SettingError
+from longseq.attention import Linformer, Mechanism, Verma
+from longseq.attention.examples import every_mechanism
+from longseq.deploy.export import largest_difference
+from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
+from longseq.deploy.program import LogMelOfProducts, Program
+from longseq.encoders import ImageEncoder, SpectrogramEncoder, TimmEncoder, WaveformEncoder
+from longseq.encoders.encoder import Encoder
+from longseq.encoders.local import Conv1d
+from longseq.encoders.spectrogram import LogMel
+from longseq.tasks import Masked, MultiLabel
+from longseq.training import Classifier
+
+FORMATS = {"onnx": write_onnx, "torch": write_torch}
+
+
+def classifier(encoder: Encoder, **options) -> Classifier:
+    """A classifier whose weights are not those of a start, which would hide mistakes."""
+    torch.manual_seed(0)
+    model = Classifier(encoder, 5, **options)
+    for name, weight in model.named_parameters():
+        if "norm" not in name:
+            nn.init.normal_(weight, std=0.3)
+    model.encoder.set_statistics(torch.tensor(-2.0), torch.tensor(3.0))
+    return model.eval()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", [ImageEncoder, SpectrogramEncoder, WaveformEncoder, TimmEncoder])
+def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: str, tmp_path: Path) -> None:
+    encoder, inputs = kind.examples(Linformer(7), local=Conv1d(3))[0]
+    model = classifier(encoder)
+    program = Program(model)
+    run = FORMATS[format](program, tmp_path / "model", {})  # traced with two inputs
+    assert largest_difference(model, program, run, inputs) < 1e-5
+
+
+def kind_of(mechanism: Mechanism) -> tuple:
+    """Sharings differ in weights, and not in what is traced."""
+    return type(mechanism), type(getattr(mechanism, "projection", None)), getattr(mechanism, "normalize", None)
+
+
+@pytest.mark.parametrize("mechanism", {kind_of(each): each for each in every_mechanism()}.values(), ids=repr)
+def test_every_mechanism_is_exported_for_clips_of_any_length(mechanism: Mechanism, tmp_path: Path) -> None:
+    encoder = SpectrogramEncoder(8000, 0.4, mechanism, num_mels=20, dim=16, depth=2, heads=4)
+    model = classifier(encoder)
+    program = Program(model)
+    run = write_onnx(program, tmp_path / "model.onnx", {})
+    for lengths in ([3200, 1000, 90], [400, 1200], [85], [79]):
+        waveforms = torch.randn(len(lengths), max(lengths))
+        for clip, length in zip(waveforms, lengths, strict=True):
+            clip[length:] = 0
+        inputs = {"waveforms": waveforms, "lengths": torch.tensor(lengths)}
+        assert largest_difference(model, program, run, inputs) < 1e-5, lengths
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Lengths that are traced are torch.SymInt, which beartype does not take for int."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path: Path) -> None:
+    free = {"any_length": True, "positions": "none", "local": Conv1d(5), "dim": 16, "depth": 2, "heads": 4}
+    sounds = classifier(SpectrogramEncoder(8000, 0.4, Verma(length_scaling=1.0), num_mels=20, **free), pool="attention")
+    program = Program(sounds)
+    run = FORMATS[format](program, tmp_path / "sounds", {})
+    for samples in (500, 3200, 50_000):
+        assert largest_difference(sounds, program, run, torch.randn(2, samples)) < 1e-5, samples
+    images = classifier(ImageEncoder((3, 12, 8), Verma(), patch_size=2, **free))
+    program = Program(images)
+    run = FORMATS[format](program, tmp_path / "images", {})
+    for height, width in ((12, 8), (8, 20), (30, 30)):
+        pixels = torch.randint(256, (3, 3, height, width), dtype=torch.uint8)
+        assert largest_difference(images, program, run, pixels) < 1e-5, (height, width)
+
+
+@pytest.mark.parametrize(
+    ("sample_rate_hz", "num_mels", "window"), [(8000, 40, 200), (16000, 64, 400), (44100, 80, 1103)]
+)
+def test_the_spectrogram_of_products_is_the_spectrogram(sample_rate_hz: int, num_mels: int, window: int) -> None:
+    log_mel = LogMel(sample_rate_hz, num_mels, sample_rate_hz // 100, window)
+    products = LogMelOfProducts(log_mel)
+    for waveforms in (torch.randn(2, sample_rate_hz), 1e-3 * torch.randn(1, 777), torch.zeros(1, 3000)):
+        torch.testing.assert_close(products(waveforms), log_mel(waveforms), atol=2e-4, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("digits")
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
+    main(
+        [
+            "fit",
+            "--config",
+            "image/digits",
+            *small,
+            "--trainer.max_epochs",
+            "2",
+            "--trainer.default_root_dir",
+            str(folder),
+        ]
+    )
+    return folder / "runs/digits/0/best.ckpt"
+
+
+def test_the_command_writes_a_file_that_describes_itself(command, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new/digits.onnx"
+    done = command("export", "--ckpt_path", checkpoint, "--out", out)
+    assert done.code == 0, done.err
+    assert "inputs: images, uint8 (batch, 1, 8, 8), 0 to 255" in done.out and "latency of one" in done.out
+    session = onnxruntime.InferenceSession(out)
+    (taken,) = session.get_inputs()
+    assert (taken.name, taken.shape, taken.type) == ("images", ["batch", 1, 8, 8], "tensor(uint8)")
+    facts = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
+    assert facts == {"class_names": [str(digit) for digit in range(10)], "task": "SingleLabel"}
+    onnx.checker.check_model(str(out), full_check=True)
+
+
+def test_what_torch_exports_is_described_too(command, checkpoint: Path, tmp_path: Path) -> None:
+    done = command("export", "--ckpt_path", checkpoint, "--format", "torch", "--out", tmp_path / "model.pt2")
+    assert done.code == 0, done.err
+    described = {"longseq.json": ""}
+    torch.export.load(tmp_path / "model.pt2", extra_files=described)
+    assert json.loads(described["longseq.json"])["task"] == "SingleLabel"
+    images = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
+    assert run_torch(tmp_path / "model.pt2")(images).sum(1).tolist() == pytest.approx([1.0] * 5)
+
+
+def test_int8_makes_the_file_smaller_and_keeps_what_it_says(command, checkpoint: Path, tmp_path: Path) -> None:
+    whole, small = tmp_path / "whole.onnx", tmp_path / "small.onnx"
+    assert command("export", "--ckpt_path", checkpoint, "--out", whole).code == 0
+    done = command("export", "--ckpt_path", checkpoint, "--out", small, "--int8", "true")
+    assert done.code == 0, done.err
+    assert small.stat().st_size < whole.stat().st_size
+    before, after = (float(word.rstrip(",")) for word in done.out.split("test accuracy: ")[1].split() if "0." in word)
+    tested = command("test", "--ckpt_path", checkpoint).out
+    assert f"{before:.4f}" in tested and abs(before - after) < 0.1
+    images = torch.randint(256, (50, 1, 8, 8), dtype=torch.uint8)
+    difference = float((run_onnx(small)(images) - run_onnx(whole)(images)).abs().max())
+    assert 0 < difference < 0.1
+    assert "class_names" in onnxruntime.InferenceSession(small).get_modelmeta().custom_metadata_map
+
+
+def test_a_file_to_check_with_may_be_given(command, checkpoint: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("L", (8, 8), 130).save(tmp_path / "grey.png")
+    flags = ["--ckpt_path", checkpoint, "--out", tmp_path / "model.onnx", "--input"]
+    done = command("export", *flags, tmp_path / "grey.png")
+    assert done.code == 0 and f"on {tmp_path}/grey.png" in done.out
+    done = command("export", *flags, tmp_path / "none.png")
+    assert done.code == 2 and "none.png: no such file" in done.err and done.err.count("\n") == 1
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(
+    command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--ckpt_path", checkpoint, "--out", tmp_path / "x"]
+    done = command("export", *flags, "--tolerance", "0")
+    assert done.code == 2 and "error: tolerance: must be" in done.err and done.err.count("\n") == 1
+    done = command("export", *flags, "--format", "torch", "--int8", "true")
+    assert done.code == 2 and "error: int8: must be left out with torch" in done.err
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)  # as if it were not installed
+    done = command("export", *flags)
+    assert done.code == 2 and "without the package onnxruntime" in done.err and "longseq[export]" in done.err
+
+
+def test_a_model_that_predicts_no_classes_is_refused() -> None:
+    model = Classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), 3, task=Masked())
+    with pytest.raises(SettingError, match="predicts no classes"):
+        Program(model)
+
+
+def test_a_mechanism_that_cannot_be_traced_is_named() -> None:
+    model = classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2))
+    model.encoder.trunk.blocks[0].attn.proj_drop.forward = lambda tokens: tokens if tokens.sum() > 0 else -tokens
+    with pytest.raises(ArgumentError, match="must be of a model that torch can trace .*; --format safetensors"):
+        write_torch(Program(model), Path("x.pt2"), {})
+
+
+def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
+    model = classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), task=MultiLabel())
+    program = Program(model)
+    run = write_onnx(program, tmp_path / "model.onnx", {"thresholds": [0.5] * 5})
+    pixels = torch.randint(256, (3, 1, 4, 4), dtype=torch.uint8)
+    assert largest_difference(model, program, run, pixels) < 1e-5

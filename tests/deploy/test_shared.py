@@ -1,0 +1,129 @@
+"""A folder to share: the same model comes back, in Python and on the command line, and nothing in it is run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelHubMixin
+from safetensors import safe_open
+
+import longseq
+from longseq.attention import Mechanism
+from longseq.attention.examples import every_mechanism
+from longseq.deploy import predictor
+from longseq.encoders import SpectrogramEncoder
+from longseq.training import Classifier
+from longseq.training.checkpoint import CheckpointError, read_checkpoint
+from longseq.training.description import build_from
+from longseq.training.shared import read_shared, write_shared
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("digits")
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "2", "--trainer.accelerator", "cpu"]
+    root = ["--trainer.max_epochs", "1", "--trainer.default_root_dir", str(folder)]
+    main(["fit", "--config", "image/digits", *small, *root])
+    return folder / "runs/digits/0/best.ckpt"
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path) -> Path:
+    longseq.load(checkpoint).save_pretrained(tmp_path / "digits")
+    return tmp_path / "digits"
+
+
+@pytest.mark.parametrize("mechanism", every_mechanism(), ids=repr)
+def test_shared_weights_are_written_once_and_come_back_to_every_name(mechanism: Mechanism, tmp_path: Path) -> None:
+    model = Classifier(SpectrogramEncoder(8000, 0.4, mechanism, num_mels=20, dim=16, depth=2, heads=4), 3)
+    settings = {"hyper_parameters": dict(model.hparams), "data": None}
+    write_shared({**settings, "state_dict": model.state_dict()}, tmp_path)
+    came_back = read_shared(tmp_path)
+    assert came_back["state_dict"].keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(came_back["state_dict"][name], weight), name
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        places = {weight.data_ptr() for weight in model.state_dict().values()}
+        assert len(file.keys()) == len(places)
+    assert came_back["hyper_parameters"] == settings["hyper_parameters"]
+    build_from(Classifier, came_back["hyper_parameters"]).load_state_dict(came_back["state_dict"])
+
+
+def test_a_shared_folder_predicts_as_the_checkpoint_does(checkpoint: Path, folder: Path, command) -> None:
+    images = list(torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8))
+    of_checkpoint = longseq.load(checkpoint).predict(images)
+    for shared in (longseq.load(folder), longseq.load(str(folder)), predictor.Predictor.from_pretrained(folder)):
+        for first, second in zip(of_checkpoint, shared.predict(images), strict=True):
+            assert torch.equal(first.probabilities, second.probabilities) and first.answers == second.answers
+    quiet = ["--trainer.enable_progress_bar", "false"]
+    assert command("test", "--ckpt_path", folder, *quiet).out == command("test", "--ckpt_path", checkpoint, *quiet).out
+    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_export_writes_the_folder_and_a_training_starts_from_it(checkpoint: Path, tmp_path: Path, command) -> None:
+    done = command("export", "--ckpt_path", checkpoint, "--format", "safetensors", "--out", tmp_path / "x")
+    assert done.code == 0 and "longseq.load(" in done.out
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "2", "--trainer.max_epochs", "1"]
+    root = ["--trainer.default_root_dir", tmp_path, "--trainer.accelerator", "cpu"]
+    done = command("fit", "--config", "image/digits", *small, *root, "--model.init_from", tmp_path / "x")
+    assert done.code == 0, done.err
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is a folder here: what would be sent is copied, and what would be fetched is read."""
+    hub = tmp_path / "hub"
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: type("Url", (), {"repo_id": repo_id}))
+    monkeypatch.setattr(
+        HfApi, "upload_folder", lambda self, repo_id, folder_path, **_: str(shutil.copytree(folder_path, hub / repo_id))
+    )
+    model = longseq.load(folder)
+    assert isinstance(model, ModelHubMixin)
+    model.push_to_hub("someone/digits")
+    assert sorted(path.name for path in (hub / "someone/digits").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+
+    def fetched(repo_id: str, **_) -> str:
+        return str(hub / repo_id)
+
+    monkeypatch.setattr(predictor, "snapshot_download", fetched)
+    monkeypatch.setattr(
+        "huggingface_hub.hub_mixin.hf_hub_download", lambda repo_id, filename, **_: hub / repo_id / filename
+    )
+    images = list(torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8))
+    again = longseq.load("someone/digits")
+    assert [each.answers for each in again.predict(images)] == [each.answers for each in model.predict(images)]
+
+
+def test_what_is_no_model_is_said_in_one_line(folder: Path, tmp_path: Path, command, monkeypatch) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = command("predict", "--ckpt_path", empty, "--input", tmp_path)
+    assert done.code == 4 and "holds no model.safetensors and config.json" in done.err and done.err.count("\n") == 1
+    (folder / "model.safetensors").write_bytes(b"12345678901234567890")
+    with pytest.raises(CheckpointError, match="is damaged .*; export the model again"):
+        longseq.load(folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"nobody/nothing: no such folder, and the Hugging Face Hub does not"):
+        longseq.load("nobody/nothing")
+
+
+def test_a_shared_folder_names_only_classes_that_are_expected(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    settings["classifier"]["encoder"]["class_path"] = "subprocess.Popen"
+    settings["classifier"]["encoder"]["init_args"] = {"args": ["touch", str(folder / "ran")]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"subprocess\.Popen may not be named"):
+        longseq.load(folder)
+    assert not (folder / "ran").exists()
+    settings["classifier"] = ["no", "settings"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="config.json is not longseq's"):
+        read_checkpoint(folder)
