@@ -11,13 +11,14 @@ from pytorch_lightning.cli import SaveConfigCallback
 from longseq.cli.names import escaped, shown
 from longseq.cli.runs import CONFIG, METRICS
 from longseq.tasks import Task
+from longseq.training.by_class import ByClass
 from longseq.training.data import data_of
 from longseq.training.decisions import Decisions
 from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import write_text
 from longseq.training.summary import SequenceSummary
-from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples, TaskPicture
+from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, TaskPicture
 from longseq.training.throughput import ThroughputLogger
 
 # Callbacks that search for a setting before a training. A resumed training has its setting already.
@@ -122,13 +123,14 @@ def callbacks_of_training(
         ThroughputLogger(settings.peak_flops),
         GeneratorStates(),
         Decisions(),
+        Confusions(),
+        ByClass(),
         record,
         Sentinel(record.run / "last.ckpt", settings.checkpoint_minutes),
     ]
     if settings.trainer.logger is not False:
         callbacks += [
             LearningRateMonitor("step"),
-            ConfusionMatrixImage(),
             TaskPicture(),
             InputSamples(),
             BestFigure(is_resumed),

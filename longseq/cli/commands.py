@@ -1,5 +1,6 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
+import shlex
 from argparse import SUPPRESS
 from contextlib import ExitStack, suppress
 from enum import Enum
@@ -40,10 +41,13 @@ from longseq.cli.settings import (
 )
 from longseq.cli.trainer import Trainer, is_of_restoring, refuse_useless_precision, wrong_flag
 from longseq.compat.lightning import CommandLine
+from longseq.deploy.card import write_card
 from longseq.training import Classifier
+from longseq.training.by_class import ByClass
 from longseq.training.checkpoint import CheckpointError, WholeCheckpoints, changed_settings, refuse_other_shapes
 from longseq.training.description import describe
 from longseq.training.events import Settings
+from longseq.training.tensorboard import Confusions
 
 # Lightning's callbacks have devices and enums as defaults. Without these two lines config.yaml could not hold them, and
 # the run could not be resumed.
@@ -310,6 +314,11 @@ class Commands(CommandLine):
             return
         assert self.record is not None
         write_metrics(self.record.run, figures)
+        command = f"longseq {shlex.join(self.args)}"
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
+        (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
+        write_card(self.record.run, model, datamodule, figures, by_class.figures, confusions.of_test, command)
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jaxtyping import Float
 from torch import Tensor
 
+from longseq.deploy import card
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.classifier import Classifier
 from longseq.training.data import Part, lacking
@@ -20,8 +21,6 @@ from longseq.training.description import describe
 from longseq.training.events import Event, Settings
 from longseq.training.predictions import Gathering, Hearing, Prediction, is_unheard, model_and_data
 from longseq.training.shared import FILES, write_shared
-
-_CARD = ("README.md", "card.png")  # of the run that the model comes from
 
 
 class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
@@ -147,7 +146,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         write_shared({**settings, "state_dict": self.model.state_dict()}, save_directory)
         if self.source is not None:
             of_run = Path(self.source) if Path(self.source).is_dir() else Path(self.source).parent
-            for name in _CARD:
+            for name in card.FILES:
                 if (of_run / name).is_file() and of_run.resolve() != save_directory.resolve():
                     shutil.copyfile(of_run / name, save_directory / name)
 
@@ -159,7 +158,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         if not Path(model_id).is_dir():
             model_id = snapshot_download(
                 model_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
-                local_files_only=local_files_only, token=token, allow_patterns=[*FILES, *_CARD],
+                local_files_only=local_files_only, token=token, allow_patterns=[*FILES, *card.FILES],
             )  # fmt: skip
         return load(model_id, **options)
 

@@ -1,6 +1,5 @@
 """How long a recording may be in which a model still hears a second: accuracy against duration."""
 
-import math
 import time
 from pathlib import Path
 from statistics import median
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.memory import keep_freed_memory
@@ -97,14 +97,6 @@ def answer(model: Any, waveform: Tensor, window: int | None) -> int:
     windows = torch.nn.functional.pad(waveform, (0, missing)).unfold(0, window, hop)
     chances = [model.task.probabilities(model(_inputs(batch))) for batch in windows.split(64)]
     return int(torch.cat(chances).amax(0).argmax())
-
-
-def wilson(right: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of Wilson (1927) for a share."""
-    share, spread = right / trials, z * z / trials
-    centre = share + spread / 2
-    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
-    return max((centre - half) / (1 + spread), 0.0), min((centre + half) / (1 + spread), 1.0)
 
 
 def _inputs(waveforms: Tensor) -> dict[str, Tensor]:

@@ -59,6 +59,10 @@ class MultiLabel(Task):
             "f1": MultilabelF1Score(num_classes),
         }
 
+    def by_class(self, num_classes: int) -> dict[str, Metric]:
+        kinds = {"average precision": MultilabelAveragePrecision, "auroc": MultilabelAUROC, "f1": MultilabelF1Score}
+        return {name: kind(num_classes, average="none", validate_args=False) for name, kind in kinds.items()}
+
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {"f1": MultilabelF1Score(num_classes)}  # the others would keep all outputs of an epoch
 

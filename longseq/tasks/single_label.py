@@ -4,7 +4,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
 
 from longseq.arguments import SettingError
 from longseq.tasks.task import Answer, Task, shares_of
@@ -36,6 +42,10 @@ class SingleLabel(Task):
             "accuracy": MulticlassAccuracy(num_classes, average="micro"),
             "f1": MulticlassF1Score(num_classes, average="macro"),
         }
+
+    def by_class(self, num_classes: int) -> dict[str, Metric]:
+        kinds = {"precision": MulticlassPrecision, "recall": MulticlassRecall, "f1": MulticlassF1Score}
+        return {name: kind(num_classes, average="none", validate_args=False) for name, kind in kinds.items()}
 
     def confusion(self, num_classes: int) -> Metric:
         return MulticlassConfusionMatrix(num_classes, validate_args=False)

@@ -120,6 +120,10 @@ class Task(ABC):
         """
         return {name: _make_metric(name, described, num_classes) for name, described in (self.metrics or {}).items()}
 
+    def by_class(self, num_classes: int) -> dict[str, Metric]:
+        """Metrics with a figure for each class, for the model card; they take what ``measured`` returns."""
+        return {}
+
     def confusion(self, num_classes: int) -> Metric | None:
         """The matrix of how often one class is taken for another; None if the task has no such matrix."""
         return None

@@ -21,27 +21,59 @@ from longseq.training.description import flatten
 from longseq.training.pictures import draw_confusions, draw_inputs
 
 
-class ConfusionMatrixImage(pl.Callback):
-    """Show the confusion matrix of validation, over the samples of all ranks, as the image val/confusion."""
+class Confusions(pl.Callback):
+    """Count how often one class is taken for another, in validation and in the test, over the samples of all ranks, and
+    show it as the images val/confusion and test/confusion.
+
+    Attributes:
+        of_test: The matrix of the test; None before, and where the task has none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_test: Tensor | None = None
+        self._metric: Any = None
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        matrix = pl_module.task.confusion(pl_module.num_classes)
-        self._matrix = None if matrix is None else matrix.to(pl_module.device)
+        self._start(pl_module)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._start(pl_module)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
     ) -> None:
-        if self._matrix is not None and _logger(trainer) is not None:
-            self._matrix.update(outputs["outputs"], outputs["labels"])
+        self._count(outputs)
+
+    def on_test_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
+    ) -> None:
+        self._count(outputs)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        logger = _logger(trainer)
-        if logger is None or self._matrix is None:
+        self._show(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._show(trainer, pl_module, "test")
+
+    def _start(self, model: Classifier) -> None:
+        metric = model.task.confusion(model.num_classes)
+        self._metric = None if metric is None else metric.to(model.device)
+
+    def _count(self, outputs: Mapping[str, Tensor]) -> None:
+        if self._metric is not None:
+            self._metric.update(outputs["outputs"], outputs["labels"])
+
+    def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+        if self._metric is None or trainer.sanity_checking:
             return
-        matrix = self._matrix.compute()  # called on every rank, because it sums over ranks
-        if trainer.is_global_zero:
-            figure = draw_confusions(matrix.cpu(), pl_module.class_names)
-            logger.experiment.add_figure("val/confusion", figure, _step(trainer), close=False)
+        matrix = self._metric.compute().cpu()  # called on every rank, because it sums over ranks
+        if stage == "test":
+            self.of_test = matrix
+        logger = _logger(trainer)
+        if logger is not None and trainer.is_global_zero:
+            figure = draw_confusions(matrix, model.class_names)
+            logger.experiment.add_figure(f"{stage}/confusion", figure, _step(trainer), close=False)
 
 
 class TaskPicture(pl.Callback):

@@ -19,6 +19,8 @@ from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.description import build_from
 from longseq.training.shared import read_shared, write_shared
 
+SHARED = {"README.md", "card.png", "config.json", "model.safetensors"}
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,7 +63,7 @@ def test_a_shared_folder_predicts_as_the_checkpoint_does(checkpoint: Path, folde
             assert torch.equal(first.probabilities, second.probabilities) and first.answers == second.answers
     quiet = ["--trainer.enable_progress_bar", "false"]
     assert command("test", "--ckpt_path", folder, *quiet).out == command("test", "--ckpt_path", checkpoint, *quiet).out
-    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert {file.name for file in folder.iterdir()} == SHARED
 
 
 def test_export_writes_the_folder_and_a_training_starts_from_it(checkpoint: Path, tmp_path: Path, command) -> None:
@@ -83,11 +85,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(folder: Path, tmp_path: Path, mo
     model = longseq.load(folder)
     assert isinstance(model, ModelHubMixin)
     model.push_to_hub("someone/digits")
-    assert sorted(path.name for path in (hub / "someone/digits").iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    ]
+    assert {path.name for path in (hub / "someone/digits").iterdir()} == SHARED
 
     def fetched(repo_id: str, **_) -> str:
         return str(hub / repo_id)

@@ -10,7 +10,8 @@ from small_sets import SMALL
 from torch import nn
 
 from datamodules import Needles
-from longseq.reports.needle import answer, wilson
+from longseq.reports.interval import wilson
+from longseq.reports.needle import answer
 
 module = importlib.import_module("longseq.reports.needle")
 

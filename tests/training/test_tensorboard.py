@@ -24,7 +24,7 @@ from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
 from longseq.training import Classifier
 from longseq.training.pictures import draw_confusions
-from longseq.training.tensorboard import BestFigure, ConfusionMatrixImage, InputSamples
+from longseq.training.tensorboard import BestFigure, Confusions, InputSamples
 
 NAMES = ["cat", "dog", "who'd"]
 SIZE = {"dim": 8, "depth": 1, "heads": 1}
@@ -101,7 +101,7 @@ def picture(image: Any) -> np.ndarray:
 
 
 def test_the_confusion_matrix_is_an_image_of_every_epoch_on_lightnings_axis(tmp_path: Path) -> None:
-    fit(tmp_path, [ConfusionMatrixImage()])
+    fit(tmp_path, [Confusions()])
     shown = read(tmp_path).Images("val/confusion")
     assert [image.step for image in shown] == [0, 1, 2]  # one training step an epoch; the first is 0
     first, second, third = (picture(image) for image in shown)
@@ -118,7 +118,7 @@ def test_the_confusion_matrix_counts_what_validation_has_seen(tmp_path: Path, mo
         return draw_confusions(matrix, class_names)
 
     monkeypatch.setattr("longseq.training.tensorboard.draw_confusions", draw)
-    fit(tmp_path, [ConfusionMatrixImage()], max_epochs=2)
+    fit(tmp_path, [Confusions()], max_epochs=2)
     assert drawn[0].tolist() == [[2, 2, 0], [0, 4, 0], [0, 2, 2]]  # the first six are right; the others are called dogs
     assert drawn[1].tolist() == [[4, 0, 0], [0, 4, 0], [0, 0, 4]]
 
@@ -222,7 +222,7 @@ def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [True, False])
 def test_without_tensorboard_nothing_happens(tmp_path: Path, other: bool) -> None:
-    callbacks = [ConfusionMatrixImage(), InputSamples(), BestFigure()]
+    callbacks = [Confusions(), InputSamples(), BestFigure()]
     fit(tmp_path, callbacks, logger=CSVLogger(tmp_path) if other else False, max_epochs=1)
     assert not list(tmp_path.rglob("events*"))
 

@@ -1,0 +1,197 @@
+"""The model card of a run: README.md in its folder, and card.png."""
+
+import math
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+import longseq
+from longseq.reports.interval import wilson
+from longseq.reports.plots import COLOURS, machine, markdown, panels, styled
+from longseq.training.classifier import Classifier
+from longseq.training.description import flatten
+from longseq.training.storage import write_text
+from longseq.training.summary import summary
+
+Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
+
+FILES = ("README.md", "card.png")
+_FEW = 20  # samples of a class in the test: with fewer, the class's figures say little
+
+
+def write_card(
+    run: Path,
+    model: Classifier,
+    data: Any,
+    figures: Mapping[str, float],
+    by_class: Mapping[str, Sequence[float]],
+    confusions: Tensor | None,
+    command: str,
+) -> None:
+    """Write what a trained model is, how good it is, and how it came about.
+
+    Args:
+        run: The run's folder; the curves are read from its TensorBoard events, if there are any.
+        model: The trained model.
+        data: The data module, after setup.
+        figures: Those of the best validation and of the test.
+        by_class: Figures of each class in the test, by their names.
+        confusions: How often each class (row) was taken for each (column) in the test; None if that is not counted.
+        command: The command that trained it.
+    """
+    curves = read_curves(run)
+    is_drawn = bool(curves) or confusions is not None
+    if is_drawn:
+        _draw(curves, model, confusions).savefig(run / "card.png", dpi=100)
+    splits = data.splits()
+    counts = {name: model.task.counts(split.labels, model.num_classes).tolist() for name, split in splits.items()}
+    sections = [
+        _front_matter(model),
+        f"# {run.parent.name}",
+        _first_sentence(model, data),
+        _result(model, figures, len(splits["test"])),
+        "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
+        "## Classes\n\nSamples of each split, and figures of the test.",
+        _classes(model.class_names, counts, by_class),
+        "## Intended use and limits",
+        _limits(model, data, counts["test"]),
+        "## All figures",
+        markdown(["figure", "value"], [[_words(name), f"{value:.4f}"] for name, value in sorted(figures.items())]),
+        "## How it was trained",
+        f"    {command}",
+        f"longseq {version('longseq')}{_commit()}; {machine(model.device.type)}. {_speed(curves)}",
+        f"```\n{summary(model)}\n```",
+        f"`config.yaml` beside this file has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",
+    ]
+    write_text(run / FILES[0], "\n\n".join(section.strip("\n") for section in sections if section) + "\n")
+
+
+def read_curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What a run has logged for TensorBoard: the values of each tag, in the order of steps; none without events."""
+    if not list(run.glob("events.out.tfevents.*")):
+        return {}
+    one = {"images": 1, "audio": 1, "tensors": 1, "histograms": 1}
+    events = EventAccumulator(str(run), {**one, "scalars": 0}).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
+
+
+def _front_matter(model: Classifier) -> str:
+    """What the Hugging Face Hub reads."""
+    of = "audio" if model.encoder.takes_sounds else "image"
+    return f"---\nlibrary_name: longseq\npipeline_tag: {of}-classification\ntags:\n- longseq\n---"
+
+
+def _kind(model: Classifier) -> str:
+    return "sounds" if model.encoder.takes_sounds else "images"
+
+
+def _first_sentence(model: Classifier, data: Any) -> str:
+    sizes = ", ".join(f"{len(split)} {name}" for name, split in data.splits().items())
+    return (
+        f"A model of {_kind(model)}, {model.num_classes} classes, trained with longseq ({type(model.task).__name__}) "
+        f"on {type(data).__name__}: {sizes}. `longseq.load` reads it."
+    )
+
+
+def _result(model: Classifier, figures: Mapping[str, float], num_tested: int) -> str:
+    best = model.task.best
+    figure = figures.get(f"test/{best}")
+    if figure is None:
+        return "It was not tested."
+    text = f"**Test {_words(best)}: {figure:.4f}** on {num_tested} samples"
+    if best == "accuracy":
+        low, high = wilson(round(figure * num_tested), num_tested)
+        text += f" (95 % interval {low:.3f} to {high:.3f})"
+    return f"{text}, with the checkpoint of the best validation."
+
+
+def _classes(names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class: Mapping[str, Sequence[float]]) -> str:
+    rows = [
+        [
+            name.replace("|", "\\|"),
+            *(of_split[label] for of_split in counts.values()),
+            *("" if math.isnan(values[label]) else f"{values[label]:.3f}" for values in by_class.values()),
+        ]
+        for label, name in enumerate(names)
+    ]
+    return markdown(["class", *counts, *by_class], rows)
+
+
+def _limits(model: Classifier, data: Any, tested: Sequence[int]) -> str:
+    encoder, kind = model.encoder, _kind(model)
+    lines = [f"It is meant for {kind} like those that it was trained on, and for these classes."]
+    if model.task.best == "accuracy":
+        lines.append("Every input gets one of the classes, also one that belongs to none of them.")
+    if encoder.takes_sounds:
+        rate = getattr(encoder, "sample_rate_hz", 0)
+        length = "of any length" if encoder.any_length else f"of up to {getattr(encoder, 'seconds', 0):g} s"
+        lines.append(
+            f"It hears sounds {length} at {rate} Hz; longer ones in windows, and other rates after resampling."
+        )
+    elif not encoder.any_length:
+        lines.append(f"It sees {' x '.join(map(str, encoder.picture_shape[1:]))} pixels; others are resized.")
+    few = sum(count < _FEW for count in tested)
+    if few:
+        lines.append(f"{few} of the {len(tested)} classes have fewer than {_FEW} samples in the test.")
+    lines.append("The figures are those of one training and one test split; other data and other seeds give others.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _settings(model: Classifier) -> str:
+    plain = flatten(dict(model.hparams))
+    return "\n".join(f"{name}: {value}" for name, value in plain if name != "class_names")
+
+
+def _speed(curves: Curves) -> str:
+    """The throughput of the training."""
+    found = []
+    for what in ("samples", "tokens"):
+        values = [value for _, value in curves.get(f"throughput/{what}_per_second", ())]
+        found += [f"{median(values):,.0f} {what}"] if values else []
+    return f"{' and '.join(found)} a second." if found else ""
+
+
+def _commit() -> str:
+    """The commit of the clone that longseq runs from; nothing where it is installed."""
+    root = Path(longseq.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return ""
+    described = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return f" ({described.stdout.strip()})" if described.returncode == 0 else ""
+
+
+def _words(name: str) -> str:
+    return name.replace("/", " ").replace("_", " ")
+
+
+@styled
+def _draw(curves: Curves, model: Classifier, confusions: Tensor | None) -> Any:
+    figure, (losses, bests, matrix) = panels(3, width=3.6, height=3.0)
+    for axes, what in ((losses, "loss"), (bests, model.task.best)):
+        for number, split in enumerate(("train", "val")):
+            points = curves.get(f"{split}/{what}", ())
+            if points:
+                axes.plot(*zip(*points, strict=True), color=COLOURS[2 + number], label=split)
+        axes.set(xlabel="step", title=_words(what).capitalize())
+        if axes.lines:
+            axes.legend()
+    if confusions is None:
+        matrix.set_axis_off()
+        return figure
+    shares = confusions / confusions.sum(1, keepdim=True).clamp(min=1)
+    matrix.imshow(shares.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    matrix.set(xlabel="predicted class", ylabel="true class", title="Confusions of the test")
+    matrix.grid(False)
+    if len(confusions) <= 20:
+        matrix.set_xticks(range(len(confusions)), model.class_names, rotation=90, parse_math=False)
+        matrix.set_yticks(range(len(confusions)), model.class_names, parse_math=False)
+    return figure

@@ -1,0 +1,11 @@
+"""How sure a share of some trials is."""
+
+import math
+
+
+def wilson(right: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of Wilson (1927) for a share."""
+    share, spread = right / trials, z * z / trials
+    centre = share + spread / 2
+    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
+    return max((centre - half) / (1 + spread), 0.0), min((centre + half) / (1 + spread), 1.0)

@@ -1,0 +1,109 @@
+"""The model card: its figures are those of the run, and it says what the model is for."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+import longseq
+from longseq.reports.interval import wilson
+from longseq.training.predictions import model_and_data
+
+SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("digits")
+    root = ["--trainer.max_epochs", "2", "--trainer.default_root_dir", str(folder)]
+    main(["fit", "--config", "image/digits", *SMALL, *root])
+    return folder / "runs/digits/0"
+
+
+def rows_of(card: str, header: str) -> list[list[str]]:
+    """The rows of the table whose header begins so."""
+    lines = card[card.index(f"| {header} |") :].split("\n\n")[0].split("\n")[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_the_figures_are_those_of_the_run(run: Path) -> None:
+    card, metrics = (run / "README.md").read_text(), json.loads((run / "metrics.json").read_text())
+    named = {name.replace(" ", "/", 1): float(value) for name, value in rows_of(card, "figure")}
+    assert named == {name: pytest.approx(value, abs=1e-4) for name, value in metrics.items()}
+    accuracy, low, high = map(
+        float, re.search(r"\*\*Test accuracy: (.+)\*\* on 359 samples \(95 % interval (.+) to (.+)\)", card).groups()
+    )
+    assert accuracy == pytest.approx(metrics["test/accuracy"], abs=1e-4)
+    assert (low, high) == pytest.approx(wilson(round(accuracy * 359), 359), abs=1e-3)
+
+
+def test_the_figures_of_each_class_are_those_of_its_predictions(run: Path) -> None:
+    model, data = model_and_data(run / "best.ckpt")
+    data.setup("test")
+    inputs, labels = map(torch.cat, zip(*data.test_dataloader(), strict=True))
+    with torch.no_grad():
+        predicted = model(inputs).argmax(1)
+    rows = rows_of((run / "README.md").read_text(), "class")
+    assert [row[0] for row in rows] == model.class_names
+    for label, (_, train, val, test, precision, recall, f1) in enumerate(rows):
+        of_split = [int((split.labels == label).sum()) for split in data.splits().values()]
+        assert [int(train), int(val), int(test)] == of_split
+        right = int(((predicted == label) & (labels == label)).sum())
+        p, r = right / max(int((predicted == label).sum()), 1), right / int((labels == label).sum())
+        assert (float(precision), float(recall)) == pytest.approx((p, r), abs=1e-3)
+        assert float(f1) == pytest.approx(2 * p * r / max(p + r, 1e-9), abs=1e-3)
+
+
+def test_the_card_says_how_the_model_came_about_and_what_it_is_for(run: Path) -> None:
+    card = (run / "README.md").read_text()
+    assert "longseq fit --config " in card and "--trainer.max_epochs 2" in card
+    assert f"longseq {longseq.__version__}" in card and f"torch {torch.__version__.partition('+')[0]}" in card
+    assert re.search(r"[\d,]+ samples and [\d,]+ tokens a second", card)
+    assert "- It sees 8 x 8 pixels; others are resized." in card and "also one that belongs to none of them" in card
+    assert "encoder.attention.k: 16" in card and "parameters" in card
+    assert card.startswith("---\nlibrary_name: longseq\npipeline_tag: image-classification\n")
+    assert "![" in card and Image.open(run / "card.png").width > 800
+
+
+def test_a_model_of_sounds_and_several_labels_has_its_own_figures(command, tmp_path: Path) -> None:
+    lines = ["path,label"]
+    for number in range(24):
+        soundfile.write(tmp_path / f"{number}.wav", torch.randn(800).numpy() * 0.1, 8000)
+        lines.append(f"{number}.wav,{['low|deep', 'high', 'low|deep;high'][number % 3]}")
+    (tmp_path / "clips.csv").write_text("\n".join(lines) + "\n")
+    data = ["--data.root", tmp_path, "--data.table", tmp_path / "clips.csv", "--data.labels_separator", ";"]
+    flags = ["--model.task", "MultiLabel", "--trainer.max_epochs", "1", "--trainer.default_root_dir", tmp_path]
+    done = command(
+        "fit",
+        "--config",
+        "audio/folder",
+        *SMALL,
+        *data,
+        *flags,
+        "--trainer.logger",
+        "false",
+        "--model.encoder.attention.k",
+        "8",
+    )
+    assert done.code == 0, done.err
+    (run,) = (tmp_path / "runs").glob("*/0")
+    card = (run / "README.md").read_text()
+    assert "| class | train | val | test | average precision | auroc | f1 |" in card
+    assert "low\\|deep" in card and "pipeline_tag: audio-classification" in card
+    assert "**Test average precision: " in card and "It hears sounds of up to 0.1 s at 8000 Hz" in card
+    assert "2 of the 2 classes have fewer than 20 samples" in card
+    assert "belongs to none of them" not in card
+    assert "card.png" not in card and not (run / "card.png").exists()  # neither curves nor confusions
+
+
+def test_a_training_without_a_test_has_a_card_too(command, tmp_path: Path) -> None:
+    flags = ["--trainer.max_epochs", "1", "--trainer.limit_test_batches", "0", "--trainer.default_root_dir", tmp_path]
+    done = command("fit", "--config", "image/digits", *SMALL, *flags)
+    assert done.code == 0, done.err
+    assert "It was not tested." in (tmp_path / "runs/digits/0/README.md").read_text()

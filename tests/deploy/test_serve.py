@@ -1,0 +1,72 @@
+"""The snippets of docs/serve.md run as they are."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+TEXT = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained model of FSDD's form, where the snippets look for it, and a clip."""
+    from small_sets import SMALL
+
+    from datamodules import FSDD
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("serve")
+    with pytest.MonkeyPatch.context() as patch:
+        SMALL[FSDD](folder, patch)
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
+    root = ["--data.root", str(folder), "--trainer.default_root_dir", str(folder), "--trainer.max_epochs", "1"]
+    main(["fit", "--config", "audio/fsdd", *small, *root])
+    main(["export", "--ckpt_path", str(folder / "runs/fsdd/0/best.ckpt"), "--out", str(folder / "model.onnx")])
+    soundfile.write(folder / "clip.wav", np.random.default_rng(0).normal(0, 0.1, 4000), 8000)
+    return folder
+
+
+def snippet(word: str) -> str:
+    (found,) = (each for each in SNIPPETS if word in each)
+    return found
+
+
+def test_the_onnx_snippet_names_a_digit(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(folder)
+    exec(snippet("onnxruntime"), {})
+    assert capsys.readouterr().out.strip() in set("0123456789")
+
+
+def test_the_notebook_snippet_prints_three_classes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(folder)
+    exec(snippet("found.answers:"), {})
+    assert re.fullmatch(r"(\d: 0\.\d\d\n){3}", capsys.readouterr().out)
+
+
+def test_the_loop_gives_probabilities(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    scope: dict = {}
+    exec(snippet("task.probabilities"), scope)
+    assert scope["probabilities"].shape == (2, 10)
+    assert scope["probabilities"].sum(1).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_the_service_answers_and_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastapi import testclient
+
+    monkeypatch.chdir(folder)
+    (folder / "service.py").write_text(snippet("FastAPI"))
+    monkeypatch.syspath_prepend(folder)
+    import service
+
+    client = testclient.TestClient(service.app)
+    answer = client.post("/predict", content=(folder / "clip.wav").read_bytes())
+    assert answer.status_code == 200 and len(answer.json()) == 3 and 0 < sum(answer.json().values()) <= 1.0001
+    broken = client.post("/predict", content=b"no sound")
+    assert broken.status_code == 400 and "detail" in broken.json()
+    sys.modules.pop("service")
