@@ -1,7 +1,7 @@
 """The spectrum of the context matrix, by layer and head: what Linformer's figure 1 shows (arXiv:2006.04768)."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
+from longseq.attention.watch import watched
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError
@@ -114,11 +115,11 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
             hooks.enter_context(layer.register_forward_pre_hook(lambda _, x: tokens.append(x[0])))
         model(inputs)
     for layer, x in zip(layers, tokens, strict=True):
-        with _watched(layer) as calls, torch.no_grad():
+        with watched(layer) as calls, torch.no_grad():
             AttentionLayer.attend(layer, x, x, None)  # all queries by the formula, as the model may take short cuts
-        most = max(keys.shape[2] for _, keys in calls)
+        most = max(keys.shape[2] for _, keys, *_ in calls)
         contexts, logits = [], []
-        for queries, keys in calls:  # one call for all heads, or one for each head
+        for queries, keys, *_ in calls:  # one call for all heads, or one for each head
             queries, keys = queries.double(), keys.double()
             k, channels = keys.shape[2:]
             identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
@@ -126,26 +127,6 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
             contexts.append(F.pad(torch.cat(parts, dim=-1)[0, ..., :k], (0, most - k)))
             logits.append(F.pad((queries @ keys.mT)[0] * channels**-0.5, (0, most - k)))
         yield torch.cat(contexts), torch.cat(logits)
-
-
-@contextmanager
-def _watched(layer: AttentionLayer) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Record the queries and keys that the formula gets while the layer runs."""
-    formula = layer.formula
-    calls: list[tuple[Tensor, Tensor]] = []
-
-    def record(queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
-        calls.append((queries, keys))
-        return formula(queries, keys, *rest)
-
-    own = vars(layer).get("formula")  # absent where the formula is a module
-    vars(layer)["formula"] = record
-    try:
-        yield calls
-    finally:
-        vars(layer).pop("formula")
-        if own is not None:
-            vars(layer)["formula"] = own
 
 
 def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:

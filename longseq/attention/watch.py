@@ -1,0 +1,106 @@
+"""See what a layer's formula gets, and which tokens its result comes from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longseq.attention.layer import AttentionLayer
+from longseq.attention.projection import RaggedProjection
+from longseq.attention.scaling import scaled_by_length
+from longseq.attention.verma import VermaLayer
+
+
+@contextmanager
+def watched(layer: AttentionLayer) -> Iterator[list[tuple[Any, ...]]]:
+    """Record the arguments that the formula gets while the layer runs: one call for all heads, or one for each."""
+    formula = layer.formula
+    calls: list[tuple[Any, ...]] = []
+
+    def record(*arguments: Any) -> Tensor:
+        calls.append(arguments)
+        return formula(*arguments)
+
+    own = vars(layer).get("formula")  # absent where the formula is a module
+    vars(layer)["formula"] = record
+    try:
+        yield calls
+    finally:
+        vars(layer).pop("formula")
+        if own is not None:
+            vars(layer)["formula"] = own
+
+
+def sources(
+    layer: AttentionLayer,
+    x: Float[Tensor, "1 n d"],
+    present: Bool[Tensor, "1 n 1"] | None,
+    weights: Float[Tensor, " n"],
+) -> Float[Tensor, " n"]:
+    """From which tokens a weighted sum of a layer's results takes its values: w P F, the mean over the heads.
+
+    P F maps the values of n tokens to results, Y = P F V: softmax(Q (E K)') F for Linformer, H L for Verma. Nothing of
+    the size n x n is made, because the result is linear in V: w P F is its gradient.
+
+    Args:
+        layer: The layer.
+        x: The tokens that it gets, of one sequence.
+        present: False where a token is padding.
+        weights: w, one for each result.
+    """
+    with torch.no_grad(), watched(layer) as calls:
+        AttentionLayer.attend(layer, x, x, present)
+    heads: list[Tensor] = []
+    with torch.enable_grad():
+        for queries, keys, values, query_mask, key_mask, _ in calls:
+            values = torch.zeros_like(values, requires_grad=True)
+            result = layer.formula(queries, keys, values, query_mask, key_mask, 0.0)[..., 0]
+            heads += list(torch.autograd.grad((result * weights).sum(), values)[0].sum(-1).unbind(1))
+        _, project_values = layer.projections_for(x, present)
+        if project_values is None:
+            return torch.stack(heads).mean(0)[0]
+        tokens = torch.zeros_like(x, requires_grad=True)
+        short = project_values(tokens, present)
+        parts = short if isinstance(project_values, RaggedProjection) else short.chunk(len(heads), dim=-1)
+        total: Any = sum((part[..., 0] * of_head).sum() for part, of_head in zip(parts, heads, strict=True))
+        return torch.autograd.grad(total, tokens)[0].sum(-1)[0] / len(heads)
+
+
+def summary_rows(
+    layer: AttentionLayer, x: Float[Tensor, "1 n d"], present: Bool[Tensor, "1 n 1"] | None, most: int = 8
+) -> Float[Tensor, "rows n"]:
+    """What some of the summary tokens look at: rows of E in its first head or, for Verma without E, rows of L.
+
+    Args:
+        layer: The layer.
+        x: The tokens that it gets, of one sequence.
+        present: False where a token is padding.
+        most: How many rows, spread over all; none where the layer has neither E nor L.
+    """
+    project_keys, _ = layer.projections_for(x, present)
+    if project_keys is None:
+        if not isinstance(layer, VermaLayer):
+            return x.new_zeros(0, x.shape[1])
+        with torch.no_grad(), watched(layer) as calls:
+            AttentionLayer.attend(layer, x, x, present)
+        ((_, keys, *_),) = calls
+        scores = keys * keys.shape[-1] ** -0.5
+        there = None if present is None else present[:, None]
+        L = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
+        L = L if there is None else L.masked_fill(~there, -float("inf"))
+        rows = L.softmax(2)[0].mT.flatten(0, 1)
+        return rows[_spread(len(rows), most)]
+    tokens = torch.zeros_like(x, requires_grad=True)
+    with torch.enable_grad():
+        short = project_keys(tokens, present)
+        first = (short[0] if isinstance(project_keys, RaggedProjection) else short)[0, :, 0]
+        chosen = _spread(len(first), most)
+        rows = [torch.autograd.grad(first[row], tokens, retain_graph=True)[0].sum(-1)[0] for row in chosen]
+    return torch.stack(rows)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return [number * count // min(count, most) for number in range(min(count, most))]

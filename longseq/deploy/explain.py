@@ -1,0 +1,194 @@
+"""The command ``explain``: which pixels or moments of a file decided for each of the likeliest classes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.deploy.predictor import Predictor, load
+from longseq.reports.plots import COLOURS, styled
+from longseq.tasks import MultiLabel
+from longseq.training.attribution import Attribution, attribute
+from longseq.training.events import Event
+
+_ROWS = 8  # summary tokens in the picture
+
+
+def explain(
+    ckpt_path: str,
+    input: str,
+    top: int = 3,
+    out: str = "explained.png",
+    allow_class: list[str] = [],  # noqa: B006  (jsonargparse shows it)
+) -> None:
+    """Draw which pixels or moments of a file decided for each of its likeliest classes, and print where they are.
+
+    Two answers stand side by side. Gradient times input says how much a class's score depends on each number of the
+    picture or spectrogram. The rollout says from which tokens the attention takes what the encoder puts out. The
+    picture also shows what some summary tokens of the last layer look at: rows of E, or of L for Verma without E. A
+    sound that is longer than the model's clips is heard in windows, and the one with the clearest answer is explained.
+
+    Args:
+        ckpt_path: A checkpoint of fit, or a shared folder.
+        input: An image file or a sound file.
+        top: How many classes.
+        out: The PNG to write.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+
+    Raises:
+        ValueError: If there is no such file, or no such number of classes.
+        CheckpointError: If the checkpoint cannot be read.
+        DataError: If the file cannot be read.
+    """
+    predictor = load(ckpt_path, allow_class=allow_class)
+    if not 1 <= top <= len(predictor.class_names):
+        raise ArgumentError("top", f"must be in 1..{len(predictor.class_names)} (the classes), got {top}; 3 are usual")
+    if not Path(input).is_file():
+        raise ArgumentError("input", f"must be an image file or a sound file, got {input}: no such file")
+    model = predictor.model
+    batch, start, chances = _clearest_part(predictor, input)
+    highest = chances.topk(top)
+    labels = highest.indices.tolist()
+    found = [attribute(model, batch, label) for label in labels]
+    names = [f"{model.class_names[label]} {chances[label]:.2f}" for label in labels]
+    row_seconds = model.encoder.row_seconds
+    for name, attribution in zip(names, found, strict=True):
+        print(f"{name}: {_where(model.encoder, attribution, start)}")
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad():
+        picture, rows = model.encoder.front_end(batch), model.encoder.rows(batch)
+    picture = picture[0] if rows is None else picture[0, :, : int(rows)]
+    if row_seconds is None:
+        figure = _draw_image(model.encoder, picture, names, found)
+    else:
+        names_silence = isinstance(model.task, MultiLabel)  # a model of one class a sample names one in every frame
+        events = predictor.events(input) if names_silence and model.encoder.any_length else []
+        figure = _draw_sound(model.encoder, picture, names, found, start, events)
+    figure.savefig(out)
+    print(out)
+
+
+def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[Tensor, " classes"]]:
+    """The part of a file in which a class has its highest probability, as a batch of one, its start in seconds, and the
+    probabilities of the classes in it."""
+    data, model = predictor.data, predictor.model
+    parts = data.parts(path, None, None, model.encoder.any_length)
+    best: tuple[Any, float, Tensor] | None = None
+    for part in parts:
+        data.predict_parts = [part]
+        (batch,) = data.predict_dataloader()
+        with torch.inference_mode():
+            chances = model.predict_step(batch, 0)[0]
+        if best is None or chances.max() > best[2].max():
+            best = batch, part[1], chances
+    assert best is not None
+    return best
+
+
+def _where(encoder: Any, attribution: Attribution, start: float) -> str:
+    """Where most of what decided is: the shortest time that holds half of it, or the share of pixels."""
+    if encoder.row_seconds is None:
+        size = attribution.gradient.abs().sum(0).flatten()
+        pixels = int((size.sort(descending=True).values.cumsum(0) < size.sum() / 2).sum()) + 1
+        return f"half of what decided is in {pixels} of {len(size)} pixels"
+    first, last = shortest_half(attribution.by_row())
+    frame = encoder.row_seconds / encoder.trunk.patch_embed.patch_size[0]
+    return f"half of what decided is between {start + first * frame:.2f} and {start + (last + 1) * frame:.2f} s"
+
+
+def shortest_half(shares: Float[Tensor, " n"]) -> tuple[int, int]:
+    """The first and the last place of the shortest stretch that holds half of the shares."""
+    until = [0.0, *shares.double().cumsum(0).tolist()]
+    half, best, first = until[-1] / 2, (0, len(shares) - 1), 0
+    for last in range(len(shares)):
+        while until[last + 1] - until[first + 1] >= half and first < last:
+            first += 1
+        if until[last + 1] - until[first] >= half and last - first < best[1] - best[0]:
+            best = first, last
+    return best
+
+
+@styled
+def _draw_image(encoder: Any, picture: Tensor, names: list[str], found: list[Attribution]) -> Figure:
+    rows = found[0].summaries[:_ROWS]
+    columns = len(names) + 2
+    figure = Figure((2.1 * columns, 2.4 if not len(rows) else 4.0), dpi=120)
+    grid = figure.add_gridspec(2 if len(rows) else 1, columns * _ROWS, height_ratios=[2, 1] if len(rows) else [1])
+    pixels = (picture / 255).clamp(0, 1)
+    shown = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
+    size = encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])  # the grid of tokens
+    heats = [found[0].rollout, *(_heat(attribution) for attribution in found)]
+    titles = ["input", f"rollout, for {names[0].rpartition(' ')[0]}", *names]
+    for column, title in enumerate(titles):
+        axes = figure.add_subplot(grid[0, column * _ROWS : (column + 1) * _ROWS])
+        axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", alpha=0.35 if column else 1)
+        if column:
+            heat = heats[column - 1]
+            heat = (
+                heat.reshape(encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])) if heat.ndim == 1 else heat
+            )
+            extent = (-0.5, shown.shape[1] - 0.5, shown.shape[0] - 0.5, -0.5)
+            axes.imshow(heat, cmap="Reds", alpha=0.7, interpolation="nearest", extent=extent)
+        axes.set_title(title, parse_math=False, fontsize=8)
+        axes.set_axis_off()
+    for number, row in enumerate(rows):
+        axes = figure.add_subplot(grid[1, number * columns : (number + 1) * columns])
+        most = float(row.abs().max().clamp(min=1e-30))
+        axes.imshow(row.reshape(size), cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
+        axes.set_axis_off()
+        if not number:
+            axes.set_title("what summary tokens look at", fontsize=8, loc="left")
+    return figure
+
+
+def _heat(attribution: Attribution) -> Float[Tensor, "height width"]:
+    return attribution.gradient.abs().sum(0)
+
+
+@styled
+def _draw_sound(
+    encoder: Any, picture: Tensor, names: list[str], found: list[Attribution], start: float, events: list[Event]
+) -> Figure:
+    rows = found[0].summaries[:_ROWS]
+    figure = Figure((9, 6.5 if len(rows) else 5), dpi=120)
+    top, shares, rollout, *of_rows = figure.subplots(4 if len(rows) else 3, 1, sharex=True)
+    patch = encoder.trunk.patch_embed.patch_size[0]
+    frame = encoder.row_seconds / patch
+    end = start + picture.shape[1] * frame
+    values = picture[0].T
+    loudest = float(values.max())
+    top.imshow(
+        values, cmap="magma", vmin=loudest - 6 * math.log(10), vmax=loudest, origin="lower", aspect="auto",
+        interpolation="nearest", extent=(start, end, 0, len(values)),
+    )  # fmt: skip
+    top.grid(False)
+    top.set(ylabel="band", title="What it hears")
+    for event in events:
+        top.axvspan(event.start, event.end, ymax=0.06, color=COLOURS[4])
+        top.text(event.start, 0.08 * len(values), event.class_name, color="white", fontsize=7, parse_math=False)
+    for number, (name, attribution) in enumerate(zip(names, found, strict=True)):
+        of_rows_ = attribution.by_row()[: picture.shape[1]]
+        times = [start + (row + 0.5) * frame for row in range(len(of_rows_))]
+        shares.plot(times, of_rows_ / frame, color=COLOURS[2 + number], label=name, linewidth=1)
+    shares.set(ylabel="share a second", title="Gradient times input")
+    shares.legend(fontsize=7)
+    weights = found[0].rollout
+    times = [start + (token + 0.5) * encoder.row_seconds for token in range(len(weights))]
+    in_row = encoder.trunk.patch_embed.grid_size[1]
+    weights = weights.unflatten(0, (-1, in_row)).sum(1)
+    rollout.plot(times[: len(weights)], weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
+    rollout.set(ylabel="share a second", title=f"Rollout of the attention, for {names[0].rpartition(' ')[0]}")
+    for axes in of_rows:
+        looked = rows.unflatten(1, (-1, in_row)).abs().sum(2)
+        looked = looked / looked.amax(1, keepdim=True).clamp(min=1e-30)
+        extent = (start, start + looked.shape[1] * encoder.row_seconds, len(looked), 0)
+        axes.imshow(looked, cmap="Blues", aspect="auto", interpolation="nearest", extent=extent)
+        axes.grid(False)
+        axes.set(ylabel="summary token", yticks=[], title="What summary tokens of the last layer look at")
+    figure.axes[-1].set_xlabel("seconds")
+    return figure

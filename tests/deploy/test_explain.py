@@ -1,0 +1,164 @@
+"""What explain says: it finds the moment that decided, and draws it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from torch.nn.functional import cross_entropy
+
+from longseq.arguments import ArgumentError
+from longseq.attention import Linformer, Verma
+from longseq.deploy.explain import shortest_half
+from longseq.encoders import ImageEncoder, SpectrogramEncoder
+from longseq.encoders.local import Conv1d
+from longseq.tasks import MultiLabel
+from longseq.training import Classifier
+from longseq.training.attribution import attribute
+
+RATE = 8000
+
+
+def recording(label: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:
+    """Two seconds of noise with a tone of 0.4 s in it, and the sample at which the tone begins."""
+    waveform = 0.01 * torch.randn(2 * RATE, generator=generator)
+    begin = int(torch.randint(2 * RATE - 3200, (), generator=generator))
+    waveform[begin : begin + 3200] += 0.2 * torch.sin(2 * torch.pi * (500, 1500)[label] * torch.arange(3200) / RATE)
+    return waveform, begin
+
+
+@pytest.fixture(scope="module")
+def listener() -> Classifier:
+    """A model that was trained to tell which of two tones is in a recording."""
+    torch.manual_seed(0)
+    encoder = SpectrogramEncoder(
+        RATE, 2.0, Verma(length_scaling=1.0), num_mels=20, dim=16, depth=2, heads=2, any_length=True,
+        positions="none", local=Conv1d(5),
+    )  # fmt: skip
+    model = Classifier(encoder, 2, pool="max")
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.stack([recording(number % 2, generator)[0] for number in range(16)]) for _ in range(8)]
+    encoder.measure(batches)
+    labels = torch.arange(16) % 2
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(80):
+        loss = cross_entropy(model(batches[step % 8]), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_the_moment_that_decided_is_found(listener: Classifier) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shares, of_rollout = [], []
+    for number in range(10):
+        waveform, begin = recording(number % 2, generator)
+        assert int(listener(waveform[None]).argmax()) == number % 2
+        found = attribute(listener, waveform[None], number % 2)
+        first, last = begin // 80 - 3, (begin + 3200) // 80 + 3  # a window reaches over one frame
+        rows = found.by_row()
+        assert float(rows.sum()) == pytest.approx(1) == float(found.rollout.sum())
+        shares.append(float(rows[max(first, 0) : last].sum()))
+        of_rollout.append(float(found.rollout[max(first, 0) : last].sum()) / ((last - first) / len(rows)))
+    assert np.mean(shares) > 0.8, shares
+    assert np.mean(of_rollout) > 2, of_rollout  # the tone's tokens give more than twice their part
+
+
+def test_the_gradient_is_that_of_the_score() -> None:
+    torch.manual_seed(0)
+    model = Classifier(ImageEncoder((1, 6, 6), Linformer(5), dim=8, depth=2, heads=2), 3).double().eval()
+    torch.nn.init.normal_(model.head.weight)
+    model.encoder.set_statistics(torch.tensor(100.0), torch.tensor(50.0))
+    image = torch.rand(1, 1, 6, 6).double() * 255
+    found = attribute(model, image, 1).gradient
+    for row, column in ((0, 0), (3, 4)):
+        change = torch.zeros_like(image)
+        change[0, 0, row, column] = 1e-3
+        slope = float(model(image + change)[0, 1] - model(image - change)[0, 1]) / 2e-3
+        assert float(found[0, row, column]) == pytest.approx(slope * float(image[0, 0, row, column] - 100), rel=1e-3)
+
+
+@pytest.mark.parametrize("pool", [None, "avg", "max", "linear_softmax", "attention"])
+def test_padding_has_no_share(pool: str | None) -> None:
+    torch.manual_seed(0)
+    encoder = SpectrogramEncoder(RATE, 0.4, Linformer(7), num_mels=20, dim=16, depth=2, heads=4)
+    model = Classifier(encoder, 3, pool=pool).eval()  # type: ignore[arg-type]
+    torch.nn.init.normal_(model.head.weight)
+    encoder.set_statistics(torch.tensor(-5.0), torch.tensor(3.0))
+    inputs = {"waveforms": torch.nn.functional.pad(torch.randn(1, 800), (0, 2400)), "lengths": torch.tensor([800])}
+    found = attribute(model, inputs, 0)
+    assert found.rollout[11:].abs().max() == 0 and float(found.rollout.sum()) == pytest.approx(1)
+    assert found.gradient[:, 11:].abs().max() == 0
+
+
+def test_the_shortest_half_is_that_of_a_plain_search() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 2, 9, 30):
+        shares = torch.rand(length, generator=generator).double() ** 4
+        first, last = shortest_half(shares)
+        stretches = [
+            (b - a, a, b)
+            for a in range(length)
+            for b in range(a, length)
+            if shares[a : b + 1].sum() >= shares.sum() / 2
+        ]
+        assert last - first == min(stretches)[0] and shares[first : last + 1].sum() >= shares.sum() / 2 - 1e-12
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("digits")
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
+    root = ["--trainer.max_epochs", "1", "--trainer.default_root_dir", str(folder)]
+    main(["fit", "--config", "image/digits", *small, *root])
+    Image.new("L", (8, 8), 130).save(folder / "grey.png")
+    return folder
+
+
+def test_an_image_is_explained(command, digits: Path, tmp_path: Path) -> None:
+    flags = ["--ckpt_path", digits / "runs/digits/0/best.ckpt", "--input", digits / "grey.png"]
+    done = command("explain", *flags, "--top", "2", "--out", tmp_path / "new/explained.png")
+    assert done.code == 0, done.err
+    assert len(re.findall(r"\d 0\.\d\d: half of what decided is in \d+ of 64 pixels", done.out)) == 2
+    assert Image.open(tmp_path / "new/explained.png").width > 600
+    done = command("explain", *flags, "--top", "11")
+    assert done.code == 2 and "top: must be in 1..10" in done.err and done.err.count("\n") == 1
+    done = command("explain", *flags[:3], digits / "none.png")
+    assert done.code == 2 and "none.png: no such file" in done.err and done.err.count("\n") == 1
+
+
+def test_a_recording_is_explained_with_its_events(command, tmp_path: Path) -> None:
+    lines = ["path,label"]
+    for number in range(12):
+        waveform, _ = recording(number % 2, torch.Generator().manual_seed(number))
+        soundfile.write(tmp_path / f"{number}.wav", waveform.numpy(), RATE)
+        lines.append(f"{number}.wav,{'low' if number % 2 else 'low;high'}")
+    (tmp_path / "clips.csv").write_text("\n".join(lines) + "\n")
+    data = ["--data.root", tmp_path, "--data.table", tmp_path / "clips.csv", "--data.labels_separator", ";"]
+    free = ["--model.encoder.any_length", "true", "--model.encoder.positions", "none", "--model.pool", "max"]
+    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.attention", "Verma"]
+    small += ["--model.encoder.attention.k", "null"]
+    flags = ["--model.task", "MultiLabel", "--trainer.max_epochs", "1", "--trainer.default_root_dir", tmp_path]
+    done = command("fit", "--config", "audio/folder", *small, *free, *data, *flags, "--trainer.accelerator", "cpu")
+    assert done.code == 0, done.err
+    (checkpoint,) = (tmp_path / "runs").glob("*/0/best.ckpt")
+    done = command(
+        "explain", "--ckpt_path", checkpoint, "--input", tmp_path / "3.wav", "--top", "2", "--out", tmp_path / "x.png"
+    )
+    assert done.code == 0, done.err
+    times = [tuple(map(float, pair)) for pair in re.findall(r"between (\d+\.\d\d) and (\d+\.\d\d) s", done.out)]
+    assert len(times) == 2 and all(0 <= begin < end <= 2.02 for begin, end in times)
+    assert Image.open(tmp_path / "x.png").height > 500
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    model = Classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), 3, task=MultiLabel()).eval()
+    model.encoder.trunk.blocks[0].attn = torch.nn.Identity()
+    with pytest.raises(ArgumentError, match="must have attention in every block"):
+        attribute(model, torch.zeros(1, 1, 4, 4), 0)
