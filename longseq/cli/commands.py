@@ -279,12 +279,13 @@ class Commands(CommandLine):
             if resumed is None:
                 self.held.enter_context(sole_use_of(run))
             refuse_full_disk(run, self.model)
-        if config.trainer.logger in (None, True):
+        if config.trainer.logger is not False:
             # the resumed run logs the points after its checkpoint again: without this, its curves would hold them twice
             again = {"purge_step": self.asked.checkpoint["global_step"]} if resumed and self.asked.checkpoint else {}
-            kwargs["logger"] = TensorBoardLogger(
-                run.parent.parent, run.parent.name, run.name, default_hp_metric=False, **again
-            )
+            board = TensorBoardLogger(run.parent.parent, run.parent.name, run.name, default_hp_metric=False, **again)
+            named = self._get(self.config_init, "trainer")["logger"]  # the user's own are added to TensorBoard's
+            others = named if isinstance(named, list | tuple) else [] if named in (None, True) else [named]
+            kwargs["logger"] = [board, *others]
         self.model.bad_steps.allowed = config.skip_bad_steps
         self.trainer_defaults["callbacks"] = callbacks_of_training(
             self.best, self.record, config, is_resumed=resumed is not None

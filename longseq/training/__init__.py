@@ -1,6 +1,6 @@
 """Training: the classifier, its optimizer and checkpoints, and what is measured on the way."""
 
 from longseq.training.classifier import Classifier
-from longseq.training.mix import CutMix, MixUp
+from longseq.training.mix import CutMix, MixUp, MixUpOrCutMix
 
-__all__ = ["Classifier", "CutMix", "MixUp"]
+__all__ = ["Classifier", "CutMix", "MixUp", "MixUpOrCutMix"]

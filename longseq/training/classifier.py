@@ -24,8 +24,17 @@ from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
 from longseq.training.divergence import BadSteps
-from longseq.training.mix import CutMix, Mix
-from longseq.training.optimizer import Course, make_optimizer, warmup_cosine
+from longseq.training.freezing import freeze_encoder
+from longseq.training.mix import Mix
+from longseq.training.optimizer import (
+    COURSES,
+    Course,
+    CourseName,
+    make_optimizer,
+    set_rates,
+    torch_scheduler,
+    warmup_course,
+)
 from longseq.training.starting import start_from_checkpoint, start_from_data
 
 
@@ -53,6 +62,13 @@ class Classifier(pl.LightningModule):
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
             length, position embeddings and projections are carried over. If it had other classes, the head starts anew.
         compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same.
+        schedule: How the learning rate goes on after its warm-up: ``cosine`` (to 0), ``constant``, ``linear`` (to 0),
+            ``step`` (a tenth after half of the steps, a hundredth after three quarters), ``restarts`` (four cosines),
+            or one of torch's schedulers, which has no warm-up: ``{scheduler: StepLR, step_size: 10}``.
+        layer_decay: The learning rate of each block is that of the next one times this, such as 0.75; for pretrained
+            weights. If absent, all have the same.
+        freeze: What keeps its weights: ``encoder``, so that only the head is trained (linear probing), or the embedding
+            and so many of the first blocks; if absent, nothing.
         pool: How scores of tokens become those of the input: ``avg``, ``max``, ``linear_softmax`` or ``attention``
             (tasks/pooling.py). If absent, the encoder pools its features, and these are scored.
 
@@ -77,6 +93,9 @@ class Classifier(pl.LightningModule):
         compile: bool = False,
         betas: list[float] | None = None,
         pool: Pool | None = None,
+        schedule: CourseName | dict[str, Any] = "cosine",
+        layer_decay: float | None = None,
+        freeze: Literal["encoder"] | int | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 2:
@@ -110,8 +129,14 @@ class Classifier(pl.LightningModule):
                     f"must be {num_classes} positive numbers or balanced, got {class_weights}; give one for each class",
                 )
             weights = torch.tensor(class_weights, dtype=torch.float32)
-        if isinstance(mix, CutMix) and encoder.takes_sounds:
-            raise ArgumentError("mix", "must suit sounds, got CutMix; use MixUp")
+        if mix is not None and not mix.suits_sounds and encoder.takes_sounds:
+            raise ArgumentError("mix", f"must suit sounds, got {type(mix).__name__}; use MixUp")
+        if isinstance(schedule, str) and schedule not in COURSES:
+            raise ArgumentError("schedule", f"must be one of {', '.join(COURSES)}, got {schedule!r}; choose one")
+        if not isinstance(schedule, str):
+            torch_scheduler(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), schedule)  # refuses it here
+        if layer_decay is not None and not 0 < layer_decay <= 1:
+            raise ArgumentError("layer_decay", f"must be in 0..1 (0 excluded), got {layer_decay}; 0.75 is usual")
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
         self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
@@ -125,9 +150,11 @@ class Classifier(pl.LightningModule):
         self.class_weights, self.mix = class_weights, mix
         self.register_buffer("loss_weights", weights, persistent=False)
         self.init_from, self._compile = init_from, compile
+        self.schedule, self.layer_decay, self._freeze = schedule, layer_decay, freeze
         self.task = task or SingleLabel()
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
+        freeze_encoder(encoder, freeze)
         metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
         evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
         self.train_metrics = metrics.clone(prefix="train/")
@@ -187,9 +214,8 @@ class Classifier(pl.LightningModule):
             optimizer = config.scheduler.optimizer
             num_steps = self.trainer.estimated_stepping_batches
             if self._planned_for != (self.learning_rate, num_steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = group["initial_lr"] = self.learning_rate
-                config.scheduler = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+                set_rates(optimizer, self.learning_rate)
+                config.scheduler = self._course(optimizer, num_steps)
             if is_resumed_finetuning:  # the callback has frozen the encoder again
                 for group in optimizer.param_groups:
                     for weight in group["params"]:
@@ -271,12 +297,37 @@ class Classifier(pl.LightningModule):
         of_layers = {f"{name}.{weight}" for name, layer in layers for weight in layer.no_weight_decay()}
         return {"*pos_embed", "*cls_token", "*reg_token"} | of_layers
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters belong to which layer, for timm's layer-wise decay of the learning rate."""
+        stem = r"^encoder\.trunk\.(?:patch_embed|pos_embed|cls_token|reg_token)"
+        return {
+            "stem": stem,
+            "blocks": [(r"^encoder\.trunk\.blocks\.(\d+)", None), (r"^encoder\.trunk\.(?:norm|fc_norm)\.", (99999,))],
+        }
+
+    def train(self, mode: bool = True) -> "Classifier":
+        """As torch; an encoder that is frozen as a whole stays in evaluation, without dropout and masks."""
+        super().train(mode)
+        if self._freeze == "encoder":
+            self.encoder.eval()
+        return self
+
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = make_optimizer(self, self.optimizer, self.learning_rate, self.weight_decay, self.betas)
-        num_steps = self.trainer.estimated_stepping_batches
-        schedule = warmup_cosine(optimizer, num_steps, self.warmup_fraction)
+        rates = self.learning_rate, self.weight_decay, self.betas, self.layer_decay
+        optimizer = make_optimizer(self, self.optimizer, *rates)
+        num_steps = self.trainer.estimated_stepping_batches  # it also counts the batches of an epoch
+        if not isinstance(self.schedule, str):
+            batches = int(self.trainer.num_training_batches)
+            return {"optimizer": optimizer, "lr_scheduler": torch_scheduler(optimizer, self.schedule, batches)}
         self._planned_for = self.learning_rate, num_steps
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self._course(optimizer, num_steps), "interval": "step"},
+        }
+
+    def _course(self, optimizer: torch.optim.Optimizer, num_steps: int | float) -> Course:
+        assert isinstance(self.schedule, str)
+        return warmup_course(optimizer, num_steps, self.warmup_fraction, self.schedule)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Describe the data too, so that a checkpoint alone is enough to test and to predict."""

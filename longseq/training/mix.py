@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,8 @@ class Mix(ABC):
     Raises:
         ValueError: If alpha is out of its range.
     """
+
+    suits_sounds: ClassVar[bool] = False
 
     def __init__(self, alpha: float = 0.4) -> None:
         # a smaller alpha mixes nothing, a larger one always half and half, and a huge one does not fit into float32
@@ -43,6 +45,8 @@ class MixUp(Mix):
 
     Source: Zhang et al., mixup: Beyond empirical risk minimization (arXiv:1710.09412).
     """
+
+    suits_sounds = True
 
     def __call__(self, inputs: Any, targets: Float[Tensor, "b classes"]) -> tuple[Any, Float[Tensor, "b classes"]]:
         share = self.share()
@@ -73,3 +77,27 @@ class CutMix(Mix):
         mixed[:, :, rows, columns] = inputs.roll(1, 0)[:, :, rows, columns]
         cut = mixed[0, 0, rows, columns].numel() / (height * width)
         return mixed, (1 - cut) * targets + cut * targets.roll(1, 0)
+
+
+class MixUpOrCutMix(Mix):
+    """One of the two, drawn anew for each batch.
+
+    Args:
+        alpha: That of MixUp.
+        cutmix_alpha: That of CutMix.
+        cutmix_share: How often it is CutMix.
+
+    Raises:
+        ValueError: If an alpha or the share is out of its range.
+    """
+
+    def __init__(self, alpha: float = 0.4, cutmix_alpha: float = 1.0, cutmix_share: float = 0.5) -> None:
+        super().__init__(alpha)
+        if not 0 <= cutmix_share <= 1:
+            raise ArgumentError("cutmix_share", f"must be in 0..1, got {cutmix_share}; 0.5 draws both equally often")
+        self.cutmix_alpha, self.cutmix_share = cutmix_alpha, cutmix_share
+        self._mixup, self._cutmix = MixUp(alpha), CutMix(cutmix_alpha)
+
+    def __call__(self, inputs: Any, targets: Float[Tensor, "b classes"]) -> tuple[Any, Float[Tensor, "b classes"]]:
+        mix = self._cutmix if float(torch.rand(())) < self.cutmix_share else self._mixup
+        return mix(inputs, targets)

@@ -1,19 +1,34 @@
 """The optimizer and the learning rate schedule."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR
 
-from longseq.arguments import SettingError
+from longseq.arguments import ArgumentError, SettingError
+
+# How a learning rate goes on after its warm-up: its share of the peak at a share of the steps.
+COURSES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1 - progress,
+    "step": lambda progress: 0.1 ** ((progress >= 0.5) + (progress >= 0.75)),
+    "restarts": lambda progress: 0.5 * (1 + math.cos(math.pi * (4 * progress % 1))),
+}
+CourseName = Literal["cosine", "constant", "linear", "step", "restarts"]
 
 
 def make_optimizer(
-    model: nn.Module, name: str, learning_rate: float, weight_decay: float, betas: Sequence[float] | None = None
+    model: nn.Module,
+    name: str,
+    learning_rate: float,
+    weight_decay: float,
+    betas: Sequence[float] | None = None,
+    layer_decay: float | None = None,
 ) -> Optimizer:
     """Any optimizer that timm knows, with weight decay on matrices but not on norms and biases.
 
@@ -23,6 +38,8 @@ def make_optimizer(
         learning_rate: The peak of the schedule.
         weight_decay: For matrices.
         betas: Decay of the running means of gradients and of their squares; None takes the optimizer's own.
+        layer_decay: Each block has the rate of the next one times this; the model's ``group_matcher`` says which
+            parameters are whose. None gives all the same rate.
 
     Raises:
         SettingError: If the optimizer has another number of betas, or cannot be made on this machine.
@@ -32,11 +49,21 @@ def make_optimizer(
     wanted = info.num_betas if info.has_betas else 0
     if betas is not None and len(betas) != wanted:  # where wanted is 0, timm would leave them out without a word
         raise SettingError(f"model.betas: {name} has {wanted}, got {len(betas)}; leave them out, or choose adamw")
+    if layer_decay is not None:
+        options["layer_decay"] = layer_decay
     try:
-        return create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay, **options)
+        optimizer = create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay, **options)
     except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
         why = str(error).split("\n")[0] or "it needs a GPU or another package"
         raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw works everywhere") from error
+    set_rates(optimizer, learning_rate)
+    return optimizer
+
+
+def set_rates(optimizer: Optimizer, learning_rate: float) -> None:
+    """Give each group its rate: this one, times the group's own factor if it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
 class Course(LambdaLR):
@@ -49,8 +76,8 @@ class Course(LambdaLR):
         return rates + [group["lr"] for group in self.optimizer.param_groups[len(rates) :]]
 
 
-def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float) -> Course:
-    """Rise linearly for a fraction of the steps, then fall along half a cosine to 0; one step for each update.
+def warmup_course(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float, name: str) -> Course:
+    """Rise linearly for a fraction of the steps, then go on as COURSES says; one step for each update.
 
     Raises:
         SettingError: If the number of steps is infinite.
@@ -62,7 +89,37 @@ def warmup_cosine(optimizer: Optimizer, num_steps: int | float, warmup_fraction:
     def factor(step: int) -> float:
         if step < num_warmup:
             return (step + 1) / num_warmup
-        progress = (step - num_warmup) / max(1, num_steps - num_warmup)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return COURSES[name](min((step - num_warmup) / max(1, num_steps - num_warmup), 1.0))
 
     return Course(optimizer, factor)
+
+
+def torch_scheduler(optimizer: Optimizer, described: Mapping[str, Any], steps_of_epoch: int = 1) -> dict[str, Any]:
+    """One of torch's schedulers, in the form that Lightning takes.
+
+    A scheduler of epochs is one of steps that moves with the last batch of an epoch: Lightning would move it after the
+    checkpoint at the epoch's end was saved, and a resumed training would have an old rate.
+
+    Args:
+        optimizer: What it schedules.
+        steps_of_epoch: Batches of an epoch.
+        described: Its name as ``scheduler``, its arguments, ``interval`` (epoch or step; epoch if absent), and the
+            metric to ``monitor`` if it needs one.
+
+    Raises:
+        ValueError: If there is no such scheduler, or it refuses its arguments.
+    """
+    arguments = dict(described)
+    name, interval = arguments.pop("scheduler", None), arguments.pop("interval", "epoch")
+    monitor = arguments.pop("monitor", None)
+    kind = getattr(lr_scheduler, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)) or interval not in ("epoch", "step"):
+        what = f"must be {', '.join(COURSES)}, or a class of torch.optim.lr_scheduler as scheduler"
+        raise ArgumentError("schedule", f"{what}, got {dict(described)}; {{scheduler: StepLR, step_size: 10}} is one")
+    try:
+        scheduler = kind(optimizer, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("schedule", f"must have arguments that {name} takes, got {error}; see torch") from error
+    frequency = steps_of_epoch if interval == "epoch" else 1
+    config = {"scheduler": scheduler, "interval": "step", "frequency": frequency}
+    return config if monitor is None else {**config, "monitor": monitor}
