@@ -13,6 +13,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
+from longseq.attention.rotary import Rotary
 
 # A mechanism's formula, applied after the heads are split. It takes queries (b, h, n, c), keys and values (b, h, k, c),
 # a mask of the queries (b, 1, n, 1) and one of the keys (b, 1, 1, k), False at padding and None without padding, and
@@ -35,6 +36,7 @@ class AttentionLayer(TokenMixer):
         project_keys: E, or None to keep all n keys.
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
         independent_queries: Whether the formula's result for a query does not depend on other queries.
+        rotary: Turns queries and keys by their places; only without projections, because a shortened key has no place.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class AttentionLayer(TokenMixer):
         project_keys: ProjectionLayer | RaggedProjection | None = None,
         project_values: ProjectionLayer | RaggedProjection | None = None,
         independent_queries: bool = True,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
+        self.rotary = rotary
         self.formula, self.independent_queries = formula, independent_queries
         self.num_heads = trained.num_heads
         self.attn_dim = trained.attn_dim
@@ -124,9 +128,12 @@ class AttentionLayer(TokenMixer):
     ) -> Float[Tensor, "b h q c"]:
         key_mask = present if present is None or project_keys is None else project_keys.filled(present)
         heads = queries.shape[1]
+        keys_of_heads = self.k_norm(_split(keys, heads))
+        if self.rotary is not None:
+            queries, keys_of_heads = self.rotary(queries), self.rotary(keys_of_heads)
         return self.formula(
             queries,
-            self.k_norm(_split(keys, heads)),
+            keys_of_heads,
             _split(values, heads),
             None if present is None else present[:, None, : queries.shape[2]],
             None if key_mask is None else key_mask[:, None].mT,

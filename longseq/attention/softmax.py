@@ -10,6 +10,7 @@ from torch import Tensor
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.rotary import Rotary
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 
 
@@ -20,9 +21,12 @@ class Softmax(Mechanism):
     Args:
         length_scaling: The scores are multiplied by (log(n) / log(1000)) to this power, so that in longer sequences
             than those of the training the weights are not flatter (attention/scaling.py); 0 leaves them.
+        rotary: Whether queries and keys are turned by their places (attention/rotary.py). Without local mixing it helps
+            much: digits 0.77 for 0.44 in 15 epochs. (Verma without E gained nothing from it.)
     """
 
     length_scaling: float = 0.0
+    rotary: bool = False
 
     @property
     def any_length(self) -> bool:
@@ -30,14 +34,16 @@ class Softmax(Mechanism):
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        return [cls(), cls(length_scaling=1.0)]
+        return [cls(), cls(length_scaling=1.0), cls(rotary=True)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         refuse_wrong_power(self.length_scaling)
         formula = softmax_formula
         if self.length_scaling:
             formula = partial(softmax_formula_by_length, length_scaling=self.length_scaling)
-        return [AttentionLayer(trained, formula) for trained in stack]
+        channels = [trained.attn_dim // trained.num_heads for trained in stack]
+        turns = [Rotary(grid, c) if self.rotary else None for c in channels]
+        return [AttentionLayer(trained, formula, rotary=turn) for trained, turn in zip(stack, turns, strict=True)]
 
 
 def softmax_formula_by_length(

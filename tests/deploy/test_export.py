@@ -1,5 +1,6 @@
 """What export writes: its answers are longseq's, for any batch and length, and it says what it takes."""
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,14 @@ from longseq.tasks import Masked, MultiLabel
 from longseq.training import Classifier
 
 FORMATS = {"onnx": write_onnx, "torch": write_torch}
+
+
+@pytest.fixture(autouse=True)
+def forget_traced_classes() -> Iterator[None]:
+    """A trace leaves copies of the encoders' classes until they are collected, and a command line in the same process
+    would find two classes of one name."""
+    yield
+    gc.collect()
 
 
 def classifier(encoder: Encoder, **options) -> Classifier:

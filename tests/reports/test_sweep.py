@@ -118,11 +118,14 @@ def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, t
     with open(tmp_path / "ESC-50-master/meta/esc50.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
 
-    def in_this_process(call, **_):
+    def in_this_process(call, **options):
+        if call[0] == "git":  # the model card asks for the commit
+            return run(call, **options)
         assert call[1:4] == ["-m", "longseq", "fit"]
         done = command(*call[3:])
         return subprocess.CompletedProcess(call, done.code, done.out, done.err)
 
+    run = subprocess.run
     monkeypatch.setattr("subprocess.run", in_this_process)
     header = "\n".join(line[1:] for line in Path(ESC50).read_text().splitlines() if line.startswith("#"))
     arguments = shlex.split(header[header.index("sweep --config") :].replace("\\\n", " "))
