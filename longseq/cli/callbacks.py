@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
 
 from longseq.cli.names import escaped, shown
@@ -18,7 +18,7 @@ from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import write_text
 from longseq.training.summary import SequenceSummary
-from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, TaskPicture
+from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, Overview, RateAndNorm, TaskPicture
 from longseq.training.throughput import ThroughputLogger
 
 # Callbacks that search for a setting before a training. A resumed training has its setting already.
@@ -130,7 +130,8 @@ def callbacks_of_training(
     ]
     if settings.trainer.logger is not False:
         callbacks += [
-            LearningRateMonitor("step"),
+            RateAndNorm(),
+            Overview(is_resumed),
             TaskPicture(),
             InputSamples(),
             BestFigure(is_resumed),

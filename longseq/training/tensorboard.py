@@ -3,6 +3,7 @@
 These callbacks need a TensorBoardLogger; with another logger, or none, they do nothing.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
 from longseq.training.description import flatten
 from longseq.training.pictures import draw_confusions, draw_inputs
+from longseq.training.summary import summary
 
 
 class Confusions(pl.Callback):
@@ -134,11 +136,61 @@ class InputSamples(pl.Callback):
             logger.experiment.add_audio(tag, loud, _step(trainer), pl_module.encoder.sample_rate_hz)
 
 
-class BestFigure(pl.Callback):
-    """Show each run's best validation value of the task's ``best`` metric in the hparams tab, beside its settings.
+class Overview(pl.Callback):
+    """Put what belongs together into one chart (the tab Custom Scalars): loss and the task's best figure, of training
+    and validation; learning rate, gradient norm and tokens a second. And show the model as text (the tab Text).
 
     Args:
-        is_resumed: Whether the run goes on with earlier curves, which have the model's settings already.
+        is_resumed: Whether the run goes on with earlier curves, which have this already.
+    """
+
+    def __init__(self, is_resumed: bool = False) -> None:
+        super().__init__()
+        self.is_resumed = is_resumed
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        logger = _logger(trainer)
+        if logger is None or self.is_resumed or not trainer.is_global_zero:
+            return
+        best = pl_module.task.best
+        charts = {
+            "loss": ["train/loss", "val/loss"],
+            best: [f"train/{best}", f"val/{best}"],
+            "learning rate": ["learning_rate"],
+            "gradient norm": ["gradient_norm"],
+            "tokens a second": ["throughput/tokens_per_second"],
+        }
+        layout = {"training": {name: ["Multiline", tags] for name, tags in charts.items()}}
+        logger.experiment.add_custom_scalars(layout)
+        settings = "\n".join(f"{name}: {value}" for name, value in _choices(trainer, pl_module).items())
+        for name, text in {"model": summary(pl_module), "settings": settings}.items():
+            logger.experiment.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()))
+
+
+class RateAndNorm(pl.Callback):
+    """Log the learning rate, the highest of all groups, and the norm of the gradients before they are clipped."""
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: Classifier, optimizer: torch.optim.Optimizer
+    ) -> None:
+        log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not log_every or (trainer.global_step + 1) % log_every:
+            return
+        gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
+        figures = {
+            "learning_rate": max(group["lr"] for group in optimizer.param_groups),
+            "gradient_norm": float(torch.nn.utils.get_total_norm(gradients)),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=trainer.global_step)
+
+
+class BestFigure(pl.Callback):
+    """Show each run's best validation value of the task's ``best`` metric, and the one of the test, in the hparams tab,
+    beside its settings.
+
+    Args:
+        is_resumed: Whether the run goes on with earlier curves, which have the settings already.
     """
 
     def __init__(self, is_resumed: bool = False) -> None:
@@ -148,9 +200,9 @@ class BestFigure(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := _logger(trainer)) is not None and not self.is_resumed:
-            choices = dict(flatten(pl_module.hparams))
-            choices.pop("class_names", None)  # it is long, and not a setting of the model
-            logger.log_hyperparams(choices, {f"hp/val_{pl_module.task.best}": self.best or 0.0}, _step(trainer))
+            best = pl_module.task.best
+            figures = {f"hp/val_{best}": self.best or math.nan, f"hp/test_{best}": math.nan}  # not known yet
+            logger.log_hyperparams(_choices(trainer, pl_module), figures, _step(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := _logger(trainer)) is not None:
@@ -159,11 +211,28 @@ class BestFigure(pl.Callback):
             self.best = figure if self.best is None else better(self.best, figure)
             logger.log_metrics({f"hp/val_{task.best}": self.best}, _step(trainer))
 
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        best = pl_module.task.best
+        if (logger := _logger(trainer)) is not None and f"test/{best}" in trainer.callback_metrics:
+            logger.log_metrics({f"hp/test_{best}": float(trainer.callback_metrics[f"test/{best}"])}, _step(trainer))
+
     def state_dict(self) -> dict[str, float | None]:
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, float | None]) -> None:
         self.best = state_dict["best"]
+
+
+def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
+    """What a person compares runs by: the settings of model and data, and the sizes that follow."""
+    choices = dict(flatten(model.hparams))
+    choices.pop("class_names", None)  # it is long, and not a setting of the model
+    data: Any = getattr(trainer, "datamodule", None)
+    if data is not None:
+        of_data = {name: getattr(data, name) for name in ("batch_size", "seed") if hasattr(data, name)}
+        choices |= {"data": type(data).__name__, **{f"data.{name}": value for name, value in of_data.items()}}
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return choices | {"precision": trainer.precision, "parameters": parameters, "tokens": model.encoder.num_tokens}
 
 
 def _logger(trainer: pl.Trainer) -> TensorBoardLogger | None:

@@ -1,6 +1,7 @@
 """What the callbacks leave in TensorBoard's event files, read back with TensorBoard's own reader."""
 
 import io
+import math
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -24,7 +26,7 @@ from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
 from longseq.training import Classifier
 from longseq.training.pictures import draw_confusions
-from longseq.training.tensorboard import BestFigure, Confusions, InputSamples
+from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, Overview, RateAndNorm
 
 NAMES = ["cat", "dog", "who'd"]
 SIZE = {"dim": 8, "depth": 1, "heads": 1}
@@ -192,11 +194,13 @@ def test_the_frequency_axis_tells_where_a_tone_lies(hertz: int) -> None:
 def test_the_hparams_tab_shows_the_best_accuracy_not_the_last_beside_flat_choices(tmp_path: Path) -> None:
     fit(tmp_path, [BestFigure()])
     events = read(tmp_path)
-    assert [scalar.value for scalar in events.Scalars("hp/val_accuracy")] == pytest.approx([0.0, 2 / 3, 1.0, 1.0])
+    before, *best = [scalar.value for scalar in events.Scalars("hp/val_accuracy")]
+    assert math.isnan(before) and best == pytest.approx([2 / 3, 1.0, 1.0])  # TensorBoard shows no point for NaN
     choices = hparams(events)
     assert choices["encoder"] == "ImageEncoder" and choices["encoder.dim"] == 8
     assert choices["encoder.attention"] == "Linformer" and choices["encoder.attention.k"] == 4
-    assert choices["learning_rate"] == 1e-3
+    assert choices["learning_rate"] == 1e-3 and choices["precision"] == "32-true" and choices["tokens"] == 16
+    assert choices["parameters"] > 100
     assert not any("class_path" in name or "init_args" in name or "class_names" in name for name in choices)
 
 
@@ -220,9 +224,38 @@ def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
     assert [scalar.value for scalar in read(tmp_path).Scalars("hp/val_accuracy")] == [1.0, 1.0]
 
 
+def test_the_overview_has_training_and_validation_in_one_chart_and_the_model_as_text(tmp_path: Path) -> None:
+    fit(tmp_path, [Overview()])
+    events = read(tmp_path)
+    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    charts = {chart.title: list(chart.multiline.tag) for chart in layout.category[0].chart}
+    assert charts["loss"] == ["train/loss", "val/loss"] and charts["accuracy"] == ["train/accuracy", "val/accuracy"]
+    assert charts["learning rate"] == ["learning_rate"]
+    text = events.Tensors("model/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "attention   Linformer(k=4" in text
+    assert "learning_rate: 0.001" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_the_learning_rate_and_the_norm_of_the_gradients_are_curves(tmp_path: Path) -> None:
+    class Norms(pl.Callback):
+        def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
+            squares = sum(
+                float(weight.grad.square().sum()) for weight in pl_module.parameters() if weight.grad is not None
+            )
+            expected.append((optimizer.param_groups[0]["lr"], squares**0.5))
+
+    expected: list[tuple[float, float]] = []
+    fit(tmp_path, [Norms(), RateAndNorm()], log_every_n_steps=1)
+    events = read(tmp_path)
+    rates, norms = ([point.value for point in events.Scalars(tag)] for tag in ("learning_rate", "gradient_norm"))
+    assert len(rates) == len(expected) > 2
+    for found, column in ((rates, 0), (norms, 1)):
+        assert found == pytest.approx([each[column] for each in expected], rel=1e-4)
+
+
 @pytest.mark.parametrize("other", [True, False])
 def test_without_tensorboard_nothing_happens(tmp_path: Path, other: bool) -> None:
-    callbacks = [Confusions(), InputSamples(), BestFigure()]
+    callbacks = [Confusions(), InputSamples(), BestFigure(), Overview(), RateAndNorm()]
     fit(tmp_path, callbacks, logger=CSVLogger(tmp_path) if other else False, max_epochs=1)
     assert not list(tmp_path.rglob("events*"))
 
