@@ -3,7 +3,6 @@
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,7 +64,7 @@ def write_card(
         markdown(["figure", "value"], [[_words(name), f"{value:.4f}"] for name, value in sorted(figures.items())]),
         "## How it was trained",
         f"    {command}",
-        f"longseq {version('longseq')}{_commit()}; {machine(model.device.type)}. {_speed(curves)}",
+        f"longseq {longseq.__version__}{_commit()}; {machine(model.device.type)}. {_speed(curves)}",
         f"```\n{summary(model)}\n```",
         f"`config.yaml` beside this file has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",
     ]

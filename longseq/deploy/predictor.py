@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jaxtyping import Float
 from torch import Tensor
 
+import longseq
 from longseq.deploy import card
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.classifier import Classifier
@@ -142,8 +143,9 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             return compute(_moved(batch, self.model.device), 0).cpu()
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        settings = {"hyper_parameters": dict(self.model.hparams), "data": describe(self.data)}
-        write_shared({**settings, "state_dict": self.model.state_dict()}, save_directory)
+        described = {"hyper_parameters": dict(self.model.hparams), "data": describe(self.data)}
+        weights = self.model.state_dict()
+        write_shared({**described, "state_dict": weights, "version": longseq.__version__}, save_directory)
         if self.source is not None:
             of_run = Path(self.source) if Path(self.source).is_dir() else Path(self.source).parent
             for name in card.FILES:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def write_shared(checkpoint: Mapping[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).write_bytes(save(kept, {"format": "pt"}))
     settings = {
-        "longseq": version("longseq"),
+        "longseq": checkpoint.get("version"),
         "classifier": checkpoint["hyper_parameters"],
         "datamodule": checkpoint["data"],
         "same_weights": same,

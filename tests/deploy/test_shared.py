@@ -64,6 +64,7 @@ def test_a_shared_folder_predicts_as_the_checkpoint_does(checkpoint: Path, folde
     quiet = ["--trainer.enable_progress_bar", "false"]
     assert command("test", "--ckpt_path", folder, *quiet).out == command("test", "--ckpt_path", checkpoint, *quiet).out
     assert {file.name for file in folder.iterdir()} == SHARED
+    assert json.loads((folder / "config.json").read_text())["longseq"] == longseq.__version__
 
 
 def test_export_writes_the_folder_and_a_training_starts_from_it(checkpoint: Path, tmp_path: Path, command) -> None:
