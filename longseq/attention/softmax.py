@@ -30,7 +30,7 @@ class Softmax(Mechanism):
 
     @property
     def any_length(self) -> bool:
-        return True
+        return not self.rotary  # rows and columns of a grid are counted from its size
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":

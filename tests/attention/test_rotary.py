@@ -53,7 +53,7 @@ def test_a_line_of_tokens_may_be_longer_and_a_grid_may_not() -> None:
 
 def test_the_order_of_frames_counts_without_position_embeddings() -> None:
     common = {"num_mels": 20, "dim": 16, "depth": 2, "heads": 4, "positions": "none"}
-    turned = SpectrogramEncoder(8000, 0.4, Softmax(rotary=True), any_length=True, **common)
+    turned = SpectrogramEncoder(8000, 0.4, Softmax(rotary=True), **common)
     plain = SpectrogramEncoder(8000, 0.4, Softmax(), **common)
     for weight in (*turned.parameters(), *plain.parameters()):
         torch.nn.init.normal_(weight, std=0.5)  # at the start all tokens get nearly the same weight
@@ -61,8 +61,11 @@ def test_the_order_of_frames_counts_without_position_embeddings() -> None:
     for encoder in (turned.eval(), plain.eval()):
         forwards, backwards = (encode(encoder.trunk, each) for each in (picture, picture.flip(2)))
         assert torch.allclose(forwards, backwards, atol=1e-3) == (encoder is plain)
-    turned.set_statistics(torch.tensor(0.0), torch.tensor(1.0))
-    assert turned(torch.randn(1, 9000)).isfinite().all()
+
+
+def test_a_model_for_any_length_refuses_them() -> None:
+    with pytest.raises(ArgumentError, match="must take sequences of any length, but Softmax is bound to one"):
+        SpectrogramEncoder(8000, 0.4, Softmax(rotary=True), positions="none", any_length=True)
 
 
 def test_a_head_of_too_few_channels_is_refused() -> None:

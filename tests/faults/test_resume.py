@@ -99,10 +99,11 @@ def state(run: Path) -> dict[str, Any]:
     }
 
 
-def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+def curves(run: Path) -> dict[str, list[tuple[int, str]]]:
+    """What a run has logged: values as text, so that NaN equals NaN."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]
-    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
+    return {tag: [(point.step, repr(point.value)) for point in events.Scalars(tag)] for tag in tags}
 
 
 def assert_equal(ours: Path, theirs: Path) -> None:
