@@ -1,7 +1,7 @@
 """See what a layer's formula gets, and which tokens its result comes from."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,22 @@ from longseq.attention.layer import AttentionLayer
 from longseq.attention.projection import RaggedProjection
 from longseq.attention.scaling import scaled_by_length
 from longseq.attention.verma import VermaLayer
+
+
+@contextmanager
+def inputs_of(layers: Sequence[AttentionLayer]) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
+    """Record the tokens (b, n, d) that each layer gets while a model runs, and which are there, (b, n, 1); None where
+    all are."""
+    seen: list[tuple[Tensor, Tensor | None]] = []
+
+    def see(_: Any, arguments: Any, keywords: Any) -> None:
+        mask = keywords.get("attn_mask")
+        seen.append((arguments[0].detach(), None if mask is None else mask[:, 0, 0, :, None]))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(see, with_kwargs=True))
+        yield seen
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import longseq
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled
 from longseq.training.classifier import Classifier
-from longseq.training.description import flatten
+from longseq.training.description import settings_of
 from longseq.training.storage import write_text
 from longseq.training.summary import summary
 
@@ -47,7 +47,7 @@ def write_card(
     curves = read_curves(run)
     is_drawn = bool(curves) or confusions is not None
     if is_drawn:
-        _draw(curves, model, confusions).savefig(run / "card.png", dpi=100)
+        _draw(curves, model, confusions).savefig(run / FILES[1], dpi=100)
     splits = data.splits()
     counts = {name: model.task.counts(split.labels, model.num_classes).tolist() for name, split in splits.items()}
     sections = [
@@ -59,7 +59,7 @@ def write_card(
         "## Classes\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class),
         "## Intended use and limits",
-        _limits(model, data, counts["test"]),
+        _limits(model, counts["test"]),
         "## All figures",
         markdown(["figure", "value"], [[_words(name), f"{value:.4f}"] for name, value in sorted(figures.items())]),
         "## How it was trained",
@@ -123,7 +123,7 @@ def _classes(names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class
     return markdown(["class", *counts, *by_class], rows)
 
 
-def _limits(model: Classifier, data: Any, tested: Sequence[int]) -> str:
+def _limits(model: Classifier, tested: Sequence[int]) -> str:
     encoder, kind = model.encoder, _kind(model)
     lines = [f"It is meant for {kind} like those that it was trained on, and for these classes."]
     if model.task.best == "accuracy":
@@ -144,8 +144,7 @@ def _limits(model: Classifier, data: Any, tested: Sequence[int]) -> str:
 
 
 def _settings(model: Classifier) -> str:
-    plain = flatten(dict(model.hparams))
-    return "\n".join(f"{name}: {value}" for name, value in plain if name != "class_names")
+    return "\n".join(f"{name}: {value}" for name, value in settings_of(model.hparams).items())
 
 
 def _speed(curves: Curves) -> str:

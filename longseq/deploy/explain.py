@@ -10,13 +10,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.deploy.predictor import Predictor, load
+from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.reports.plots import COLOURS, styled
 from longseq.tasks import MultiLabel
 from longseq.training.attribution import Attribution, attribute
 from longseq.training.events import Event
-
-_ROWS = 8  # summary tokens in the picture
 
 
 def explain(
@@ -45,16 +43,15 @@ def explain(
         CheckpointError: If the checkpoint cannot be read.
         DataError: If the file cannot be read.
     """
+    refuse_no_file(input)
     predictor = load(ckpt_path, allow_class=allow_class)
     if not 1 <= top <= len(predictor.class_names):
         raise ArgumentError("top", f"must be in 1..{len(predictor.class_names)} (the classes), got {top}; 3 are usual")
-    if not Path(input).is_file():
-        raise ArgumentError("input", f"must be an image file or a sound file, got {input}: no such file")
     model = predictor.model
     batch, start, chances = _clearest_part(predictor, input)
     highest = chances.topk(top)
     labels = highest.indices.tolist()
-    found = [attribute(model, batch, label) for label in labels]
+    found = attribute(model, batch, labels)
     names = [f"{model.class_names[label]} {chances[label]:.2f}" for label in labels]
     row_seconds = model.encoder.row_seconds
     for name, attribution in zip(names, found, strict=True):
@@ -115,23 +112,19 @@ def shortest_half(shares: Float[Tensor, " n"]) -> tuple[int, int]:
 
 @styled
 def _draw_image(encoder: Any, picture: Tensor, names: list[str], found: list[Attribution]) -> Figure:
-    rows = found[0].summaries[:_ROWS]
-    columns = len(names) + 2
-    figure = Figure((2.1 * columns, 2.4 if not len(rows) else 4.0), dpi=120)
-    grid = figure.add_gridspec(2 if len(rows) else 1, columns * _ROWS, height_ratios=[2, 1] if len(rows) else [1])
+    rows = found[0].summaries
+    columns, small = len(names) + 2, max(len(rows), 1)
+    figure = Figure((2.1 * columns, 4.0 if len(rows) else 2.4), dpi=120)
+    grid = figure.add_gridspec(2 if len(rows) else 1, columns * small, height_ratios=[2, 1] if len(rows) else [1])
     pixels = (picture / 255).clamp(0, 1)
     shown = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
     size = encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])  # the grid of tokens
-    heats = [found[0].rollout, *(_heat(attribution) for attribution in found)]
+    heats = [None, found[0].rollout.reshape(size), *(attribution.gradient.abs().sum(0) for attribution in found)]
     titles = ["input", f"rollout, for {names[0].rpartition(' ')[0]}", *names]
-    for column, title in enumerate(titles):
-        axes = figure.add_subplot(grid[0, column * _ROWS : (column + 1) * _ROWS])
-        axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", alpha=0.35 if column else 1)
-        if column:
-            heat = heats[column - 1]
-            heat = (
-                heat.reshape(encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])) if heat.ndim == 1 else heat
-            )
+    for column, (title, heat) in enumerate(zip(titles, heats, strict=True)):
+        axes = figure.add_subplot(grid[0, column * small : (column + 1) * small])
+        axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", alpha=1 if heat is None else 0.35)
+        if heat is not None:
             extent = (-0.5, shown.shape[1] - 0.5, shown.shape[0] - 0.5, -0.5)
             axes.imshow(heat, cmap="Reds", alpha=0.7, interpolation="nearest", extent=extent)
         axes.set_title(title, parse_math=False, fontsize=8)
@@ -146,15 +139,11 @@ def _draw_image(encoder: Any, picture: Tensor, names: list[str], found: list[Att
     return figure
 
 
-def _heat(attribution: Attribution) -> Float[Tensor, "height width"]:
-    return attribution.gradient.abs().sum(0)
-
-
 @styled
 def _draw_sound(
     encoder: Any, picture: Tensor, names: list[str], found: list[Attribution], start: float, events: list[Event]
 ) -> Figure:
-    rows = found[0].summaries[:_ROWS]
+    rows = found[0].summaries
     figure = Figure((9, 6.5 if len(rows) else 5), dpi=120)
     top, shares, rollout, *of_rows = figure.subplots(4 if len(rows) else 3, 1, sharex=True)
     patch = encoder.trunk.patch_embed.patch_size[0]
@@ -172,16 +161,15 @@ def _draw_sound(
         top.axvspan(event.start, event.end, ymax=0.06, color=COLOURS[4])
         top.text(event.start, 0.08 * len(values), event.class_name, color="white", fontsize=7, parse_math=False)
     for number, (name, attribution) in enumerate(zip(names, found, strict=True)):
-        of_rows_ = attribution.by_row()[: picture.shape[1]]
-        times = [start + (row + 0.5) * frame for row in range(len(of_rows_))]
-        shares.plot(times, of_rows_ / frame, color=COLOURS[2 + number], label=name, linewidth=1)
+        of_frames = attribution.by_row()[: picture.shape[1]]
+        times = [start + (row + 0.5) * frame for row in range(len(of_frames))]
+        shares.plot(times, of_frames / frame, color=COLOURS[2 + number], label=name, linewidth=1)
     shares.set(ylabel="share a second", title="Gradient times input")
     shares.legend(fontsize=7)
-    weights = found[0].rollout
-    times = [start + (token + 0.5) * encoder.row_seconds for token in range(len(weights))]
     in_row = encoder.trunk.patch_embed.grid_size[1]
-    weights = weights.unflatten(0, (-1, in_row)).sum(1)
-    rollout.plot(times[: len(weights)], weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
+    weights = found[0].rollout.unflatten(0, (-1, in_row)).sum(1)
+    times = [start + (row + 0.5) * encoder.row_seconds for row in range(len(weights))]
+    rollout.plot(times, weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
     rollout.set(ylabel="share a second", title=f"Rollout of the attention, for {names[0].rpartition(' ')[0]}")
     for axes in of_rows:
         looked = rows.unflatten(1, (-1, in_row)).abs().sum(2)

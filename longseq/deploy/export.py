@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.deploy.formats import Run, quantise, write_onnx, write_torch
-from longseq.deploy.predictor import Predictor, load
+from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
 
@@ -118,8 +118,7 @@ def _real_inputs(predictor: Predictor, path: str | None) -> tuple[Any, str]:
     """A batch to check with, and what it is."""
     data = predictor.data
     if path is not None:
-        if not Path(path).is_file():
-            raise ArgumentError("input", f"must be an image file or a sound file, got {path}: no such file")
+        refuse_no_file(path)
         data.predict_parts = data.parts(path, None, None, predictor.model.encoder.any_length)
         return next(iter(data.predict_dataloader())), path
     data.setup("test")

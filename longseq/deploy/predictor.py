@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import longseq
+from longseq.arguments import ArgumentError
 from longseq.deploy import card
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.classifier import Classifier
@@ -195,6 +196,16 @@ def load(
     if missing:
         raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
     return Predictor(model.to(device), data, source)
+
+
+def refuse_no_file(path: str) -> None:
+    """Check the flag --input of a command that takes one file.
+
+    Raises:
+        ValueError: If there is no such file.
+    """
+    if not Path(path).is_file():
+        raise ArgumentError("input", f"must be an image file or a sound file, got {path}: no such file")
 
 
 def _listed(inputs: Any) -> list[Any]:

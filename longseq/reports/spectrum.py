@@ -1,7 +1,6 @@
 """The spectrum of the context matrix, by layer and head: what Linformer's figure 1 shows (arXiv:2006.04768)."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Verma
 from longseq.attention.layer import AttentionLayer
-from longseq.attention.watch import watched
+from longseq.attention.watch import inputs_of, watched
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError
@@ -109,12 +108,9 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
         raise ArgumentError(
             "ckpt_path", f"must be a model with attention in every block, got {model.encoder.attention}; give another"
         )
-    tokens: list[Tensor] = []
-    with ExitStack() as hooks, torch.no_grad():
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_pre_hook(lambda _, x: tokens.append(x[0])))
+    with inputs_of(layers) as seen, torch.no_grad():
         model(inputs)
-    for layer, x in zip(layers, tokens, strict=True):
+    for layer, (x, _) in zip(layers, seen, strict=True):
         with watched(layer) as calls, torch.no_grad():
             AttentionLayer.attend(layer, x, x, None)  # all queries by the formula, as the model may take short cuts
         most = max(keys.shape[2] for _, keys, *_ in calls)

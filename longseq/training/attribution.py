@@ -1,6 +1,6 @@
 """Which pixels or moments of an input decided for a class."""
 
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
-from longseq.attention.watch import sources, summary_rows
+from longseq.attention.watch import inputs_of, sources, summary_rows
 from longseq.encoders.encode import encode, token_features
 from longseq.training.classifier import Classifier
 
@@ -34,8 +34,8 @@ class Attribution(NamedTuple):
         return size / size.sum().clamp(min=1e-30)
 
 
-def attribute(model: Classifier, inputs: Any, label: int) -> Attribution:
-    """Attribute a class's score for one input.
+def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Attribution]:
+    """Attribute the scores of some classes for one input.
 
     The rollout follows values back through the layers (Abnar and Zuidema, arXiv:2005.00928): a token's result comes
     half from itself, as the residual says, and half from the tokens that the attention takes values from, through E for
@@ -44,7 +44,7 @@ def attribute(model: Classifier, inputs: Any, label: int) -> Attribution:
     Args:
         model: The classifier, in evaluation.
         inputs: A batch of one input, as its data module yields it.
-        label: The class.
+        labels: The classes.
 
     Raises:
         ValueError: If a layer has no queries, keys and values.
@@ -55,36 +55,37 @@ def attribute(model: Classifier, inputs: Any, label: int) -> Attribution:
         raise ArgumentError("ckpt_path", f"must have attention in every block, got {encoder.attention}; give another")
     picture, rows = encoder.prepared(inputs)
     picture = picture.detach().requires_grad_()
-    seen: list[tuple[Tensor, Tensor | None]] = []
-
-    def see(_: Any, arguments: Any, keywords: Any) -> None:
-        mask = keywords.get("attn_mask")
-        seen.append((arguments[0].detach(), None if mask is None else mask[:, 0, 0, :, None]))
-
-    with ExitStack() as hooks, torch.enable_grad():
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_pre_hook(see, with_kwargs=True))
+    with inputs_of(layers) as seen, torch.enable_grad():
         if model.pooling is None:
-            logits = model.head(encode(encoder.trunk, picture, rows))
-            scores = None
+            logits, wanted = model.head(encode(encoder.trunk, picture, rows)), [picture]
         else:
             tokens, present = token_features(encoder.trunk, picture, rows)
             scores = model.head(tokens)
-            logits = model.pooling(tokens, scores, present)
-        wanted = [picture] if scores is None else [picture, scores]
-        gradient, *of_scores = torch.autograd.grad(logits[0, label], wanted)
+            logits, wanted = model.pooling(tokens, scores, present), [picture, scores]
     prefix = encoder.trunk.num_prefix_tokens
-    weights = torch.zeros(seen[-1][0].shape[1], device=picture.device)
-    if of_scores:
-        weights[prefix:] = of_scores[0][0, :, label].abs()
-    elif encoder.trunk.global_pool == "token":
-        weights[0] = 1
-    else:
-        present = seen[-1][1]
-        weights[prefix:] = 1 if present is None else present[0, prefix:, 0].float()
+    summaries = summary_rows(layers[-1], *seen[-1])[:, prefix:]
+    found = []
+    for label in labels:
+        gradient, *of_scores = torch.autograd.grad(logits[0, label], wanted, retain_graph=True)
+        weights = torch.zeros(seen[-1][0].shape[1], device=picture.device)
+        if of_scores:
+            weights[prefix:] = of_scores[0][0, :, label].abs()
+        elif encoder.trunk.global_pool == "token":
+            weights[0] = 1
+        else:
+            there = seen[-1][1]
+            weights[prefix:] = 1 if there is None else there[0, prefix:, 0].float()
+        rollout = _rolled_out(layers, seen, weights)[prefix:]
+        found.append(Attribution((gradient * picture)[0].detach(), rollout / rollout.sum(), summaries))
+    return found
+
+
+def _rolled_out(
+    layers: Sequence[AttentionLayer], seen: Sequence[tuple[Tensor, Tensor | None]], weights: Float[Tensor, " n"]
+) -> Float[Tensor, " n"]:
+    """From which tokens a weighted sum of the last layer's results comes, back through all layers."""
     for layer, (x, present) in zip(reversed(layers), reversed(seen), strict=True):
         weights = weights / weights.sum().clamp(min=1e-30)
         through = sources(layer, x, present, weights).abs()
         weights = (weights + through / through.sum().clamp(min=1e-30)) / 2
-    rows_of_last = summary_rows(layers[-1], *seen[-1])[:, prefix:]
-    return Attribution((gradient * picture)[0].detach(), weights[prefix:] / weights[prefix:].sum(), rows_of_last)
+    return weights

@@ -231,6 +231,11 @@ def naming(path: str | PathLike) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
+def settings_of(hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's settings as plain values by path, for people: without the names of its classes, which are many."""
+    return {path: value for path, value in flatten(dict(hyper_parameters)) if path != "class_names"}
+
+
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the plain values of a description with their paths, such as ("encoder.attention.k", 16). The value at an
     object's own path is its class, without the package."""

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
-from longseq.training.description import flatten
+from longseq.training.description import settings_of
 from longseq.training.pictures import draw_confusions, draw_inputs
 from longseq.training.summary import summary
 
@@ -37,7 +37,9 @@ class Confusions(pl.Callback):
         self._metric: Any = None
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._start(pl_module)
+        self._metric = None
+        if _logger(trainer) is not None:  # nobody would see that of a validation
+            self._start(pl_module)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._start(pl_module)
@@ -67,7 +69,7 @@ class Confusions(pl.Callback):
             self._metric.update(outputs["outputs"], outputs["labels"])
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
-        if self._metric is None or trainer.sanity_checking:
+        if self._metric is None:
             return
         matrix = self._metric.compute().cpu()  # called on every rank, because it sums over ranks
         if stage == "test":
@@ -225,8 +227,7 @@ class BestFigure(pl.Callback):
 
 def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
     """What a person compares runs by: the settings of model and data, and the sizes that follow."""
-    choices = dict(flatten(model.hparams))
-    choices.pop("class_names", None)  # it is long, and not a setting of the model
+    choices = settings_of(model.hparams)
     data: Any = getattr(trainer, "datamodule", None)
     if data is not None:
         of_data = {name: getattr(data, name) for name in ("batch_size", "seed") if hasattr(data, name)}

@@ -16,24 +16,14 @@ from longseq.training.predictions import model_and_data
 SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from longseq.cli import main
-
-    folder = tmp_path_factory.mktemp("digits")
-    root = ["--trainer.max_epochs", "2", "--trainer.default_root_dir", str(folder)]
-    main(["fit", "--config", "image/digits", *SMALL, *root])
-    return folder / "runs/digits/0"
-
-
 def rows_of(card: str, header: str) -> list[list[str]]:
     """The rows of the table whose header begins so."""
     lines = card[card.index(f"| {header} |") :].split("\n\n")[0].split("\n")[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_the_figures_are_those_of_the_run(run: Path) -> None:
-    card, metrics = (run / "README.md").read_text(), json.loads((run / "metrics.json").read_text())
+def test_the_figures_are_those_of_the_run(digits_run: Path) -> None:
+    card, metrics = (digits_run / "README.md").read_text(), json.loads((digits_run / "metrics.json").read_text())
     named = {name.replace(" ", "/", 1): float(value) for name, value in rows_of(card, "figure")}
     assert named == {name: pytest.approx(value, abs=1e-4) for name, value in metrics.items()}
     accuracy, low, high = map(
@@ -43,13 +33,13 @@ def test_the_figures_are_those_of_the_run(run: Path) -> None:
     assert (low, high) == pytest.approx(wilson(round(accuracy * 359), 359), abs=1e-3)
 
 
-def test_the_figures_of_each_class_are_those_of_its_predictions(run: Path) -> None:
-    model, data = model_and_data(run / "best.ckpt")
+def test_the_figures_of_each_class_are_those_of_its_predictions(digits_run: Path) -> None:
+    model, data = model_and_data(digits_run / "best.ckpt")
     data.setup("test")
     inputs, labels = map(torch.cat, zip(*data.test_dataloader(), strict=True))
     with torch.no_grad():
         predicted = model(inputs).argmax(1)
-    rows = rows_of((run / "README.md").read_text(), "class")
+    rows = rows_of((digits_run / "README.md").read_text(), "class")
     assert [row[0] for row in rows] == model.class_names
     for label, (_, train, val, test, precision, recall, f1) in enumerate(rows):
         of_split = [int((split.labels == label).sum()) for split in data.splits().values()]
@@ -60,15 +50,15 @@ def test_the_figures_of_each_class_are_those_of_its_predictions(run: Path) -> No
         assert float(f1) == pytest.approx(2 * p * r / max(p + r, 1e-9), abs=1e-3)
 
 
-def test_the_card_says_how_the_model_came_about_and_what_it_is_for(run: Path) -> None:
-    card = (run / "README.md").read_text()
+def test_the_card_says_how_the_model_came_about_and_what_it_is_for(digits_run: Path) -> None:
+    card = (digits_run / "README.md").read_text()
     assert "longseq fit --config " in card and "--trainer.max_epochs 2" in card
     assert f"longseq {longseq.__version__}" in card and f"torch {torch.__version__.partition('+')[0]}" in card
     assert re.search(r"[\d,]+ samples and [\d,]+ tokens a second", card)
     assert "- It sees 8 x 8 pixels; others are resized." in card and "also one that belongs to none of them" in card
     assert "encoder.attention.k: 16" in card and "parameters" in card
     assert card.startswith("---\nlibrary_name: longseq\npipeline_tag: image-classification\n")
-    assert "![" in card and Image.open(run / "card.png").width > 800
+    assert "![" in card and Image.open(digits_run / "card.png").width > 800
 
 
 def test_a_model_of_sounds_and_several_labels_has_its_own_figures(command, tmp_path: Path) -> None:

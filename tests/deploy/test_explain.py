@@ -58,7 +58,7 @@ def test_the_moment_that_decided_is_found(listener: Classifier) -> None:
     for number in range(10):
         waveform, begin = recording(number % 2, generator)
         assert int(listener(waveform[None]).argmax()) == number % 2
-        found = attribute(listener, waveform[None], number % 2)
+        (found,) = attribute(listener, waveform[None], [number % 2])
         first, last = begin // 80 - 3, (begin + 3200) // 80 + 3  # a window reaches over one frame
         rows = found.by_row()
         assert float(rows.sum()) == pytest.approx(1) == float(found.rollout.sum())
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_score() -> None:
     torch.nn.init.normal_(model.head.weight)
     model.encoder.set_statistics(torch.tensor(100.0), torch.tensor(50.0))
     image = torch.rand(1, 1, 6, 6).double() * 255
-    found = attribute(model, image, 1).gradient
+    found = attribute(model, image, [1])[0].gradient
     for row, column in ((0, 0), (3, 4)):
         change = torch.zeros_like(image)
         change[0, 0, row, column] = 1e-3
@@ -90,7 +90,7 @@ def test_padding_has_no_share(pool: str | None) -> None:
     torch.nn.init.normal_(model.head.weight)
     encoder.set_statistics(torch.tensor(-5.0), torch.tensor(3.0))
     inputs = {"waveforms": torch.nn.functional.pad(torch.randn(1, 800), (0, 2400)), "lengths": torch.tensor([800])}
-    found = attribute(model, inputs, 0)
+    (found,) = attribute(model, inputs, [0])
     assert found.rollout[11:].abs().max() == 0 and float(found.rollout.sum()) == pytest.approx(1)
     assert found.gradient[:, 11:].abs().max() == 0
 
@@ -109,27 +109,16 @@ def test_the_shortest_half_is_that_of_a_plain_search() -> None:
         assert last - first == min(stretches)[0] and shares[first : last + 1].sum() >= shares.sum() / 2 - 1e-12
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from longseq.cli import main
-
-    folder = tmp_path_factory.mktemp("digits")
-    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
-    root = ["--trainer.max_epochs", "1", "--trainer.default_root_dir", str(folder)]
-    main(["fit", "--config", "image/digits", *small, *root])
-    Image.new("L", (8, 8), 130).save(folder / "grey.png")
-    return folder
-
-
-def test_an_image_is_explained(command, digits: Path, tmp_path: Path) -> None:
-    flags = ["--ckpt_path", digits / "runs/digits/0/best.ckpt", "--input", digits / "grey.png"]
+def test_an_image_is_explained(command, digits_run: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 130).save(tmp_path / "grey.png")
+    flags = ["--ckpt_path", digits_run / "best.ckpt", "--input", tmp_path / "grey.png"]
     done = command("explain", *flags, "--top", "2", "--out", tmp_path / "new/explained.png")
     assert done.code == 0, done.err
     assert len(re.findall(r"\d 0\.\d\d: half of what decided is in \d+ of 64 pixels", done.out)) == 2
     assert Image.open(tmp_path / "new/explained.png").width > 600
     done = command("explain", *flags, "--top", "11")
     assert done.code == 2 and "top: must be in 1..10" in done.err and done.err.count("\n") == 1
-    done = command("explain", *flags[:3], digits / "none.png")
+    done = command("explain", *flags[:3], tmp_path / "none.png")
     assert done.code == 2 and "none.png: no such file" in done.err and done.err.count("\n") == 1
 
 
@@ -161,4 +150,4 @@ def test_a_model_without_attention_is_refused() -> None:
     model = Classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), 3, task=MultiLabel()).eval()
     model.encoder.trunk.blocks[0].attn = torch.nn.Identity()
     with pytest.raises(ArgumentError, match="must have attention in every block"):
-        attribute(model, torch.zeros(1, 1, 4, 4), 0)
+        attribute(model, torch.zeros(1, 1, 4, 4), [0])

@@ -111,25 +111,9 @@ def test_the_spectrogram_of_products_is_the_spectrogram(sample_rate_hz: int, num
         torch.testing.assert_close(products(waveforms), log_mel(waveforms), atol=2e-4, rtol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from longseq.cli import main
-
-    folder = tmp_path_factory.mktemp("digits")
-    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
-    main(
-        [
-            "fit",
-            "--config",
-            "image/digits",
-            *small,
-            "--trainer.max_epochs",
-            "2",
-            "--trainer.default_root_dir",
-            str(folder),
-        ]
-    )
-    return folder / "runs/digits/0/best.ckpt"
+@pytest.fixture
+def checkpoint(digits_run: Path) -> Path:
+    return digits_run / "best.ckpt"
 
 
 def test_the_command_writes_a_file_that_describes_itself(command, checkpoint: Path, tmp_path: Path) -> None:
@@ -200,11 +184,11 @@ def test_a_model_that_predicts_no_classes_is_refused() -> None:
         Program(model)
 
 
-def test_a_mechanism_that_cannot_be_traced_is_named() -> None:
+def test_a_mechanism_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
     model = classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2))
     model.encoder.trunk.blocks[0].attn.proj_drop.forward = lambda tokens: tokens if tokens.sum() > 0 else -tokens
     with pytest.raises(ArgumentError, match="must be of a model that torch can trace .*; --format safetensors"):
-        write_torch(Program(model), Path("x.pt2"), {})
+        write_torch(Program(model), tmp_path / "x.pt2", {})
 
 
 def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:

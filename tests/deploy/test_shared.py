@@ -22,15 +22,9 @@ from longseq.training.shared import read_shared, write_shared
 SHARED = {"README.md", "card.png", "config.json", "model.safetensors"}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from longseq.cli import main
-
-    folder = tmp_path_factory.mktemp("digits")
-    small = ["--model.encoder.dim", "16", "--model.encoder.depth", "2", "--trainer.accelerator", "cpu"]
-    root = ["--trainer.max_epochs", "1", "--trainer.default_root_dir", str(folder)]
-    main(["fit", "--config", "image/digits", *small, *root])
-    return folder / "runs/digits/0/best.ckpt"
+@pytest.fixture
+def checkpoint(digits_run: Path) -> Path:
+    return digits_run / "best.ckpt"
 
 
 @pytest.fixture
