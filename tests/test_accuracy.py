@@ -104,7 +104,7 @@ def test_mnist_trains_on_784_tokens_and_logs_its_throughput(train_py, tmp_path: 
     part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_val_batches", "2"]
     part += ["--trainer.log_every_n_steps", "4", "--data.batch_size", "24"]
     train_py("fit", "--config", MNIST, "--data.root", str(real_data), *part, "--trainer.limit_test_batches", "2")
-    events = EventAccumulator(str(tmp_path / "runs/mnist/0")).Reload()
+    events = EventAccumulator(*map(str, (tmp_path / "runs/mnist/0").glob("*-seed*"))).Reload()
     samples, tokens = (events.Scalars(f"throughput/{name}_per_second")[-1].value for name in ("samples", "tokens"))
     assert samples > 0
     assert tokens == pytest.approx(784 * samples)

@@ -20,6 +20,7 @@ from longseq.training.storage import write_text
 from longseq.training.summary import SequenceSummary
 from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, Overview, RateAndNorm, TaskPicture
 from longseq.training.throughput import ThroughputLogger
+from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
 # Callbacks that search for a setting before a training. A resumed training has its setting already.
 FINDERS = (LearningRateFinder, BatchSizeFinder)
@@ -135,6 +136,9 @@ def callbacks_of_training(
             TaskPicture(),
             InputSamples(),
             BestFigure(is_resumed),
+            Mistakes(),
+            AttentionMaps(),
+            Embeddings(),
         ]
     return callbacks
 

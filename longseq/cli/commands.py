@@ -29,7 +29,15 @@ from longseq.cli.resuming import (
     restore_config,
     take_findings,
 )
-from longseq.cli.runs import experiment_of, forget, new_run, refuse_full_disk, sole_use_of, write_metrics
+from longseq.cli.runs import (
+    curves_name,
+    experiment_of,
+    forget,
+    new_run,
+    refuse_full_disk,
+    sole_use_of,
+    write_metrics,
+)
 from longseq.cli.settings import (
     LINKS,
     Asked,
@@ -282,7 +290,10 @@ class Commands(CommandLine):
         if config.trainer.logger is not False:
             # the resumed run logs the points after its checkpoint again: without this, its curves would hold them twice
             again = {"purge_step": self.asked.checkpoint["global_step"]} if resumed and self.asked.checkpoint else {}
-            board = TensorBoardLogger(run.parent.parent, run.parent.name, run.name, default_hp_metric=False, **again)
+            shown_as = curves_name(self.model, config.seed_everything)
+            board = TensorBoardLogger(
+                run.parent.parent, run.parent.name, run.name, default_hp_metric=False, sub_dir=shown_as, **again
+            )
             named = self._get(self.config_init, "trainer")["logger"]  # the user's own are added to TensorBoard's
             others = named if isinstance(named, list | tuple) else [] if named in (None, True) else [named]
             kwargs["logger"] = [board, *others]

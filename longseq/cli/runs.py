@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 from torch import Tensor, nn
 
 from longseq.cli.errors import UserError
+from longseq.training import Classifier
 from longseq.training.storage import StorageError, write_text
 
 CONFIG = "config.yaml"  # Lightning's name
@@ -38,6 +39,13 @@ def experiment_of(config: Namespace) -> str:
     if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(os.fsencode(name)) > 255:
         raise UserError(f"experiment: got {name!r}; give the name of one folder, without a slash")
     return name
+
+
+def curves_name(model: Classifier, seed: int) -> str:
+    """The folder of a run that holds its events, for which TensorBoard names its curves: mechanism, k and seed."""
+    mechanism = model.encoder.attention
+    k = re.sub(r"[^\d]+", "-", str(getattr(mechanism, "k", None) or "")).strip("-")
+    return "-".join([type(mechanism).__name__, *([f"k{k}"] if k else []), f"seed{seed}"])
 
 
 def _name_of_own_data(data: Namespace) -> str:

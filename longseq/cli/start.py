@@ -29,12 +29,14 @@ COMMANDS = {
     "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
     "needle": "Measure in how long a recording a model still hears one word.",
     "explain": "Draw which pixels or moments of a file decided for each of its likeliest classes.",
+    "board": "Show runs in TensorBoard, for this machine alone.",
     "export": "Write a trained model as ONNX, as a program of torch.export, or as a folder to share.",
 }
 # The commands that are one function each, and the packages of their modules; the others are methods of Commands.
 FUNCTIONS = {
     **dict.fromkeys(("benchmark", "spectrum", "approximation", "sweep", "needle"), "longseq.reports"),
     **dict.fromkeys(("explain", "export"), "longseq.deploy"),
+    "board": "longseq.cli",
 }
 CONFIGURATIONS = "longseq has configurations such as image/digits"
 

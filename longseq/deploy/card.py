@@ -73,10 +73,12 @@ def write_card(
 
 def read_curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     """What a run has logged for TensorBoard: the values of each tag, in the order of steps; none without events."""
-    if not list(run.glob("events.out.tfevents.*")):
+    folders = {events.parent for events in run.glob("*/events.out.tfevents.*")}
+    if len(folders) != 1:
         return {}
+    (folder,) = folders
     one = {"images": 1, "audio": 1, "tensors": 1, "histograms": 1}
-    events = EventAccumulator(str(run), {**one, "scalars": 0}).Reload()
+    events = EventAccumulator(str(folder), {**one, "scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
     return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
 

@@ -1,17 +1,35 @@
-"""Pictures of what an encoder sees."""
+"""Pictures of what an encoder sees, legible in the 360 points of width that TensorBoard gives them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxtyping import Float
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+WIDTH = 3.6  # inches
+small: Any = rc_context(
+    {
+        "figure.dpi": 200,  # sharp where a screen has two points for one
+        "figure.facecolor": "white",  # also on a dark page
+        "font.size": 7,
+        "axes.titlesize": 7,
+        "axes.labelsize": 6.5,
+        "axes.titlepad": 3,
+        "axes.labelpad": 1,
+        "xtick.labelsize": 6,
+        "ytick.labelsize": 6,
+    }
+)  # a decorator for the functions that draw
 
+
+@small
 def draw_images(pictures: Sequence[Float[Tensor, "channels height width"]], names: Sequence[str]) -> Figure:
     """Draw images (0..255) as they are, in grey unless they have three channels, under their names."""
-    figure, grid = _grid(len(names), cell=(1.7, 1.9))
+    figure, grid = panels(len(names), 4, 1.1)
     for axes, picture, name in zip(grid, pictures, names, strict=True):
         pixels = picture.permute(1, 2, 0) if len(picture) == 3 else picture[0]
         axes.imshow((pixels / 255).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -21,11 +39,12 @@ def draw_images(pictures: Sequence[Float[Tensor, "channels height width"]], name
     return figure
 
 
+@small
 def draw_spectrograms(
     pictures: Sequence[Float[Tensor, "mels _"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
 ) -> Figure:
     """Draw log-mel spectrograms as long as their clips, in seconds and hertz, down to 60 dB below the loudest point."""
-    figure, grid = _grid(len(names), cell=(2.6, 2.2))
+    figure, grid = panels(len(names), 2, 1.3)
     mels = len(pictures[0])
     hertz = [hz for hz in (250, 500, 1000, 2000, 4000, 8000, 16000) if hz < sample_rate_hz / 2]
     for axes, picture, name in zip(grid, pictures, names, strict=True):
@@ -43,9 +62,10 @@ def draw_spectrograms(
     return figure
 
 
+@small
 def draw_waveforms(waveforms: Sequence[Float[Tensor, " _"]], names: Sequence[str], sample_rate_hz: int) -> Figure:
     """Draw waveforms as long as their clips, in seconds, each scaled to its own peak."""
-    figure, grid = _grid(len(names), cell=(2.6, 1.6))
+    figure, grid = panels(len(names), 2, 1.0)
     for axes, waveform, name in zip(grid, waveforms, names, strict=True):
         axes.plot([sample / sample_rate_hz for sample in range(len(waveform))], waveform.numpy(), linewidth=0.5)
         axes.set_title(name, parse_math=False)
@@ -54,13 +74,35 @@ def draw_waveforms(waveforms: Sequence[Float[Tensor, " _"]], names: Sequence[str
     return figure
 
 
+@small
+def draw_curves(
+    named: Mapping[str, tuple[Tensor, Tensor]], dots: Sequence[tuple[Tensor, Tensor]], axes_names: tuple[str, str]
+) -> Figure:
+    """Draw curves in the unit square, each with its name and a dot on it."""
+    figure = Figure((WIDTH, WIDTH), layout="constrained")
+    axes = figure.add_subplot(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=axes_names[0], ylabel=axes_names[1])
+    for (name, (x, y)), (dot_x, dot_y) in zip(named.items(), dots, strict=True):
+        (line,) = axes.plot(x, y, label=name, linewidth=1)
+        axes.plot([dot_x], [dot_y], "o", color=line.get_color(), markersize=4)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=6, loc="lower left")
+    return figure
+
+
 def mel_row(hertz: int, num_mels: int, sample_rate_hz: int) -> float:
     """The height of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
     return (num_mels + 1) * math.log1p(hertz / 700) / math.log1p(sample_rate_hz / 2 / 700) - 0.5
 
 
-def _grid(count: int, cell: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    columns = min(count, 4)
+def panels(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, in reading order.
+
+    Args:
+        count: How many panels.
+        columns: At most so many beside each other.
+        height: Of a panel, in inches.
+    """
+    columns = min(count, columns)
     rows = math.ceil(count / columns)
-    figure = Figure((cell[0] * columns, cell[1] * rows), dpi=120, layout="constrained")
+    figure = Figure((WIDTH, height * rows), layout="constrained")
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]

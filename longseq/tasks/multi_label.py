@@ -87,6 +87,20 @@ class MultiLabel(Task):
             # in the middle of those that are equally good; 0.5 for a class without a sample
             head.thresholds[label] = _GRID[(first + last) // 2] if best > 0 else 0.5
 
+    def draw_decision(self, head: Any, result: Any, class_names: list[str]) -> Any:
+        """Precision against recall, with a dot at the threshold: of the eight classes whose curves are lowest."""
+        from longseq.encoders.drawing import draw_curves  # matplotlib takes half a second to import
+
+        precision, recall = (torch.stack(list(each)).cpu() for each in result[:2])
+        areas = -torch.trapezoid(precision, recall, dim=1)  # recall falls along a curve
+        lowest = areas.argsort()[:8].tolist()
+        dots = [(head.thresholds.cpu() * 200 - 1).round().long()[label] for label in lowest]
+        return draw_curves(
+            {class_names[label]: (recall[label], precision[label]) for label in lowest},
+            [(recall[label, dot], precision[label, dot]) for label, dot in zip(lowest, dots, strict=True)],
+            ("recall", "precision"),
+        )
+
     def probabilities(self, outputs: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
         return outputs.float().sigmoid()
 

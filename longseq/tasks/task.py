@@ -140,6 +140,10 @@ class Task(ABC):
             result: The value of the metric ``decision`` over all samples of the validation.
         """
 
+    def draw_decision(self, head: nn.Module, result: Any, class_names: list[str]) -> Any:
+        """A matplotlib figure of what ``decide`` has decided, from the same arguments; None where there is none."""
+        return None
+
     def draw(self, encoder: Encoder, outputs: Tensor) -> Any:
         """A matplotlib figure of what the model puts out for a batch of validation; None where there is none."""
         return None

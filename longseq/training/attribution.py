@@ -80,6 +80,45 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
     return found
 
 
+class TokenMaps(NamedTuple):
+    """What the attention of a block looks at, on the grid of tokens of one input, without prefix tokens.
+
+    Attributes:
+        mean: The share of every token in the mean of all results.
+        summaries: What some of its summary tokens look at: rows of E, or of L for Verma without E; none for exact
+            attention.
+    """
+
+    mean: Float[Tensor, "rows columns"]
+    summaries: Float[Tensor, "maps rows columns"]
+
+
+def token_maps(model: Classifier, inputs: Any, most: int = 4) -> dict[int, TokenMaps]:
+    """What the attention of each block looks at, by the number of the block; blocks without attention are left out.
+
+    Args:
+        model: The classifier, in evaluation.
+        inputs: A batch of one input.
+        most: How many summary tokens.
+    """
+    encoder = model.encoder
+    blocks: Any = encoder.trunk.blocks
+    layers = {number: block.attn for number, block in enumerate(blocks) if isinstance(block.attn, AttentionLayer)}
+    with inputs_of(list(layers.values())) as seen, torch.no_grad():
+        picture, rows = encoder.prepared(inputs)
+        token_features(encoder.trunk, picture, rows)
+    prefix = encoder.trunk.num_prefix_tokens
+    columns = encoder.trunk.patch_embed.dynamic_feat_size(picture.shape[2:])[1]  # type: ignore[operator]
+    maps = {}
+    for (number, layer), (x, present) in zip(layers.items(), seen, strict=True):
+        there = x.new_ones(x.shape[1]) if present is None else present[0, :, 0].to(x)
+        of_tokens = sources(layer, x, present, there / there.sum()).abs()
+        of_summaries = summary_rows(layer, x, present, most)
+        on_grid = (weights[..., prefix:].unflatten(-1, (-1, columns)) for weights in (of_tokens, of_summaries))
+        maps[number] = TokenMaps(*on_grid)
+    return maps
+
+
 def _rolled_out(
     layers: Sequence[AttentionLayer], seen: Sequence[tuple[Tensor, Tensor | None]], weights: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:

@@ -7,10 +7,12 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from longseq.training.classifier import Classifier
+from longseq.training.tensorboard import board_of, step_of
 
 
 class Decisions(pl.Callback):
-    """Show a task the probabilities and labels of the whole validation, over all ranks, so that it can decide."""
+    """Show a task the probabilities and labels of the whole validation, over all ranks, so that it can decide; and what
+    it has decided as the image val/decision."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         metric = pl_module.task.decision(pl_module.num_classes)
@@ -26,4 +28,11 @@ class Decisions(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if self._metric is not None and not trainer.sanity_checking:
-            pl_module.task.decide(pl_module.head, self._metric.compute())
+            result = self._metric.compute()
+            pl_module.task.decide(pl_module.head, result)
+            board = board_of(trainer)
+            if board is None or not trainer.is_global_zero:
+                return
+            figure = pl_module.task.draw_decision(pl_module.head, result, pl_module.class_names)
+            if figure is not None:
+                board.experiment.add_figure("val/decision", figure, step_of(trainer), close=False)

@@ -1,14 +1,16 @@
-"""Draw inputs and confusion matrices."""
+"""Draw what TensorBoard shows: inputs, confusions, figures by class, weights of tokens."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from longseq.encoders.drawing import WIDTH, panels, small
 from longseq.training.classifier import Classifier
 
 
@@ -26,14 +28,21 @@ def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
     if model.training and model.mix is not None:
         inputs, targets = model.mix(inputs, model.task.targets(labels, model.num_classes).to(model.device))
     names = [model.task.names(target, model.class_names) for target in targets]
+    return encoder.draw(pictures_of(model, inputs), names)
+
+
+@torch.no_grad()
+def pictures_of(model: Classifier, inputs: Any) -> list[Float[Tensor, "channels _ width"]]:
+    """The pictures or spectrograms that a model sees of a batch, without padding; in training mode they are masked."""
+    encoder = model.encoder
     pictures, rows = encoder.front_end(inputs), encoder.rows(inputs)
     if model.training:
         pictures = encoder.augment((pictures - encoder.mean) / encoder.std) * encoder.std + encoder.mean
-    counts = [pictures.shape[2]] * len(names) if rows is None else rows.tolist()
-    cut = [picture[:, :count] for picture, count in zip(pictures.float().cpu(), counts, strict=True)]
-    return encoder.draw(cut, names)
+    counts = [pictures.shape[2]] * len(pictures) if rows is None else rows.tolist()
+    return [picture[:, :count] for picture, count in zip(pictures.float().cpu(), counts, strict=True)]
 
 
+@small
 def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
     """Draw how often each true class (row) is predicted as each class (column): counts, coloured by share of the row.
 
@@ -41,22 +50,75 @@ def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequenc
     """
     num_classes = len(class_names)
     shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
-    side = min(3 + 0.35 * num_classes, 10)
-    figure = Figure((side + 1, side), dpi=120, layout="constrained")
+    figure = Figure((WIDTH, WIDTH), layout="constrained")
     axes = figure.add_subplot(
         xlabel="predicted class",
         ylabel="true class",
-        title=f"{int(matrix.trace())} of {int(matrix.sum())} right ({matrix.trace() / matrix.sum():.1%})",
+        title=f"{int(matrix.trace())} of {int(matrix.sum())} right ({matrix.trace() / matrix.sum():.1%}); "
+        "coloured by share of the true class",
     )
-    image = axes.imshow(shares.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    figure.colorbar(image, label="share of the true class", shrink=0.8)
-    if num_classes <= 50:
+    axes.imshow(shares.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    if num_classes <= 25:
         upright = max(map(len, class_names)) <= 3
         axes.set_xticks(range(num_classes), class_names, rotation=0 if upright else 90, parse_math=False)
         axes.set_yticks(range(num_classes), class_names, parse_math=False)
-    if num_classes <= 20:
+    if num_classes <= 15:
         for row, column in matrix.nonzero().tolist():
             colour = "white" if shares[row, column] > 0.4 else "black"
-            of_text = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
+            of_text = {"ha": "center", "va": "center", "color": colour, "fontsize": 6}
             axes.text(column, row, str(int(matrix[row, column])), **of_text, in_layout=False)  # it takes no room
+    return figure
+
+
+@small
+def draw_by_class(figures: Mapping[str, Sequence[float]], class_names: Sequence[str], most: int = 20) -> Figure:
+    """Draw figures of each class as dots on a line from 0 to 1: the worst classes by the last figure, the worst on top.
+
+    Args:
+        figures: Of each metric, a figure for each class; NaN where a class has none.
+        class_names: The names of the classes.
+        most: How many classes.
+    """
+    (*_, last) = figures.values()
+    worst = sorted(range(len(class_names)), key=lambda label: (math.isnan(last[label]), last[label]))[:most]
+    figure = Figure((WIDTH, 0.6 + 0.16 * len(worst)), layout="constrained")
+    axes = figure.add_subplot(xlim=(-0.02, 1.02))
+    for (name, of_classes), marker in zip(figures.items(), "<>osd", strict=False):
+        axes.plot([of_classes[label] for label in worst], range(len(worst)), marker, label=name, markersize=3.5)
+    axes.set_yticks(range(len(worst)), [class_names[label] for label in worst], parse_math=False)
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+    axes.set_title(f"{len(worst)} of {len(class_names)} classes, the worst first" if len(worst) > 1 else "")
+    figure.legend(loc="outside lower center", ncols=len(figures), frameon=False, fontsize=6.5)
+    return figure
+
+
+@small
+def draw_token_maps(maps: Mapping[str, Float[Tensor, "maps rows columns"]], seconds: float | None) -> Figure:
+    """Draw weights of tokens by their places: of an image as small pictures, of a sound as strips along time.
+
+    Each map is coloured by its own largest weight: blue above zero, red below.
+
+    Args:
+        maps: By their names, maps of the grid of tokens.
+        seconds: From one row of tokens to the next; None for images.
+    """
+    if seconds is None:
+        named = [(name if not number else "", map) for name, of in maps.items() for number, map in enumerate(of)]
+        most_maps = max(len(of) for of in maps.values())
+        figure, grid = panels(len(named), most_maps if most_maps > 1 else 3, 1.05)
+        for axes, (name, map) in zip(grid, named, strict=True):
+            most = float(map.abs().max().clamp(min=1e-30))
+            axes.imshow(map, cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
+            axes.set_title(name)
+            axes.set_axis_off()
+        return figure
+    figure, grid = panels(len(maps), 1, 0.75)
+    for axes, (name, of) in zip(grid, maps.items(), strict=True):
+        strips = of.sum(2)
+        strips = strips / strips.abs().amax(1, keepdim=True).clamp(min=1e-30)
+        extent = (0, strips.shape[1] * seconds, len(strips), 0)
+        axes.imshow(strips, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest", extent=extent)
+        axes.set(title=name, yticks=[], xlabel="seconds")
+        axes.label_outer()
     return figure

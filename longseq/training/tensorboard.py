@@ -10,6 +10,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from jaxtyping import Float
 from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -38,7 +39,7 @@ class Confusions(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._metric = None
-        if _logger(trainer) is not None:  # nobody would see that of a validation
+        if board_of(trainer) is not None:  # nobody would see that of a validation
             self._start(pl_module)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
@@ -74,10 +75,10 @@ class Confusions(pl.Callback):
         matrix = self._metric.compute().cpu()  # called on every rank, because it sums over ranks
         if stage == "test":
             self.of_test = matrix
-        logger = _logger(trainer)
+        logger = board_of(trainer)
         if logger is not None and trainer.is_global_zero:
             figure = draw_confusions(matrix, model.class_names)
-            logger.experiment.add_figure(f"{stage}/confusion", figure, _step(trainer), close=False)
+            logger.experiment.add_figure(f"{stage}/confusion", figure, step_of(trainer), close=False)
 
 
 class TaskPicture(pl.Callback):
@@ -87,12 +88,12 @@ class TaskPicture(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, batch_idx: int,
         *_: Any,
     ) -> None:  # fmt: skip
-        logger = _logger(trainer)
+        logger = board_of(trainer)
         if batch_idx or logger is None or not trainer.is_global_zero:
             return
         figure = pl_module.task.draw(pl_module.encoder, outputs["outputs"])
         if figure is not None:
-            logger.experiment.add_figure("val/outputs", figure, _step(trainer), close=False)
+            logger.experiment.add_figure("val/outputs", figure, step_of(trainer), close=False)
 
 
 class InputSamples(pl.Callback):
@@ -117,7 +118,7 @@ class InputSamples(pl.Callback):
 
     @torch.no_grad()
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        logger = _logger(trainer)
+        logger = board_of(trainer)
         if logger is None or not trainer.is_global_zero or trainer.global_step > 0:  # a resumed run has them
             return
         loader: Any = trainer.train_dataloader
@@ -129,13 +130,11 @@ class InputSamples(pl.Callback):
         with isolate_rng():  # a data set may augment at random
             inputs, labels = next(iter(samples))
             figure = draw_inputs(pl_module, move_data_to_device(inputs, pl_module.device), labels)
-        logger.experiment.add_figure("inputs/samples", figure, _step(trainer), close=False)
+        logger.experiment.add_figure("inputs/samples", figure, step_of(trainer), close=False)
         for number, (clip, label) in enumerate(zip(pl_module.encoder.sounds(inputs), labels, strict=False)):
-            if len(clip) < 2:
-                continue  # TensorBoard refuses a sound of one sample, and nobody would hear it
             tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))
-            loud = clip / clip.abs().max().clamp(min=1e-6)
-            logger.experiment.add_audio(tag, loud, _step(trainer), pl_module.encoder.sample_rate_hz)
+            rate: Any = pl_module.encoder.sample_rate_hz
+            add_sound(logger, tag, clip, rate, step_of(trainer))
 
 
 class Overview(pl.Callback):
@@ -151,7 +150,7 @@ class Overview(pl.Callback):
         self.is_resumed = is_resumed
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        logger = _logger(trainer)
+        logger = board_of(trainer)
         if logger is None or self.is_resumed or not trainer.is_global_zero:
             return
         best = pl_module.task.best
@@ -201,22 +200,22 @@ class BestFigure(pl.Callback):
         self.is_resumed = is_resumed
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        if (logger := _logger(trainer)) is not None and not self.is_resumed:
+        if (logger := board_of(trainer)) is not None and not self.is_resumed:
             best = pl_module.task.best
             figures = {f"hp/val_{best}": self.best or math.nan, f"hp/test_{best}": math.nan}  # not known yet
-            logger.log_hyperparams(_choices(trainer, pl_module), figures, _step(trainer))
+            logger.log_hyperparams(_choices(trainer, pl_module), figures, step_of(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        if (logger := _logger(trainer)) is not None:
+        if (logger := board_of(trainer)) is not None:
             task, figure = pl_module.task, float(trainer.callback_metrics[f"val/{pl_module.task.best}"])
             better = max if task.mode == "max" else min
             self.best = figure if self.best is None else better(self.best, figure)
-            logger.log_metrics({f"hp/val_{task.best}": self.best}, _step(trainer))
+            logger.log_metrics({f"hp/val_{task.best}": self.best}, step_of(trainer))
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         best = pl_module.task.best
-        if (logger := _logger(trainer)) is not None and f"test/{best}" in trainer.callback_metrics:
-            logger.log_metrics({f"hp/test_{best}": float(trainer.callback_metrics[f"test/{best}"])}, _step(trainer))
+        if (logger := board_of(trainer)) is not None and f"test/{best}" in trainer.callback_metrics:
+            logger.log_metrics({f"hp/test_{best}": float(trainer.callback_metrics[f"test/{best}"])}, step_of(trainer))
 
     def state_dict(self) -> dict[str, float | None]:
         return {"best": self.best}
@@ -226,21 +225,38 @@ class BestFigure(pl.Callback):
 
 
 def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
-    """What a person compares runs by: the settings of model and data, and the sizes that follow."""
-    choices = settings_of(model.hparams)
+    """What a person compares runs by, and then all settings of the model. The tab sorts names, and ticks the first
+    five."""
     data: Any = getattr(trainer, "datamodule", None)
-    if data is not None:
-        of_data = {name: getattr(data, name) for name in ("batch_size", "seed") if hasattr(data, name)}
-        choices |= {"data": type(data).__name__, **{f"data.{name}": value for name, value in of_data.items()}}
-    parameters = sum(weight.numel() for weight in model.parameters())
-    return choices | {"precision": trainer.precision, "parameters": parameters, "tokens": model.encoder.num_tokens}
+    attention = model.encoder.attention
+    compared = {
+        "attention": type(attention).__name__,
+        "batch_size": getattr(data, "batch_size", None),
+        "data": None if data is None else type(data).__name__,
+        "k": str(getattr(attention, "k", None)),
+        "learning_rate": model.learning_rate,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "precision": trainer.precision,
+        "seed": getattr(data, "seed", None),
+        "tokens": model.encoder.num_tokens,
+    }
+    return {
+        **{name: value for name, value in compared.items() if value is not None},
+        **{f"settings.{name}": value for name, value in settings_of(model.hparams).items() if value is not None},
+    }
 
 
-def _logger(trainer: pl.Trainer) -> TensorBoardLogger | None:
+def add_sound(board: TensorBoardLogger, tag: str, clip: Float[Tensor, " _"], sample_rate_hz: int, step: int) -> None:
+    """Show a sound to listen to, at full volume."""
+    if len(clip) > 1:  # TensorBoard refuses a sound of one sample, and nobody would hear it
+        board.experiment.add_audio(tag, clip / clip.abs().max().clamp(min=1e-6), step, sample_rate_hz)
+
+
+def board_of(trainer: pl.Trainer) -> TensorBoardLogger | None:
     """The run's TensorBoardLogger, the same on every rank; None without one, and in the sanity check."""
     loggers = [] if trainer.sanity_checking else trainer.loggers
     return next((logger for logger in loggers if isinstance(logger, TensorBoardLogger)), None)
 
 
-def _step(trainer: pl.Trainer) -> int:
+def step_of(trainer: pl.Trainer) -> int:
     return max(trainer.global_step - 1, 0)  # as Lightning logs its own values: its first step is 0

@@ -4,8 +4,10 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
+import psutil
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.throughput import Throughput
@@ -27,6 +29,8 @@ class ThroughputLogger(pl.Callback):
       the loader, copies the batch, and runs other callbacks and loggers;
     - peak_memory_gib: peak memory of the rank that took most, since its process began: on CUDA the memory that torch
       allocated, elsewhere the resident memory of the process (getrusage);
+    - processor_percent: how busy the machine's processors are; gpu_percent: how busy the GPUs are, if the package
+      nvidia-ml-py is installed;
     - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, if that is known; a shorter sample
       counts by its share of the tokens.
 
@@ -63,6 +67,7 @@ class ThroughputLogger(pl.Callback):
         self._samples, self._tokens = 0, 0
         self._seconds = self._waited = 0.0
         self._since = None
+        psutil.cpu_percent()  # it counts from one call to the next
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._since = clock()
@@ -136,7 +141,10 @@ class ThroughputLogger(pl.Callback):
             "step_ms": (1000 / rates["device/batches_per_sec"], torch.mean),
             "data_wait_ms": (wait_ms, torch.mean),
             "peak_memory_gib": (peak_memory_gib(pl_module.device), torch.amax),
+            "processor_percent": (psutil.cpu_percent(), torch.mean),
         }
+        if pl_module.device.type == "cuda" and find_spec("pynvml"):
+            of_rank["gpu_percent"] = (float(torch.cuda.utilization(pl_module.device)), torch.mean)
         if self._peak:
             full_samples_per_second = rates["device/items_per_sec"] / pl_module.encoder.num_tokens
             of_rank["mfu"] = (full_samples_per_second * self._flops / self._peak, torch.mean)

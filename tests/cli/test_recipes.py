@@ -165,7 +165,7 @@ def test_a_logger_of_the_user_is_added_to_tensorboards(command: Callable) -> Non
     done = command(*FIT, *named)
     assert done.code == 0, done.err
     run = Path("runs/x/0")
-    assert list(run.glob("events.out.tfevents.*")) and (run / "config.yaml").is_file()
+    assert list(run.glob("Linformer-k*-seed0/events.out.tfevents.*")) and (run / "config.yaml").is_file()
     (table,) = Path("table").rglob("metrics.csv")
     with open(table, newline="") as file:
         accuracies = [row["val/accuracy"] for row in csv.DictReader(file) if row["val/accuracy"]]

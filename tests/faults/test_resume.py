@@ -101,7 +101,7 @@ def state(run: Path) -> dict[str, Any]:
 
 def curves(run: Path) -> dict[str, list[tuple[int, str]]]:
     """What a run has logged: values as text, so that NaN equals NaN."""
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    events = EventAccumulator(*map(str, run.glob("*-seed*")), size_guidance={"scalars": 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("throughput/")]
     return {tag: [(point.step, repr(point.value)) for point in events.Scalars(tag)] for tag in tags}
 

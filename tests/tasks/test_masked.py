@@ -126,7 +126,7 @@ def test_a_pretraining_from_the_command_line_is_a_start_for_a_classifier(command
     assert "test l1:" in done.out
     figures = json.loads(Path("runs/masked/0/metrics.json").read_text())
     assert figures["test/l1"] == pytest.approx(figures["test/loss"], rel=1e-3)
-    events = EventAccumulator("runs/masked/0", size_guidance={"images": 0}).Reload()
+    events = EventAccumulator(*map(str, Path("runs/masked/0").glob("*seed0")), size_guidance={"images": 0}).Reload()
     assert len(events.Images("val/outputs")) == 2
     losses = [point.value for point in events.Scalars("val/l1")]
     assert losses[-1] < losses[0] < 2

@@ -186,7 +186,7 @@ def test_the_device_is_waited_for_at_logged_steps_only(fit: Fit, monkeypatch: py
 
 def test_two_ranks_are_added_not_doubled(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank is three times as slow and uses twice the memory."""
-    slower = torch.tensor([1 / 3, 1 / 3, 3, 5, 2])
+    slower = torch.tensor([1 / 3, 1 / 3, 3, 5, 2, 1])
     monkeypatch.setattr(
         pl.strategies.SingleDeviceStrategy, "all_gather", lambda self, own: torch.stack([own, own * slower])
     )

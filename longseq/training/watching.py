@@ -1,0 +1,240 @@
+"""What a model gets wrong, looks at, and makes of its inputs, in TensorBoard.
+
+These callbacks need a TensorBoardLogger; with another logger, or none, they do nothing. Under several processes they
+show samples of the first.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from longseq.arguments import ArgumentError
+from longseq.training.attribution import token_maps
+from longseq.training.classifier import Classifier
+from longseq.training.pictures import draw_token_maps, pictures_of
+from longseq.training.tensorboard import add_sound, board_of, step_of
+
+
+class Mistake(NamedTuple):
+    """A sample that was named wrongly.
+
+    Attributes:
+        loss: Its loss.
+        truth, answer: Its classes, and those that the model names.
+        picture: What the model sees of it.
+        sound: To listen to; None for an image.
+    """
+
+    loss: float
+    truth: str
+    answer: str
+    picture: Float[Tensor, "channels _ width"]
+    sound: Float[Tensor, " samples"] | None
+
+
+class Mistakes(pl.Callback):
+    """Show the samples with the highest loss that the model names wrongly: the images val/mistakes and test/mistakes,
+    and those of the test as sounds to hear.
+
+    Args:
+        num_samples: At most so many are shown, and so many of each batch, those with its highest losses, are looked at.
+
+    Raises:
+        ValueError: If num_samples is not positive.
+    """
+
+    def __init__(self, num_samples: int = 8) -> None:
+        super().__init__()
+        if num_samples < 1:
+            raise ArgumentError("num_samples", f"must be positive, got {num_samples}; 8 are usual")
+        self.num_samples = num_samples
+        self._found: list[Mistake] = []
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._found = []
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._found = []
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
+    ) -> None:
+        self._look(trainer, pl_module, outputs, batch[0])
+
+    def on_test_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
+    ) -> None:
+        self._look(trainer, pl_module, outputs, batch[0])
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._show(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._show(trainer, pl_module, "test")
+        board, encoder = board_of(trainer), cast(Any, pl_module.encoder)
+        for number, mistake in enumerate(self._found):
+            if board is not None and mistake.sound is not None:
+                truth, answer = (re.sub(r"\W", "", name) for name in (mistake.truth, mistake.answer))
+                tag = f"mistakes/{number}_{truth}_taken_for_{answer}"
+                add_sound(board, tag, mistake.sound, encoder.sample_rate_hz, step_of(trainer))
+
+    def _look(self, trainer: pl.Trainer, model: Classifier, outputs: Mapping[str, Tensor], inputs: Any) -> None:
+        names_classes = bool(model.task.by_class(model.num_classes))
+        if board_of(trainer) is None or not trainer.is_global_zero or not names_classes:
+            return
+        losses = model.task.losses(outputs["outputs"], outputs["labels"])
+        highest = losses.topk(min(self.num_samples, len(losses)))
+        for loss, place in zip(highest.values.tolist(), highest.indices.tolist(), strict=True):
+            if len(self._found) < self.num_samples or loss > self._found[-1].loss:
+                sample = tree_map(lambda part, at=place: part[at : at + 1], (inputs, outputs))
+                self._keep(model, loss, *sample)
+
+    def _keep(self, model: Classifier, loss: float, inputs: Any, outputs: Mapping[str, Tensor]) -> None:
+        """Keep a sample, a batch of one, if it is named wrongly."""
+        task, names, label = model.task, model.class_names, outputs["labels"]
+        (chances,) = task.probabilities(outputs["outputs"]).cpu()
+        (shares,) = task.targets(label, model.num_classes).tolist()
+        answers = task.answer(model.head, chances, names)
+        right = {name for name, share in zip(names, shares, strict=True) if share > 0.5}
+        if {answer.class_name for answer in answers} == right:
+            return
+        said = ", ".join(f"{answer.class_name} {answer.probability:.2f}" for answer in answers) or "no class"
+        (picture,), sounds = pictures_of(model, inputs), model.encoder.sounds(inputs)
+        truth = task.names(label[0].cpu(), names)
+        self._found.append(Mistake(loss, truth, said, picture, sounds[0].cpu() if sounds else None))
+        self._found = sorted(self._found, key=lambda mistake: -mistake.loss)[: self.num_samples]
+
+    def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+        board = board_of(trainer)
+        if board is not None and self._found:
+            titles = [f"{mistake.truth}\ntaken for {mistake.answer}" for mistake in self._found]
+            figure = model.encoder.draw([mistake.picture for mistake in self._found], titles)
+            board.experiment.add_figure(f"{stage}/mistakes", figure, step_of(trainer), close=False)
+
+
+class AttentionMaps(pl.Callback):
+    """Show every few epochs what the attention looks at in the first sample of the validation: the images
+    val/attention, the share of each token in the mean of a block's results, and val/summary_tokens, what some of these
+    look at (rows of E, or of L for Verma without E).
+
+    Args:
+        every_n_epochs: How often; also after the last epoch.
+        blocks: At most so many blocks, spread over all.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+
+    def __init__(self, every_n_epochs: int = 5, blocks: int = 6) -> None:
+        super().__init__()
+        for name, value in {"every_n_epochs": every_n_epochs, "blocks": blocks}.items():
+            if value < 1:
+                raise ArgumentError(name, f"must be positive, got {value}; 5 is usual")
+        self.every_n_epochs, self.blocks = every_n_epochs, blocks
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        epoch = trainer.current_epoch
+        is_wanted = epoch % self.every_n_epochs == 0 or epoch + 1 == trainer.max_epochs
+        board = board_of(trainer)
+        if batch_idx or not is_wanted or board is None:
+            return
+        with torch.inference_mode(False):  # the maps are gradients
+            first = tree_map(lambda part: part[:1].clone(), batch[0])
+            maps = token_maps(pl_module, first)
+        if not maps or not trainer.is_global_zero:  # every rank computes them, because sharded weights are gathered
+            return
+        numbers = list(maps)
+        spread = dict.fromkeys(numbers[place * len(numbers) // self.blocks] for place in range(self.blocks))
+        chosen = {f"block {number + 1}": maps[number] for number in spread}
+        means = {name: of_block.mean[None] for name, of_block in chosen.items()}
+        rows = {name: of_block.summaries for name, of_block in chosen.items() if len(of_block.summaries)}
+        for tag, pictures in {"attention": means, "summary_tokens": rows}.items():
+            if pictures:
+                figure = draw_token_maps(pictures, pl_module.encoder.row_seconds)
+                board.experiment.add_figure(f"val/{tag}", figure, step_of(trainer), close=False)
+
+
+class Embeddings(pl.Callback):
+    """Show the features of the last validation in the projector when a training ends, with class, answer and, for
+    images, a thumbnail; not where scores of tokens are pooled, because then an input has no features of its own.
+
+    Args:
+        num_samples: At most so many.
+
+    Raises:
+        ValueError: If num_samples is not positive.
+    """
+
+    def __init__(self, num_samples: int = 1000) -> None:
+        super().__init__()
+        if num_samples < 1:
+            raise ArgumentError("num_samples", f"must be positive, got {num_samples}; 1000 are usual")
+        self.num_samples = num_samples
+        self._rows: list[tuple[Tensor, list[list[str]], Tensor | None]] = []
+        self._features: Tensor | None = None
+        self._hook: Any = None
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._rows, self._features = [], None
+        self._unhook()
+        is_shown = board_of(trainer) is not None and trainer.is_global_zero
+        if is_shown and pl_module.pooling is None and pl_module.task.by_class(pl_module.num_classes):
+            self._hook = pl_module.head.register_forward_pre_hook(self._see)
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
+    ) -> None:
+        wanted = self.num_samples - sum(len(names) for _, names, _ in self._rows)
+        if self._hook is None or self._features is None or wanted <= 0:
+            return
+        task, names = pl_module.task, pl_module.class_names
+        chances = task.probabilities(outputs["outputs"][:wanted]).cpu()
+        answers = [task.answer(pl_module.head, each, names) for each in chances]
+        said = [
+            [task.names(label, names), ", ".join(each.class_name for each in answer)]
+            for label, answer in zip(outputs["labels"][:wanted].cpu(), answers, strict=True)
+        ]
+        thumbnails = None if pl_module.encoder.takes_sounds else _thumbnails(batch[0][:wanted])
+        self._rows.append((self._features[:wanted].float().cpu(), said, thumbnails))
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._unhook()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        board = board_of(trainer)
+        if board is None or not self._rows:
+            return
+        features, said, thumbnails = zip(*self._rows, strict=True)
+        board.experiment.add_embedding(
+            torch.cat(features),
+            [
+                [" ".join(name.split()) for name in names] for of_batch in said for names in of_batch
+            ],  # a tab ends a column
+            None if thumbnails[0] is None else torch.cat(thumbnails),
+            step_of(trainer),
+            "validation",
+            metadata_header=["class", "answer"],
+        )
+
+    def _see(self, head: torch.nn.Module, arguments: Any) -> None:
+        self._features = arguments[0].detach()
+
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def _thumbnails(images: Shaped[Tensor, "b channels _ _"]) -> Float[Tensor, "b 3 24 24"]:
+    """Images of 0..255 as small ones of 0..1, grey unless they have three channels."""
+    small = F.interpolate(images.float(), (24, 24), mode="area") / 255
+    return (small if small.shape[1] == 3 else small[:, :1].expand(-1, 3, -1, -1)).cpu()

@@ -1,0 +1,194 @@
+"""The command board, and what a person sees on its page, in a real browser (Debian's package chromium).
+
+With SCREENSHOTS=DIR the browser's tests leave their pictures there; docs/board.png and docs/board-images.png are two.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+RUNS = ["digits/0/Linformer-k16-seed0", "vowels/0/Verma-seed1"]
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of images and a detector of sounds, trained for a few seconds."""
+    from longseq.cli import main
+
+    folder = tmp_path_factory.mktemp("board")
+    common = ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(folder)]
+    main(["fit", "--config", "image/digits", "--trainer.max_epochs", "3", *common])
+    verma = ["--model.encoder.attention", "Verma", "--model.encoder.attention.k", "null"]
+    short = ["--trainer.max_epochs", "2", "--model.task", "MultiLabel", "--seed_everything", "1"]
+    main(["fit", "--config", "audio/vowels", *verma, *short, *common])
+    return folder / "runs"
+
+
+def started(runs: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A process of ``board``, and the address that it has printed."""
+    command = [sys.executable, str(ROOT / "train.py"), "board", "--logdir", str(runs), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=runs)
+    return process
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path) -> Iterator[str]:
+    process = started(runs)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(address: str, browser: Any) -> Iterator[Callable[[str], Any]]:
+    """Open a tab of the page, 1400 x 900, as the first that is opened."""
+    pages = []
+
+    def open_(name: str, dark: bool = False) -> Any:
+        page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="dark" if dark else "light")
+        page.set_default_timeout(30_000)
+        pages.append(page)
+        page.goto(address.replace("custom_scalars", name))
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+
+
+def photographed(page: Any, name: str) -> None:
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.wait_for_timeout(2000)
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_the_page_is_for_this_machine_alone(address: str) -> None:
+    assert address.startswith("http://127.0.0.1:") and address.endswith("/#custom_scalars")
+    with urlopen(address.partition("#")[0]) as answer:
+        assert b"TensorBoard" in answer.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--logdir", "nowhere"], "logdir: nowhere is no folder; give the one that holds the runs"),
+        (["--logdir", ".", "--port", "70000"], "port: must be in 1..65535, got 70000; 6006 is usual"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(command: Callable, arguments: list[str], error: str) -> None:
+    assert command("board", *arguments).error == f"error: {error}"
+
+
+def test_a_port_that_is_taken_is_named(command: Callable) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = command("board", "--logdir", ".", "--port", port)
+    assert done.code == 2 and done.error.startswith(f"error: port: {port} cannot be opened")
+
+
+@needs_browser
+def test_the_first_screen_is_loss_accuracy_learning_rate_and_gradient_norm_of_named_runs(tab: Callable) -> None:
+    page = tab("custom_scalars")
+    for run in RUNS:
+        page.get_by_text(run).first.wait_for()
+    for chart in ("loss", "accuracy", "learning rate", "gradient norm"):
+        title = page.locator("tf-custom-scalar-multi-line-chart-card", has_text=chart).first
+        title.locator("svg .line, svg path").first.wait_for(state="attached")
+        assert title.bounding_box()["y"] < 900, chart
+    assert page.get_by_text("tokens a second").count() == 1
+    photographed(page, "board")
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_images_are_as_wide_as_their_cards_and_white_on_a_dark_page_too(tab: Callable, dark: bool) -> None:
+    page = tab("images", dark)
+    page.locator("tf-tag-filterer input").fill("val/(mistakes|confusion)")
+    shown = page.locator("tf-category-paginated-view").first.locator("tf-image-loader img")
+    shown.first.wait_for()
+    page.wait_for_timeout(1000)
+    boxes = [image.bounding_box() for image in shown.all()]
+    assert len(boxes) == 3  # a detector has no confusion
+    assert all(340 <= box["width"] <= 380 for box in boxes)
+    corner = shown.first.evaluate(
+        "i => { const c = document.createElement('canvas'); c.width = c.height = 1; const x = c.getContext('2d');"
+        " x.drawImage(i, 0, 0, 1, 1, 0, 0, 1, 1); return Array.from(x.getImageData(0, 0, 1, 1).data) }"
+    )
+    assert corner == [255, 255, 255, 255]
+    if not dark:
+        photographed(page, "board-images")
+
+
+@needs_browser
+def test_every_image_of_the_run_is_on_its_tab(tab: Callable) -> None:
+    page = tab("images")
+    wanted = ["attention", "by_class", "confusion", "decision", "mistakes", "summary_tokens"]
+    for name in [*(f"val/{each}" for each in wanted), "inputs/samples"]:
+        page.locator("tf-tag-filterer input").fill(name)
+        found = page.locator("tf-category-paginated-view").first
+        found.get_by_text(name).first.wait_for()
+        found.locator("tf-image-loader img").first.wait_for()
+
+
+@needs_browser
+def test_the_hparams_tab_shows_what_a_person_compares_without_a_click(tab: Callable) -> None:
+    page = tab("hparams")
+    header = page.get_by_text("Trial ID").first
+    header.wait_for()
+    page.get_by_text("learning_rate").nth(1).wait_for()  # beside its checkbox, as a column too
+    for name in ("attention", "batch_size", "data", "k", "learning_rate"):
+        assert page.get_by_text(name, exact=True).count() >= 2, name
+    page.get_by_text("hp/test_accuracy").first.wait_for()
+    photographed(page, "board-hparams")
+
+
+@needs_browser
+def test_the_mistakes_of_the_test_can_be_heard(tab: Callable) -> None:
+    page = tab("audio")
+    page.get_by_text("_taken_for_").first.wait_for()
+    page.locator("audio").first.wait_for(state="attached")
+
+
+@needs_browser
+def test_settings_and_model_are_text(tab: Callable) -> None:
+    page = tab("text")
+    page.get_by_text("settings.encoder.dim: 64").first.wait_for(state="attached")
+    page.get_by_text("attention   Linformer(k=16").first.wait_for(state="attached")
+
+
+@needs_browser
+def test_the_projector_holds_the_validation_split(tab: Callable) -> None:
+    page = tab("projector")
+    inside = page.frame_locator("iframe").frame_locator("iframe")
+    inside.get_by_text("Points: 143").first.wait_for()
+    inside.get_by_text("validation:").first.wait_for(state="attached")
