@@ -21,7 +21,7 @@ from datamodules.compat import position_in_training
 from datamodules.errors import DataError, require
 from datamodules.hold_out import hold_out
 from datamodules.labels import counts, written
-from datamodules.order import CountedSampler, RankSampler
+from datamodules.order import CountedSampler, RankSampler, all_ranks
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
@@ -282,15 +282,15 @@ class DataModule(pl.LightningDataModule, ABC):
     def train_dataloader(self) -> DataLoader:
         train = self.train_set
         labels = train.labels if self.balanced else None
-        sampler = CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels)
+        sampler = CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels, self._ranks)
         sampler.start(*self._start)
         return self._loader(ForTraining(train, self.augment, self.seed), sampler=sampler)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val_set, sampler=RankSampler(len(self.val_set), self.val_set.lengths))
+        return self._loader(self.val_set, sampler=RankSampler(len(self.val_set), self.val_set.lengths, self._ranks))
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.test_set, sampler=RankSampler(len(self.test_set), self.test_set.lengths))
+        return self._loader(self.test_set, sampler=RankSampler(len(self.test_set), self.test_set.lengths, self._ranks))
 
     def predict_dataloader(self) -> DataLoader:
         files = Files(self.predict_parts, self.read_part)
@@ -306,6 +306,13 @@ class DataModule(pl.LightningDataModule, ABC):
     def _predict_options(self) -> dict[str, Any]:
         """Further arguments of the loader of predictions."""
         return {}
+
+    def _ranks(self) -> tuple[int, int]:
+        """Which part of the samples this process gets: all processes get different ones, unless a strategy lets some
+        work on the same."""
+        strategy = None if self.trainer is None else self.trainer.strategy
+        asked = getattr(strategy, "distributed_sampler_kwargs", None)
+        return all_ranks() if asked is None else (asked["rank"], asked["num_replicas"])
 
     def _loader(self, dataset: Dataset, **options: Any) -> DataLoader:
         return DataLoader(

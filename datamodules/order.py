@@ -1,6 +1,6 @@
 """The order of samples: it depends on seed and epoch, not on what ran before or on the number of workers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,10 @@ from datamodules.samples import mix
 _POOL = 50  # batches that are sorted by length together: enough for little padding, few enough for a random order
 
 
-def _ranks() -> tuple[int, int]:
+Ranks = Callable[[], tuple[int, int]]  # of this process, its number, and how many get different samples
+
+
+def all_ranks() -> tuple[int, int]:
     """This process's rank and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
@@ -32,6 +35,7 @@ class CountedSampler(DistributedSampler):
         lengths: Length of each sample. If given, a batch holds samples of similar lengths, for little padding.
         labels: Label of each sample. If given, an epoch draws `num_samples` samples with replacement, and all classes
             equally often.
+        ranks: Tells which part of the samples this process gets.
     """
 
     def __init__(
@@ -41,10 +45,11 @@ class CountedSampler(DistributedSampler):
         seed: int,
         lengths: Int64[Tensor, " n"] | None = None,
         labels: Labels | None = None,
+        ranks: Ranks = all_ranks,
     ) -> None:
         # DistributedSampler is subclassed only so that Lightning does not replace this sampler by its own
         self.num_all, self.batch_size, self.seed = num_samples, batch_size, seed
-        self.lengths, self.labels = lengths, labels
+        self.lengths, self.labels, self.ranks = lengths, labels, ranks
         self.epoch = 0
         self._start = (0, 0)
 
@@ -55,7 +60,7 @@ class CountedSampler(DistributedSampler):
 
     def __len__(self) -> int:
         """Samples of a whole epoch on one rank, finished ones included."""
-        return -(-self.num_all // _ranks()[1])
+        return -(-self.num_all // self.ranks()[1])
 
     def __iter__(self) -> Iterator[int]:
         """Yield epoch * num_samples + index for each sample, so that its random changes can depend on the epoch."""
@@ -69,7 +74,7 @@ class CountedSampler(DistributedSampler):
 
     def _dealt(self) -> list[int]:
         """The indices of this rank in the epoch."""
-        rank, world = _ranks()
+        rank, world = self.ranks()
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         if self.labels is None:
             order = torch.randperm(self.num_all, generator=generator)
@@ -92,8 +97,8 @@ class CountedSampler(DistributedSampler):
 class RankSampler(DistributedSampler):
     """Indices of an evaluation, dealt to the ranks in turn, each sample once; sorted by length if lengths are given."""
 
-    def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None) -> None:
-        world = _ranks()[1]
+    def __init__(self, num_samples: int, lengths: Int64[Tensor, " n"] | None = None, ranks: Ranks = all_ranks) -> None:
+        self.ranks, world = ranks, ranks()[1]
         if num_samples < world > 1:  # ranks without samples would skip the evaluation while the others wait
             raise DataError(
                 f"trainer.devices: {world} processes for {counted(num_samples, 'sample')} of a split; ask for fewer"
@@ -104,9 +109,9 @@ class RankSampler(DistributedSampler):
         """The order is the same in every epoch."""
 
     def __len__(self) -> int:
-        rank, world = _ranks()
+        rank, world = self.ranks()
         return len(self.order[rank::world])
 
     def __iter__(self) -> Iterator[int]:
-        rank, world = _ranks()
+        rank, world = self.ranks()
         return iter(self.order[rank::world])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from longseq.attention.grid import TokenGrid
 from longseq.attention.projection import Projection, ProjectionLayer, Shortening, blank, shorten_by_head
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
+from longseq.attention.shard import Shard, exponentials, summed
 
 
 class DynamicProjection(ProjectionLayer):
@@ -25,6 +26,8 @@ class DynamicProjection(ProjectionLayer):
         length_scaling: The power by which X W is scaled.
     """
 
+    can_be_sharded = True
+
     def __init__(self, weight: Float[Tensor, "*h k d"], norm: bool, length_scaling: float) -> None:
         super().__init__()
         self.weight, self.norm, self.length_scaling = nn.Parameter(weight), norm, length_scaling
@@ -32,9 +35,12 @@ class DynamicProjection(ProjectionLayer):
 
     def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
         scores = torch.einsum("bnd,...kd->b...kn", x, self.weight)
-        scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling)
-        if present is not None:
-            scores = scores.masked_fill(~(present.mT if self.weight.ndim == 2 else present[:, None].mT), -float("inf"))
+        scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
+        there = None if present is None else present.mT if self.weight.ndim == 2 else present[:, None].mT
+        if self.shard is not None:
+            return GivenMatrix(exponentials(scores, -1, there, self.shard), self.commutes, self.norm, self.shard)
+        if there is not None:
+            scores = scores.masked_fill(~there, -float("inf"))
         return GivenMatrix(scores.softmax(dim=-1), self.commutes, self.norm)
 
     def forward(
@@ -54,16 +60,25 @@ class GivenMatrix:
         matrix: E, (b, k, n), or (b, h, k, n) with one for each head; its columns at padding are zero.
         commutes: Whether the heads share it, and nothing follows.
         norm: Whether each shortened token is normalised over its channels.
+        shard: The share of this process in the tokens; its columns of E are then not divided by the sums of E's rows.
     """
 
-    def __init__(self, matrix: Float[Tensor, "b *h k n"], commutes: bool, norm: bool) -> None:
-        self.matrix, self.commutes, self.norm = matrix, commutes, norm
+    def __init__(
+        self, matrix: Float[Tensor, "b *h k n"], commutes: bool, norm: bool, shard: Shard | None = None
+    ) -> None:
+        self.matrix, self.commutes, self.norm, self.shard = matrix, commutes, norm, shard
 
     def __call__(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "_ k d"]:
         shorten = torch.matmul if self.matrix.ndim == 3 else shorten_by_head
         short = shorten(self.matrix, blank(tokens, present))
+        if self.shard is not None:
+            sums = self.matrix.sum(-1) if self.matrix.ndim == 4 else self.matrix.sum(-1)[:, None]  # (b, h, k)
+            short, sums = summed(torch.cat([short, sums.mT], dim=-1), self.shard).split(
+                [short.shape[-1], sums.shape[1]], -1
+            )
+            short = (short.unflatten(-1, (sums.shape[-1], -1)) / sums[..., None]).flatten(2)
         return F.layer_norm(short, short.shape[-1:]).to(short.dtype) if self.norm else short
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> None:

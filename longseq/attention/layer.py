@@ -1,6 +1,7 @@
 """The attention layer: queries, keys, values, heads and output, around a mechanism's formula."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,20 @@ class AttentionLayer(TokenMixer):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
         if num_queries is not None and not self.independent_queries:
             return self.attend(x, x, present)[:, :num_queries]
+        if self.shard is not None:
+            return self.attend(
+                self.shard.of_keys(x), x[:, :num_queries], None if present is None else self.shard.of_keys(present)
+            )
         return self.attend(x, x[:, :num_queries], present)
+
+    @property
+    def can_be_sharded(self) -> bool:
+        """Where keys and values are shortened, and no query depends on others, all sums over tokens are E's and F's."""
+        both: Any = [self.project_keys, self.project_values]
+        projections = [part for project in both if project is not None for part in project.modules()]
+        projections = [part for part in projections if isinstance(part, ProjectionLayer)]
+        sums = bool(projections) and all(part.can_be_sharded for part in projections)
+        return sums and self.independent_queries and is_plain(self.qkv, nn.Linear)
 
     def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
@@ -186,6 +200,9 @@ class AttentionLayer(TokenMixer):
         def shorten(project: Shortening | RaggedProjection, rows: slice):
             if not project.commutes:
                 return project(self.linear(x, rows), present)
+            if bias is not None and self.shard is not None:  # X and the ones of the bias in one sum over processes
+                short = project(torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=-1), present)
+                return F.linear(short[..., :-1], weights[rows]) + short[..., -1:] * bias[rows]
             short = F.linear(project(x, present), weights[rows])
             if bias is None:
                 return short

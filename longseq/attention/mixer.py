@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
+from longseq.attention.shard import Split
 
 
-class TokenMixer(nn.Module, ABC):
+class TokenMixer(Split, ABC):
     """A layer that mixes the tokens of a sequence: (b, n, d) -> (b, n, d).
 
     Attention is one kind (layer.py). A convolution or a state-space model that knows nothing of queries, keys and
@@ -55,6 +56,11 @@ class TokenMixer(nn.Module, ABC):
             ValueError: If a weight of the same name has another shape; the message begins with the name.
         """
         return copy_weights(self, trained, set())
+
+    @property
+    def can_be_sharded(self) -> bool:
+        """Whether the layer mixes tokens that lie on several processes, if its ``shard`` is set."""
+        return False
 
     def no_weight_decay(self) -> set[str]:
         """The names of weights that no optimizer should decay, besides norms and biases."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.shard import Split, summed
 
 
 @runtime_checkable
@@ -26,15 +27,17 @@ class Shortening(Protocol):
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None: ...
 
 
-class ProjectionLayer(nn.Module, ABC):
+class ProjectionLayer(Split, ABC):
     """Shortens tokens: (b, n, d) -> (b, k, d).
 
     Attributes:
         commutes: Whether shortening commutes with a linear map of the features, E (X W) = (E X) W. Only then may keys
             and values be made from k shortened tokens; otherwise they are made from n tokens and then shortened.
+        can_be_sharded: Whether it shortens tokens that lie on several processes, if its ``shard`` is set.
     """
 
     commutes: bool
+    can_be_sharded: ClassVar[bool] = False
 
     @abstractmethod
     def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> Tensor:
@@ -99,6 +102,7 @@ class LinearProjection(ProjectionLayer):
     """
 
     commutes = True
+    can_be_sharded = True
 
     def __init__(self, weight: nn.Parameter | nn.Buffer) -> None:
         super().__init__()
@@ -107,7 +111,7 @@ class LinearProjection(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        return columns_for(tokens, self.weight, present) @ blank(tokens, present)
+        return summed(columns_for(tokens, self.weight, present) @ blank(tokens, present), self.shard)
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjection", old: TokenGrid, new: TokenGrid) -> None:
@@ -122,6 +126,7 @@ class LinearProjectionByHead(ProjectionLayer):
     """
 
     commutes = False
+    can_be_sharded = True
 
     def __init__(self, weight: nn.Parameter | nn.Buffer) -> None:
         super().__init__()
@@ -130,7 +135,8 @@ class LinearProjectionByHead(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        return shorten_by_head(columns_for(tokens, self.weight, present), blank(tokens, present))
+        short = shorten_by_head(columns_for(tokens, self.weight, present), blank(tokens, present))
+        return summed(short, self.shard)
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjectionByHead", old: TokenGrid, new: TokenGrid) -> None:

@@ -7,12 +7,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.attention.shard import Shard, summed
 
 USUAL_LENGTH = 1000  # tokens of a sequence whose scores stay as they are
 
 
 def scaled_by_length(
-    scores: Float[Tensor, "b ..."], num_tokens: int, present: Bool[Tensor, "b ..."] | None, power: float = 1.0
+    scores: Float[Tensor, "b ..."],
+    num_tokens: int,
+    present: Bool[Tensor, "b ..."] | None,
+    power: float = 1.0,
+    shard: Shard | None = None,
 ) -> Float[Tensor, "b ..."]:
     """Scores times (log(n) / log(1000)) ** power, n the tokens of each sequence.
 
@@ -26,12 +31,15 @@ def scaled_by_length(
         num_tokens: n without padding.
         present: False where a token is padding; n is then the number of tokens that are not.
         power: 0 leaves the scores as they are.
+        shard: The share of this process in the tokens.
     """
     if not power:
         return scores
     if present is None:
+        num_tokens = num_tokens if shard is None else shard.num_tokens
         return scores * (math.log(num_tokens) / math.log(USUAL_LENGTH)) ** power
     counts = present.flatten(1).sum(1).to(torch.promote_types(scores.dtype, torch.float32))
+    counts = summed(counts, shard)
     factors = (counts.clamp(min=1).log() / math.log(USUAL_LENGTH)) ** power
     return scores * factors.to(scores.dtype).view(-1, *[1] * (scores.ndim - 1))
 

@@ -18,6 +18,7 @@ from longseq.attention.projection import (
     refuse_other_lengths,
     resample_columns,
 )
+from longseq.attention.shard import summed
 
 
 class SeparableProjection(ProjectionLayer):
@@ -33,6 +34,8 @@ class SeparableProjection(ProjectionLayer):
         of_prefix: P, (k, prefix), or (h, k, prefix).
     """
 
+    can_be_sharded = True
+
     def __init__(self, along_rows: Tensor, along_columns: Tensor, of_prefix: Tensor) -> None:
         super().__init__()
         self.along_rows, self.along_columns = nn.Parameter(along_rows), nn.Parameter(along_columns)
@@ -42,8 +45,11 @@ class SeparableProjection(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        prefix = 0 if self.of_prefix is None else self.of_prefix.shape[-1]
-        E_y, E_x = self.along_rows, self.along_columns
+        E_y, E_x, of_prefix = self.along_rows, self.along_columns, self.of_prefix
+        if self.shard is not None:
+            E_y = E_y[..., self.shard.rows(E_y.shape[-1])]
+            of_prefix = of_prefix if self.shard.rank == 0 else None
+        prefix = 0 if of_prefix is None else of_prefix.shape[-1]
         height, width = E_y.shape[-1], E_x.shape[-1]
         count = tokens.shape[1] - prefix
         refuse_other_lengths(tokens, prefix + height * width, present)
@@ -57,8 +63,11 @@ class SeparableProjection(ProjectionLayer):
         bands = E_y[..., :rows] @ grid.unflatten(-2, (rows, width)).flatten(-2)  # (b, k_y, width d)
         slots = E_x.unsqueeze(-3) @ bands.unflatten(-1, (width, -1))  # (b, k_y, k_x, d)
         short = slots.flatten(-3, -2)
-        if self.of_prefix is not None:
-            short = short + self.of_prefix @ tokens[..., :prefix, :]
+        if of_prefix is not None:
+            short = short + of_prefix @ tokens[..., :prefix, :]
+        elif self.of_prefix is not None:
+            short = short + 0 * self.of_prefix.sum()  # the processes that gather gradients wait for its own
+        short = summed(short, self.shard)
         return short if self.commutes else short.transpose(1, 2).flatten(2)
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from longseq.attention.mechanism import Mechanism
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
+from longseq.attention.shard import exponentials, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import is_transformed
 
@@ -103,11 +104,19 @@ class VermaLayer(AttentionLayer):
         super().__init__(trained, formula, project_keys, project_values)
         self.length_scaling = length_scaling
 
+    @property
+    def can_be_sharded(self) -> bool:
+        return super().can_be_sharded if self.project_keys is not None else self._is_folded
+
+    @property
+    def _is_folded(self) -> bool:
+        is_plain_inside = is_plain(self.qkv, nn.Linear) and is_plain(self.proj, nn.Linear)
+        return is_plain_inside and is_plain(self.norm, nn.Identity) and self.gate is None
+
     def attend(
         self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
     ) -> Float[Tensor, "b q d"]:
-        is_folded = is_plain(self.qkv, nn.Linear) and is_plain(self.proj, nn.Linear)
-        if not is_folded or not is_plain(self.norm, nn.Identity) or self.gate is not None:
+        if not self._is_folded:
             return super().attend(x, queried, present)
         H = _softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
         context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
@@ -163,13 +172,28 @@ class VermaLayer(AttentionLayer):
         """L V over all n tokens, as (L X) W_v."""
         d, heads = self.attn_dim, (self.num_heads, -1)
         scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
-        L = self._token_weights(scaled_by_length(scores, x.shape[1], present, self.length_scaling), present)
+        scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
+        if self.shard is not None:
+            return self._context_of_shards(exponentials(scores, 1, present, self.shard), x)
+        L = self._token_weights(scores, present)
         low = L.to(x.dtype)
         shortened = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads)
         context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         if self.qkv.bias is None:
             return context
         return context + L.sum(1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
+
+    def _context_of_shards(self, L: Float[Tensor, "b n hc"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h c c"]:
+        """L V over the tokens of all processes, from exponentials: c + 1 numbers for each channel of a head cross."""
+        d, heads = self.attn_dim, (self.num_heads, -1)
+        own = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
+        context, sums = summed(torch.cat([own, L.sum(1).unflatten(1, heads)[..., None]], -1), self.shard).split(
+            [own.shape[-1], 1], dim=-1
+        )
+        context = context / sums
+        if self.qkv.bias is None:
+            return context
+        return context + self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
 
 
 class OverTokens(torch.autograd.Function):

@@ -5,6 +5,7 @@ import inspect
 from typing import Any
 
 import timm
+import torch
 from jaxtyping import Float
 from timm.layers.attention import Attention
 from timm.layers.mlp import Mlp
@@ -44,6 +45,22 @@ def leaves_prefix_alone(trunk: VisionTransformer) -> bool:
     return trunk.global_pool == "token" and trunk.attn_pool is None
 
 
-def add_positions(trunk: VisionTransformer, patches: Float[Tensor, "..."]) -> Float[Tensor, "b n d"]:
-    """The tokens of a ViT: its patches and prefix tokens, with their position embeddings."""
-    return trunk._pos_embed(patches)
+def add_positions(
+    trunk: VisionTransformer, patches: Float[Tensor, "..."], own: slice | None = None
+) -> Float[Tensor, "b n d"]:
+    """The tokens of a ViT: its patches and prefix tokens, with their position embeddings.
+
+    Args:
+        trunk: The ViT.
+        patches: All its patches, or those of some places.
+        own: These places on the grid; None for all.
+    """
+    if own is None or trunk.pos_embed is None:
+        return trunk._pos_embed(patches)
+    of_prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+    prefix, of_grid = trunk.pos_embed[:, :of_prefix], trunk.pos_embed[:, of_prefix:]
+    trunk.__dict__["pos_embed"] = torch.cat([prefix, of_grid[:, own]], dim=1)  # found before the parameter
+    try:
+        return trunk._pos_embed(patches)
+    finally:
+        del trunk.__dict__["pos_embed"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longseq.arguments import ArgumentError
+from longseq.attention.shard import Shard, summed
 from longseq.compat.timm import add_positions, leaves_prefix_alone
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
@@ -38,11 +39,17 @@ def encode(
         return trunk(picture)
     last_queries = trunk.num_prefix_tokens if leaves_prefix_alone(trunk) else None
     tokens, present = encode_tokens(trunk, picture, rows, last_queries)
-    if present is None or trunk.global_pool != "avg":
+    shard = shard_of(trunk)
+    if (present is None and shard is None) or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
-    prefix = trunk.num_prefix_tokens
-    present = present[:, prefix:, None]
-    mean = tokens[:, prefix:].masked_fill(~present, 0).sum(1) / present.sum(1).to(tokens.dtype)
+    grid = tokens[:, trunk.num_prefix_tokens :]
+    there = grid.new_ones(*grid.shape[:2], 1) if present is None else present[:, trunk.num_prefix_tokens :, None]
+    if present is not None:
+        grid = grid.masked_fill(~there, 0)
+    total, count = grid.sum(1), there.sum(1).to(tokens.dtype)
+    if shard is not None:
+        total, count = summed(torch.cat([total, count], dim=1), shard).split([total.shape[1], 1], dim=1)
+    mean = total / count
     return trunk.head_drop(trunk.fc_norm(mean))
 
 
@@ -71,8 +78,11 @@ def encode_tokens(
         rows: As for encode.
         last_queries: How many tokens leave the last block; None for all.
         replaced: Which patches are hidden, and the token that stands in their places.
+
+    Returns:
+        Those of this process, where tokens lie on several (encoders/sharding.py).
     """
-    present, embed = None, trunk.patch_embed
+    present, embed, shard = None, trunk.patch_embed, shard_of(trunk)
     any_length = not embed.strict_img_size
     # an exported program has one way for all numbers of inputs
     if any_length and rows is not None and not torch.compiler.is_exporting() and len(rows) == 1:
@@ -80,17 +90,22 @@ def encode_tokens(
         picture = F.pad(picture, (0, 0, 0, -picture.shape[2] % embed.patch_size[0]))
     elif rows is not None:
         height = picture.shape[2]
-        present = is_present(count_tokens(trunk, rows), count_tokens(trunk, height))
+        whole = (
+            height if shard is None or any_length else embed.img_size[0]
+        )  # the processes have rows of the whole grid
+        present = is_present(count_tokens(trunk, rows), count_tokens(trunk, whole))
         picture = picture.masked_fill(~is_present(rows, height)[:, None, :, None], 0)
         missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
         picture = F.pad(picture, (0, 0, 0, missing))
-    columns = picture.shape[3] // embed.patch_size[1]
+    columns, own = picture.shape[3] // embed.patch_size[1], None
+    if shard is not None:
+        own, picture, present = share_of(trunk, picture, present, shard)
     # the tokens keep the weights' precision under autocast, also where no position embeddings are added to them
-    patches = embed_patches(embed, picture).to(picture.dtype)
+    patches = embed_patches(embed, picture, own is not None).to(picture.dtype)
     if replaced is not None:
         where, token = replaced
         patches = torch.where(where[..., None], token.to(patches.dtype), patches)
-    tokens = add_positions(trunk, patches)
+    tokens = add_positions(trunk, patches, own)
     if present is not None:
         tokens = tokens[:, : present.shape[1]]
     # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
@@ -103,6 +118,25 @@ def encode_tokens(
         else:
             tokens = run_block(block, tokens, mask, num_queries, columns)
     return trunk.norm(tokens), present
+
+
+def shard_of(trunk: VisionTransformer) -> Shard | None:
+    """The share of this process in the tokens; None where it has all."""
+    return getattr(trunk, "shard", None)
+
+
+def share_of(
+    trunk: VisionTransformer, picture: Tensor, present: Bool[Tensor, "b n"] | None, shard: Shard
+) -> tuple[slice, Tensor, Bool[Tensor, "b _"] | None]:
+    """Of a batch the places on the grid that this process has, the rows of the picture, and which tokens are there."""
+    (high, wide), prefix = trunk.patch_embed.patch_size, trunk.num_prefix_tokens
+    height, columns = picture.shape[2] // high, picture.shape[3] // wide
+    rows = shard.rows(height)
+    own = slice(rows.start * columns, rows.stop * columns)
+    shard.num_tokens = prefix + height * columns
+    if present is not None:
+        present = torch.cat([present[:, :prefix], present[:, prefix:][:, own]], dim=1)
+    return own, picture[:, :, rows.start * high : rows.stop * high], present
 
 
 def count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> Any:

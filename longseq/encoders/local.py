@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.plug import token_grid
+from longseq.attention.shard import Split, with_halo
 from longseq.compat.timm import leaves_prefix_alone
 from longseq.compat.torch import without_autocast
 
 
-class LocalLayer(nn.Module):
+class LocalLayer(Split):
     """X + W * X, a depthwise convolution over the grid of tokens, with a residual connection: (b, n, d) -> (b, n, d).
 
     Prefix tokens are left as they are. Padding is treated as the outside of the grid: as zeros. The weights start at
@@ -58,8 +60,16 @@ class LocalLayer(nn.Module):
         image = grid.mT.unflatten(2, (-1, columns if columns and self.columns > 1 else self.columns))
         # depthwise convolutions in bfloat16 take ten times as long as in float32 on a CPU; the tokens are float32 here
         with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
-            mixed = self.convolution(image).flatten(2).mT
+            mixed = self._convolved(image).flatten(2).mT
         return tokens + mixed if not prefix else torch.cat([tokens[:, :prefix], tokens[:, prefix:] + mixed], dim=1)
+
+    def _convolved(self, image: Float[Tensor, "b d rows columns"]) -> Float[Tensor, "b d rows columns"]:
+        if self.shard is None:
+            return self.convolution(image)
+        rows, columns = (size // 2 for size in self.convolution.kernel_size)
+        between = with_halo(image, rows, self.shard)
+        weight, bias = self.convolution.weight, self.convolution.bias
+        return F.conv2d(between, weight, bias, padding=(0, columns), groups=self.convolution.groups)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from longseq.attention.plain import is_hooked, is_plain
 
 
-def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
+def embed_patches(
+    embed: Any, picture: Float[Tensor, "b channels height width"], is_part: bool = False
+) -> Float[Tensor, "b n d"]:
     """The tokens that a timm patch embedding makes of pictures, with its own weights.
 
     Where patches do not overlap, the embedding is a linear map of the flattened patches. A convolution gives the same
@@ -23,11 +25,13 @@ def embed_patches(embed: Any, picture: Float[Tensor, "b channels height width"])
     Args:
         embed: ``vit.patch_embed``.
         picture: Of the size that the embedding was built for, or of any size that patches fill if it takes others.
+        is_part: Whether the picture is some rows of one of that size.
     """
     rows, columns = embed.patch_size
     height, width = picture.shape[-2:]
-    fits = (height, width) == embed.img_size if embed.strict_img_size else not (height % rows or width % columns)
-    if not _is_product(embed) or not fits:
+    is_strict = embed.strict_img_size and not is_part
+    fits = (height, width) == embed.img_size if is_strict else not (height % rows or width % columns)
+    if not is_product(embed) or not fits:
         return embed(picture)
     patches = patches_of(picture, rows, columns)
     weight = embed.proj.weight.flatten(1)
@@ -46,7 +50,7 @@ def patches_of(picture: Tensor, rows: int, columns: int) -> Float[Tensor, "b n p
     return patches.flatten(3).flatten(1, 2)
 
 
-def _is_product(embed: Any) -> bool:
+def is_product(embed: Any) -> bool:
     if type(embed) is not PatchEmbed or is_hooked(embed) or not is_plain(embed.proj, nn.Conv2d) or not embed.flatten:
         return False
     conv = embed.proj

@@ -2,5 +2,6 @@
 
 from longseq.training.classifier import Classifier
 from longseq.training.mix import CutMix, MixUp, MixUpOrCutMix
+from longseq.training.sequence_parallel import SequenceParallel
 
-__all__ = ["Classifier", "CutMix", "MixUp", "MixUpOrCutMix"]
+__all__ = ["Classifier", "CutMix", "MixUp", "MixUpOrCutMix", "SequenceParallel"]

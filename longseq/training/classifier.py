@@ -140,6 +140,7 @@ class Classifier(pl.LightningModule):
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
         self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
+        self.before_sharding: tuple[Any, str] | None = None  # what a strategy that splits weights keeps: cost, summary
         self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
         self.encoder = encoder
         self.num_classes = num_classes

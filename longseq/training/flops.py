@@ -61,6 +61,8 @@ def flops_per_sample(model: Classifier) -> Flops:
     Raises:
         RuntimeError: If no parameter is trained.
     """
+    if model.before_sharding is not None:
+        return model.before_sharding[0]
     originals: Any = (model.encoder.trunk, model.head, model.pooling or nn.Identity())
     memo: dict[int, Any] = {}  # deepcopy takes its values as the copies, so a second model needs no memory
     for module in originals:

@@ -11,14 +11,15 @@ import torch.distributed as dist
 
 from longseq.compat.torchmetrics import restore_state, state_of
 from longseq.training.classifier import Classifier
+from longseq.training.sequence_parallel import data_rank
 
 
 class GeneratorStates(pl.Callback):
     """Save the states of all random generators in the checkpoint, one set for each rank, and restore them.
 
     The training metrics of an unfinished epoch are saved and restored too. Generators are restored when the first batch
-    starts, because setting up a training draws random numbers. In a new training each rank draws its own numbers;
-    otherwise the samples of all ranks would get the same noise.
+    starts, because setting up a training draws random numbers. In a new training each rank with samples of its own
+    draws its own numbers; otherwise the samples of all ranks would get the same noise.
     """
 
     def __init__(self) -> None:
@@ -44,8 +45,8 @@ class GeneratorStates(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if self._restore is not None:
             _restore_metrics(pl_module, self._restore[trainer.global_rank]["metrics"])
-        elif trainer.global_rank > 0:
-            torch.manual_seed(torch.initial_seed() + trainer.global_rank)
+        elif data_rank(trainer) > 0:
+            torch.manual_seed(torch.initial_seed() + data_rank(trainer))
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._restore is not None:

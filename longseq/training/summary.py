@@ -25,6 +25,8 @@ def summary(model: Classifier) -> str:
     rows, columns = trunk.patch_embed.grid_size
     prefix = f" and {trunk.num_prefix_tokens} in front" if trunk.num_prefix_tokens else ""
     projections = [layer for layer in model.modules() if isinstance(layer, ProjectionLayer)]  # shared ones once
+    if model.before_sharding is not None:
+        return model.before_sharding[1]
     flops = flops_per_sample(model)
     lines = {
         "encoder": f"{type(encoder).__name__}: {encoder.depth} blocks, {encoder.heads} heads, {encoder.dim} wide",

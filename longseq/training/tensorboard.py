@@ -21,6 +21,7 @@ from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
 from longseq.training.description import settings_of
 from longseq.training.pictures import draw_confusions, draw_inputs
+from longseq.training.sequence_parallel import data_group, gradient_norm
 from longseq.training.summary import summary
 
 
@@ -64,6 +65,8 @@ class Confusions(pl.Callback):
     def _start(self, model: Classifier) -> None:
         metric = model.task.confusion(model.num_classes)
         self._metric = None if metric is None else metric.to(model.device)
+        if metric is not None:
+            metric.process_group = data_group(model.trainer)
 
     def _count(self, outputs: Mapping[str, Tensor]) -> None:
         if self._metric is not None:
@@ -177,10 +180,10 @@ class RateAndNorm(pl.Callback):
         log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not log_every or (trainer.global_step + 1) % log_every:
             return
-        gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
+        weights = [weight for weight in pl_module.parameters() if weight.grad is not None]
         figures = {
             "learning_rate": max(group["lr"] for group in optimizer.param_groups),
-            "gradient_norm": float(torch.nn.utils.get_total_norm(gradients)),
+            "gradient_norm": float(gradient_norm(trainer, weights)),
         }
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=trainer.global_step)

@@ -16,6 +16,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
+from longseq.training.sequence_parallel import copies
 
 clock = time.perf_counter
 
@@ -80,8 +81,8 @@ class ThroughputLogger(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Sequence[Any], batch_idx: int
     ) -> None:
         self._advance()
-        self._samples += len(batch[1])
-        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0])
+        self._samples += len(batch[1]) / copies(trainer)  # a sample that several devices share is one
+        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0]) / copies(trainer)
         if trainer.global_step == self._global_step:  # gradients accumulate: no step was taken
             return
         self._global_step = trainer.global_step
@@ -125,7 +126,8 @@ class ThroughputLogger(pl.Callback):
 
     def _begin_window(self, pl_module: Classifier) -> None:
         tokens = int(self._tokens)
-        self._throughput.update(time=self._seconds, batches=self._steps, samples=self._samples, lengths=tokens)
+        samples = int(self._samples)
+        self._throughput.update(time=self._seconds, batches=self._steps, samples=samples, lengths=tokens)
         self._window_start, self._waited = self._steps, 0.0
 
     def _log(self, trainer: pl.Trainer, pl_module: Classifier) -> float:

@@ -19,6 +19,7 @@ from longseq.arguments import ArgumentError
 from longseq.training.attribution import token_maps
 from longseq.training.classifier import Classifier
 from longseq.training.pictures import draw_token_maps, pictures_of
+from longseq.training.sequence_parallel import copies
 from longseq.training.tensorboard import add_sound, board_of, step_of
 
 
@@ -145,7 +146,7 @@ class AttentionMaps(pl.Callback):
         epoch = trainer.current_epoch
         is_wanted = epoch % self.every_n_epochs == 0 or epoch + 1 == trainer.max_epochs
         board = board_of(trainer)
-        if batch_idx or not is_wanted or board is None:
+        if batch_idx or not is_wanted or board is None or copies(trainer) > 1:  # each process sees some tokens
             return
         with torch.inference_mode(False):  # the maps are gradients
             first = tree_map(lambda part: part[:1].clone(), batch[0])

@@ -1,0 +1,141 @@
+"""Give each process of a group some rows of the token grid, and the columns of E that meet them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.mixer import TokenMixer
+from longseq.attention.projection import LinearProjection, LinearProjectionByHead
+from longseq.attention.shard import Shard, Split
+from longseq.compat.torch import is_hooked
+from longseq.encoders.encoder import Encoder
+from longseq.encoders.patches import is_product
+
+
+class Sharding:
+    """An encoder whose tokens lie on the processes of a group. Each gets whole inputs, and makes tokens of its rows.
+
+    Features and gradients are those of one process. Of E, (k, n), a process holds the columns of its own tokens, their
+    gradients and an optimizer's moments; it holds copies of all other weights.
+
+    Args:
+        encoder: Changed in place; its weights are whole, and the same in all processes.
+        group: The processes.
+
+    Raises:
+        ValueError: If the encoder has a part that does not meet all tokens in a sum.
+    """
+
+    def __init__(self, encoder: Encoder, group: Any) -> None:
+        refuse_unsharded(encoder)
+        trunk: Any = encoder.trunk
+        self.shard = Shard(group, trunk.num_prefix_tokens)
+        self._layers = [
+            layer for layer in trunk.modules() if isinstance(layer, LinearProjection | LinearProjectionByHead)
+        ]
+        self._height, self._width = trunk.patch_embed.grid_size
+        trunk.shard = self.shard
+        for layer in trunk.modules():
+            if isinstance(layer, Split):
+                layer.shard = self.shard
+        begin, end = self._columns(self.shard.rank)
+        for layer in self._layers:
+            own = layer.weight[..., begin:end].detach().clone()
+            learns = layer.weight.requires_grad
+            layer.weight = nn.Parameter(own, learns) if isinstance(layer.weight, nn.Parameter) else nn.Buffer(own)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights of which this process holds some columns."""
+        return [layer.weight for layer in self._layers]
+
+    def names(self, module: nn.Module) -> Iterator[str]:
+        """The names of these weights in a module that holds the encoder; a shared weight has several."""
+        for name, layer in module.named_modules(remove_duplicate=False):
+            if any(layer is ours for ours in self._layers):
+                yield f"{name}.weight"
+
+    def whole(self, own: Tensor) -> Tensor:
+        """All columns of a weight, or of something of its shape, of which each process gives its own."""
+        spans = [self._columns(rank) for rank in range(self.shard.size)]
+        widest = max(end - begin for begin, end in spans)
+        padded = own.new_zeros(*own.shape[:-1], widest)
+        padded[..., : own.shape[-1]] = own
+        parts = [torch.empty_like(padded) for _ in spans]
+        dist.all_gather(parts, padded, group=self.shard.group)
+        return torch.cat([part[..., : end - begin] for part, (begin, end) in zip(parts, spans, strict=True)], dim=-1)
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The columns of this process."""
+        begin, end = self._columns(self.shard.rank)
+        return whole[..., begin:end].clone()
+
+    def whole_state(self, module: nn.Module) -> dict[str, Any]:
+        """The state of a module as one process would have it."""
+        state = module.state_dict()
+        return state | {name: self.whole(state[name]) for name in self.names(module)}
+
+    def own_state(self, module: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of this process in such a state."""
+        return {**whole, **{name: self.own(whole[name]) for name in self.names(module)}}
+
+    def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of an optimizer as one process would have it."""
+        return self._moments(optimizer, optimizer.state_dict(), self.whole)
+
+    def own_moments(self, optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> dict[str, Any]:
+        """The part of this process in such a state."""
+        return self._moments(optimizer, whole, self.own)
+
+    def _moments(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Any) -> dict[str, Any]:
+        """The state, in which what has a dimension of tokens is changed."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        ours = {number for number, weight in enumerate(weights) if any(weight is own for own in self.weights)}
+        changed = {
+            number: {name: change(value) if _is_moment(value) else value for name, value in of_weight.items()}
+            if number in ours
+            else of_weight
+            for number, of_weight in state["state"].items()
+        }
+        return {**state, "state": changed}
+
+    def _columns(self, rank: int) -> tuple[int, int]:
+        """The first and the last column of E of a process, the end excluded; the first has those of prefix tokens."""
+        size, prefix = self.shard.size, self.shard.num_prefix_tokens
+        begin, end = (place * self._height // size * self._width + prefix for place in (rank, rank + 1))
+        return (begin if rank else 0), end
+
+
+def _is_moment(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 1
+
+
+def refuse_unsharded(encoder: Encoder) -> None:
+    """Check that every part of an encoder meets all tokens in a sum, and that nothing in it is random.
+
+    Raises:
+        ValueError: If one does not.
+    """
+    trunk: Any = encoder.trunk
+    where = "to be shared by several processes"
+    for block in trunk.blocks:
+        if not (isinstance(block.attn, TokenMixer) and block.attn.can_be_sharded):
+            what = f"must meet all tokens in a sum {where}, got {encoder.attention}"
+            raise ArgumentError(
+                "attention",
+                f"{what}; Verma, and Linformer with Linear, Separable, Dynamic or Gaussian, do (exact attention needs"
+                " torch.distributed.tensor.experimental.context_parallel)",
+            )
+    if trunk.global_pool not in ("avg", "token") or trunk.attn_pool is not None:
+        raise ArgumentError("pool", f"must be avg or token {where}, got {trunk.global_pool}; choose one")
+    if not is_product(trunk.patch_embed):
+        raise ArgumentError("encoder", f"must have patches that do not overlap {where}; choose another")
+    if is_hooked(trunk) or encoder._compiled_call_impl is not None:
+        raise ArgumentError("encoder", f"must be neither hooked nor compiled {where}; leave that out")
+    if any(part.p > 0 for part in trunk.modules() if isinstance(part, nn.Dropout)):
+        # drop_path draws as many numbers in each process, so they are the same
+        raise ArgumentError("dropout", f"must be 0 {where}, each of which would draw its own; drop_path may stay")

@@ -1,0 +1,123 @@
+"""Encodes with tokens on several processes, and writes what each finds: python shared_by_processes.py SIZE FOLDER."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from longseq.attention import Dynamic, Gaussian, Linear, Linformer, Separable, Verma
+from longseq.attention.mechanism import Mechanism
+from longseq.encoders import Conv1d, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
+from longseq.encoders.sharding import Sharding
+
+SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
+MECHANISMS: dict[str, Mechanism] = {
+    "linformer": Linformer(6),
+    "linformer none": Linformer(6, sharing="none"),
+    "linformer ragged": Linformer([[6, 3], [4, 2]], sharing="none"),
+    "linformer layerwise": Linformer(6, sharing="layerwise"),
+    "separable": Linformer(6, projection=Separable()),
+    "separable none": Linformer(6, sharing="none", projection=Separable()),
+    "dynamic": Linformer(6, projection=Dynamic(length_scaling=1.0)),
+    "dynamic none norm": Linformer(6, sharing="none", projection=Dynamic(norm=True)),
+    "gaussian": Linformer(6, projection=Gaussian()),
+    "verma": Verma(),
+    "verma scaled": Verma(length_scaling=1.5),
+    "verma k": Verma(6, projection=Linear("mean")),
+    "verma k none": Verma(6, sharing="none"),
+}
+
+
+def cases() -> dict[str, tuple[Encoder, Any]]:
+    """Encoders in float64, with inputs whose rows cannot be divided equally; the same in every process."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (3, 1, 7, 5))
+    lengths = torch.tensor([2000, 1100, 90])
+    clips = {"waveforms": torch.randn(3, 2000, dtype=torch.float64), "lengths": lengths}
+    made: dict[str, tuple[Encoder, Any]] = {}
+    for name, mechanism in MECHANISMS.items():
+        made[f"{name} image"] = ImageEncoder((1, 7, 5), mechanism, pool="token", local=Conv2d(3), **SMALL), images
+        made[f"{name} sound"] = SpectrogramEncoder(8000, 0.3, mechanism, num_mels=12, local=Conv1d(5), **SMALL), clips
+    made["patches of sound"] = SpectrogramEncoder(8000, 0.3, Verma(), num_mels=16, tokens=[8, 3], **SMALL), clips
+    free = {"positions": "none", "any_length": True, **SMALL}
+    made["any length"] = SpectrogramEncoder(8000, 1.0, Verma(length_scaling=1.0), num_mels=12, **free), clips
+    made["any size"] = ImageEncoder((1, 9, 9), Verma(), local=Conv2d(3), **free), images
+    made["waveforms"] = WaveformEncoder(8000, 0.3, Linformer(6), patch_size=50, **SMALL), clips
+    made["recomputed"] = ImageEncoder((1, 7, 5), Linformer(6), checkpointing=True, **SMALL), images
+    for encoder, inputs in made.values():
+        encoder.double()
+        for parameter in encoder.parameters():  # local mixing starts at zero
+            nn.init.normal_(parameter, std=0.3)
+        encoder.measure([inputs])
+    return made
+
+
+def loss_of(features: Tensor) -> Tensor:
+    return (features * torch.arange(features.numel()).view(features.shape)).sum()
+
+
+def bytes_of_a_step(height: int, group: Any) -> int:
+    """How many bytes of collectives a forward and a backward pass of a process send."""
+    sent: list[int] = []
+    collect, exchange = dist.all_reduce, dist.batch_isend_irecv
+
+    def counted(values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent.append(values.nbytes)
+        return collect(values, *args, **kwargs)
+
+    def counted_exchange(requests: list[Any]) -> Any:
+        sent.extend(request.tensor.nbytes for request in requests if request.op is dist.isend)
+        return exchange(requests)
+
+    encoder = ImageEncoder((1, height, 4), Linformer(6, projection=Separable()), local=Conv2d(3), **SMALL)
+    image = torch.zeros(1, 1, height, 4)
+    encoder.measure([torch.rand(4, 1, height, 4) * 255])
+    Sharding(encoder, group)
+    dist.all_reduce, dist.batch_isend_irecv = counted, counted_exchange
+    try:
+        encoder(image).sum().backward()
+    finally:
+        dist.all_reduce, dist.batch_isend_irecv = collect, exchange
+    return sum(sent)
+
+
+def run(rank: int, size: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    results = {}
+    for name, (encoder, inputs) in cases().items():
+        sharding = Sharding(encoder, dist.group.WORLD)
+        features = encoder(inputs)
+        loss_of(features).backward()
+        gradients = {}
+        ours = set(sharding.names(encoder))
+        for weight, parameter in encoder.named_parameters(remove_duplicate=False):
+            gradient = parameter.grad.clone()
+            if weight in ours:
+                gradient = sharding.whole(gradient)
+            else:
+                dist.all_reduce(gradient)
+            gradients[weight] = gradient / size
+        held = sum(weight.numel() for weight in sharding.weights)
+        state = sharding.whole_state(encoder)
+        results[name] = {"features": features.detach(), "gradients": gradients, "held": held, "state": state}
+    results["bytes"] = [bytes_of_a_step(height, dist.group.WORLD) for height in (8, 80)]
+    torch.save(results, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    children = []
+    for rank in range(1, size):
+        child = os.fork()
+        if not child:
+            run(rank, size, folder)
+            os._exit(0)
+        children.append(child)
+    run(0, size, folder)
+    for child in children:
+        os.waitpid(child, 0)

@@ -1,0 +1,40 @@
+"""Trains with the tokens of a sequence on several processes: python shared_training.py DEVICES TOKENS FOLDER.
+
+DEVICES processes, of which TOKENS share a sequence; with 1 token, an ordinary training. Sums in another order are other
+numbers in float32, so the precision is float64.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from datamodules import Digits
+from longseq.attention import Linformer
+from longseq.encoders import Conv2d, ImageEncoder
+from longseq.training import Classifier, MixUp, SequenceParallel
+from longseq.training.throughput import ThroughputLogger
+
+if __name__ == "__main__":
+    devices, tokens, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    torch.manual_seed(0)
+    data = Digits(batch_size=32 // (devices // tokens))
+    size: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "drop_path": 0.1 if devices == tokens else 0.0}
+    encoder = ImageEncoder((1, 8, 8), Linformer(8), local=Conv2d(3), pool="token", **size)
+    mix = MixUp() if devices == tokens else None  # other processes draw other numbers
+    model = Classifier(encoder, 10, mix=mix, learning_rate=0.01)
+    strategy: Any = SequenceParallel(tokens) if tokens > 1 else "ddp" if devices > 1 else "auto"
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=devices, strategy=strategy, max_steps=12, val_check_interval=12,
+        check_val_every_n_epoch=None, gradient_clip_val=0.5, precision="64-true", log_every_n_steps=6,
+        default_root_dir=folder, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ThroughputLogger(1e12)], logger=pl.loggers.CSVLogger(folder),
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    trainer.save_checkpoint(Path(folder) / "last.ckpt")
+    figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    (tested,) = trainer.test(model, datamodule=data, verbose=False)
+    if trainer.is_global_zero:
+        torch.save(figures | tested, Path(folder) / "figures.pt")

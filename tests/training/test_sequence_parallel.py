@@ -1,0 +1,106 @@
+"""Real processes (gloo, CPU) that share the tokens of their sequences train as one process does."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import torch
+
+from longseq.training import SequenceParallel
+
+SCRIPT = Path(__file__).with_name("shared_training.py")
+FIT = [
+    "fit", "--config", "image/digits", "--experiment", "x", "--trainer.accelerator", "cpu",
+    "--trainer.limit_train_batches", "5", "--model.encoder.dim", "16", "--model.encoder.depth", "2",
+    "--model.encoder.dropout", "0",
+]  # fmt: skip
+SHARED = ["--trainer.strategy", "SequenceParallel", "--trainer.devices", "2"]
+
+
+def trained(folder: Path, devices: int, tokens: int) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
+    """The checkpoint, the figures and the throughput of a training."""
+    where = folder / f"{devices}x{tokens}"
+    where.mkdir()
+    done = forked.run(SCRIPT, devices, tokens, where, cwd=where)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with open(*where.rglob("metrics.csv"), newline="") as file:
+        rates = [row for row in csv.DictReader(file) if row.get("throughput/mfu")]
+    speed = {name: float(value) for name, value in rates[-1].items() if value and name.startswith("throughput")}
+    return torch.load(where / "last.ckpt", weights_only=False), torch.load(where / "figures.pt"), speed
+
+
+def tensors(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """All weights and moments of a checkpoint, by name."""
+    moments = checkpoint["optimizer_states"][0]["state"]
+    named = {f"{number}.{name}": value for number, of in moments.items() for name, value in of.items()}
+    return {name: value for name, value in (checkpoint["state_dict"] | named).items() if value.is_floating_point()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return trained(tmp_path_factory.mktemp("alone"), 1, 1)
+
+
+def test_two_processes_end_with_the_weights_moments_and_figures_of_one(alone: Any, tmp_path: Path) -> None:
+    checkpoint, figures, speed = trained(tmp_path, 2, 2)
+    expected, of_one, speed_of_one = alone
+    ours, theirs = tensors(checkpoint), tensors(expected)
+    assert ours.keys() == theirs.keys() and any("project_keys" in name for name in ours)
+    for name, value in ours.items():
+        assert value.shape == theirs[name].shape and torch.allclose(value, theirs[name], atol=1e-9), name
+    for name in ("train/loss", "val/loss", "val/accuracy", "test/loss", "test/f1"):
+        assert figures[name] == pytest.approx(of_one[name], abs=1e-9), name
+    ratio = speed["throughput/samples_per_second"] * 64 / speed["throughput/tokens_per_second"]
+    assert ratio == pytest.approx(64 / 65)  # each sample counts once, with its 65 tokens
+    for shares, of in ((2, speed), (1, speed_of_one)):  # the whole model's FLOPs, on so many devices
+        flops = of["throughput/mfu"] * shares / of["throughput/samples_per_second"]
+        assert flops == pytest.approx(
+            speed_of_one["throughput/mfu"] / speed_of_one["throughput/samples_per_second"], 0.01
+        )
+
+
+def test_groups_share_the_samples_of_a_batch_as_ddp_does(tmp_path: Path) -> None:
+    ours, theirs = (trained(tmp_path, *numbers) for numbers in ((4, 2), (2, 1)))
+    expected = tensors(theirs[0])
+    for name, value in tensors(ours[0]).items():
+        assert torch.allclose(value, expected[name], atol=1e-9), name
+    for name in ("val/loss", "val/accuracy", "test/loss"):
+        assert ours[1][name] == pytest.approx(theirs[1][name], abs=1e-9), name
+
+
+def test_a_run_goes_on_with_another_number_of_processes_that_share_a_sequence(
+    train_py: Callable, tmp_path: Path
+) -> None:
+    train_py(*FIT, "--trainer.max_epochs", "2")
+    for first, second in ((SHARED, []), ([], SHARED)):
+        run = len(list((tmp_path / "runs/x").iterdir()))
+        train_py(*FIT, "--trainer.max_epochs", "1", *first)
+        last = str(tmp_path / f"runs/x/{run}")
+        on = [*second] if second else ["--trainer.strategy", "auto", "--trainer.devices", "1"]
+        train_py("fit", "--resume", last, "--trainer.max_epochs", "2", *on)
+    figures = [json.loads((tmp_path / f"runs/x/{run}/metrics.json").read_text()) for run in range(3)]
+    for name, value in figures[0].items():
+        assert [of_run[name] for of_run in figures[1:]] == pytest.approx([value] * 2, abs=0.02), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--model.encoder.attention", "Softmax"], "model.encoder.attention: must meet all tokens in a sum"),
+        (["--model.encoder.dropout", "0.1"], "model.encoder.dropout: must be 0 to be shared by several processes"),
+        (["--model.pool", "max"], "trainer.strategy: must keep a sequence whole for pool max; give ddp"),
+        (["--model.optimizer", "lamb"], "model.optimizer: must be one of adam"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_line(train_py: Callable, flags: list[str], error: str) -> None:
+    done = train_py(*FIT, *SHARED, *flags, expect=2)
+    assert f"error: {error}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_sequence_needs_a_device() -> None:
+    with pytest.raises(ValueError, match="tokens must be positive, got 0"):
+        SequenceParallel(0)
