@@ -1,8 +1,8 @@
-# make demo, test, quick, torture, bench or lint: each target first installs what it needs into .venv
+# make demo, test, quick, torture, bench, docs or lint: each target first installs what it needs into .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick torture bench lint clean
+.PHONY: demo test quick torture bench docs lint clean
 
 demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -26,6 +26,10 @@ torture: .venv/.installed-test
 bench: .venv/.installed-bench
 	$(BIN)/python benchmarks/peers.py
 
+# site/index.html; a link that leads nowhere is an error
+docs: .venv/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,5 +50,9 @@ lint: .venv/.installed-test
 	$(BIN)/pip install --quiet --editable '.[bench]'
 	touch $@
 
+.venv/.installed-docs: .venv/.installed
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info

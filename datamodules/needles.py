@@ -55,7 +55,8 @@ class Needles(AudioDataModule):
         sample_rate_hz: Rate of the recordings.
         seconds: Length of the longest recording.
         shortest: Length of the shortest recording, in seconds; a recording's length is drawn between the two.
-        test_speakers, val_speakers: As FSDD takes them; without, training and test have the same speakers.
+        test_speakers: As FSDD takes them; if absent, training and test have the same speakers.
+        val_speakers: The same for the validation.
         common: Arguments of AudioDataModule.
 
     Raises:

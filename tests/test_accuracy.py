@@ -3,7 +3,7 @@ real data.
 
 The tests train one seed, Linformer on digits and Verma on spoken digits; the processor changes the accuracy by some
 points. We measured 0.830 and 0.897. The bounds are about ten points lower, but above the accuracy of a program that
-cuts E where it should carry E over. The README gives the accuracy of whole trainings of both over five seeds.
+cuts E where it should carry E over. docs/results gives the accuracy of whole trainings of both over five seeds.
 """
 
 import json

@@ -115,6 +115,6 @@ class Dynamic(Projection):
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         refuse_wrong_power(self.length_scaling)
         # scores with a deviation of 4, tokens being normalised: each row begins as a mean of few tokens. With 1 all
-        # rows are nearly the mean of all tokens, and six epochs of digits reach 0.23 and not 0.71 (docs/attention.md)
+        # rows are nearly the mean of all tokens: six epochs of digits reach 0.23, not 0.71 (docs/guides/choosing.md)
         weight = 4 * torch.randn(heads or 1, k, dim) * dim**-0.5
         return DynamicProjection(weight[0].clone() if heads is None else weight, self.norm, self.length_scaling)

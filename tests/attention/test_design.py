@@ -1,4 +1,4 @@
-"""The example mechanism in docs/design.md fulfils the whole contract of a mechanism."""
+"""The example mechanism in docs/guides/add-a-mechanism.md fulfils the whole contract of a mechanism."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ import test_contract as contract
 from longseq.attention import Mechanism, Softmax
 from longseq.attention.examples import exported
 
-DESIGN = Path(__file__).parents[2] / "docs/design.md"
+DOCS = Path(__file__).parents[2] / "docs"
 CLAIMS = [
     contract.test_every_parameter_has_a_gradient,
     contract.test_dropout_falls_in_training_only_and_changes_something,
@@ -25,7 +25,7 @@ CLAIMS = [
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Mechanism:
-    code = re.findall(r"```python\n(.*?)```", DESIGN.read_text(), re.DOTALL)[0]
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "guides/add-a-mechanism.md").read_text(), re.DOTALL)[0]
     path = tmp_path_factory.mktemp("design") / "pooled.py"
     path.write_text(code)
     spec = importlib.util.spec_from_file_location("pooled", path)
@@ -48,8 +48,8 @@ def test_it_is_carried_and_short_cuts_give_its_formula(shown: Mechanism) -> None
 
 
 def test_the_table_of_costs_has_every_mechanism_as_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(DESIGN.parent))
+    monkeypatch.syspath_prepend(str(DOCS))
     table = importlib.import_module("costs").table()
-    assert table in (DESIGN.parent / "attention.md").read_text(), "put in what python docs/costs.py prints"
+    assert table in (DOCS / "attention.md").read_text(), "put in what python docs/costs.py prints"
     for mechanism in exported(Mechanism):
         assert f"`{mechanism.__name__}(" in table

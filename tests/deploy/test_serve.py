@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-TEXT = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+PAGE = "docs/serve.md"
+TEXT = (Path(__file__).parents[2] / PAGE).read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 

@@ -16,7 +16,7 @@ from longseq import ImageEncoder, Linformer, SpectrogramEncoder, resize
 from longseq.encoders import Encoder
 from longseq.training import Classifier
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/python.md"
 SMALL = {"dim": 16, "depth": 1, "heads": 2}
 IMAGES = torch.randint(0, 256, (6, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 CLIPS = {
@@ -125,10 +125,8 @@ def test_lightning_without_a_data_module_measures_the_first_batch(tmp_path: Path
     assert model.encoder.mean.item() == pytest.approx(IMAGES.float().mean().item())
 
 
-def test_the_training_that_the_readme_shows_learns_as_it_stands_there() -> None:
-    (loop,) = (
-        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "measure" in block
-    )
+def test_the_training_that_docs_python_shows_learns_as_it_stands_there() -> None:
+    (loop,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "measure" in block)
     names: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -1,0 +1,296 @@
+"""Every command, flag and snippet of the README and of the site's pages is run, or at least parsed, here."""
+
+import functools
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from pages import PAGES, ROOT, SMALL_MODEL, TINY, Block, blocks, commands, flags, snippets
+
+import datamodules
+import longseq
+from longseq import encoders, tasks, training
+from longseq.cli import function
+from longseq.cli.commands import Commands
+from longseq.cli.start import COMMANDS, FUNCTIONS, UserError, with_configurations
+from longseq.training.data import lacking
+
+# their snippets have tests of their own, which say more
+ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
+OTHER_PROGRAMS = {".venv/bin/pip", "source", "tensorboard", "curl"}
+GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
+LONG = ("sweep", "export")  # parsed only: their own tests run them
+ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
+
+
+class Parsed(BaseException):
+    """A command line is right; what follows would run it."""
+
+
+@pytest.fixture
+def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], set[str]]:
+    """Parse a command as the command line does, with its configurations and its checkpoint, stop before it runs, and
+    return the names of its options."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(ROOT)  # benchmarks.pointwise
+    monkeypatch.setattr("longseq.cli.settings.refuse_missing_devices", lambda *_: None)
+    parsed: list[dict[str, Any]] = []
+
+    def stop(command: Commands) -> None:
+        parsed.append(command.settings.as_dict())
+        raise Parsed
+
+    class Parser(function.OneLineParser):
+        def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+            parsed.append(super().parse_args(*args, **kwargs).as_dict())
+            raise Parsed
+
+    monkeypatch.setattr(Commands, "instantiate_classes", stop)
+    monkeypatch.setattr(function, "OneLineParser", Parser)
+
+    def run(words: list[str]) -> set[str]:
+        words = with_configurations(in_place(words))
+        with pytest.raises(Parsed):
+            function.run_function(words[0], words[1:]) if words[0] in FUNCTIONS else Commands(words)
+        asked = parsed[-1]
+        if words[0] == "sweep":  # what it would train
+            first = [f"--{key}={value}" for key, value in map(first_of, asked["grid"])]
+            run(["fit", *(f"--config={path}" for path in asked["config"]), *asked["flags"], *first])
+        return set(named(asked))
+
+    return run
+
+
+def named(settings: Any, key: str = "") -> Iterator[str]:
+    """The names of flags: the paths to all values of a configuration."""
+    yield key
+    if isinstance(settings, dict):
+        for name, value in settings.items():
+            yield from named(value, key if name == "init_args" else f"{key}.{name}".lstrip("."))
+
+
+def first_of(entry: str) -> tuple[str, str]:
+    """The first setting of an entry of a grid, key=value,value."""
+    key, _, values = entry.partition("=")
+    return key, values.split(",")[0]
+
+
+def in_place(words: list[str]) -> list[str]:
+    """The words of a command, with a run of the fixture for a run that the page only names."""
+    stands_in = {"--ckpt_path": "runs/needles/0/best.ckpt", "--resume": "runs/digits/0"}
+    return [
+        stands_in[before] if before in stands_in and not word.startswith("--") and not Path(word).exists() else word
+        for before, word in pairwise(["", *words])
+    ]
+
+
+def words_of_longseq(words: list[str]) -> list[str] | None:
+    """The arguments, if a command is one of longseq."""
+    if words[:2] == ["python", "train.py"]:
+        return words[2:]
+    return words[1:] if words[0] == "longseq" else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_every_command_of_a_page_is_one_that_exists(page: Path, parse: Callable) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for block, words in commands(page):
+        arguments = words_of_longseq(words)
+        if arguments is not None and "pooled" not in " ".join(words):  # the guide that writes it runs it
+            try:
+                parse(arguments)
+            except UserError as error:
+                pytest.fail(f"{block}: {' '.join(words)}: {error}")
+        elif words[0] == "make":
+            assert set(words[1:]) <= set(targets), f"{block}: {words}"
+        elif words[0] == "python":
+            script = (ROOT / words[1]).read_text()
+            assert all(word in script for word in words[2:] if word.startswith("--")), f"{block}: {words}"
+        else:
+            assert arguments is not None or words[0] in OTHER_PROGRAMS, f"{block}: {words[0]} is not checked"
+
+
+FIT = ["fit", "--config"]
+CONTEXTS = [
+    *([*FIT, name] for name in ("image/folder", "audio/folder", "audio/needles")),
+    *([*FIT, "image/folder", f"--model.encoder.attention={name}"] for name in ("Verma", "Softmax")),
+    *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
+    [*FIT, "image/folder", "--data=Pathfinder", "--trainer.callbacks+=EMAWeightAveraging"],
+    [*FIT, "image/folder", "--model.encoder=TimmEncoder", "--model.encoder.model=vit_tiny_patch16_224"],
+    ["predict", "--ckpt_path", "CKPT", "--input", "x"],
+    ["sweep", "--config", "audio/fsdd", "--grid", "model.encoder.attention.k=8"],
+    ["export", "--ckpt_path", "CKPT"],
+]
+
+
+def test_every_flag_in_a_sentence_or_table_exists_and_takes_its_value(parse: Callable) -> None:
+    """In one of the contexts at least; a flag without a value only has to exist."""
+    reasons: dict[tuple[str, ...], str] = {}
+
+    def refused(given: list[tuple[str, ...]], context: list[str]) -> list[tuple[str, ...]]:
+        """Those of the flags with which the command line cannot be parsed; halves are tried as long as that is so."""
+        try:
+            parse([*context, *(word for words in given for word in words)])
+            return []
+        except UserError as error:
+            if len(given) == 1:
+                if "no such option" not in str(error):
+                    reasons.setdefault(given[0], str(error))
+                return given
+        middle = len(given) // 2
+        return refused(given[:middle], context) + refused(given[middle:], context)
+
+    places = {tuple(words): f"{page.relative_to(ROOT)}: {code}" for page in PAGES for code, words in flags(page)}
+    options = [parse(context) for context in CONTEXTS]
+    everywhere = set().union(*options)
+    bare = {words for words in places if len(words) == 1 and "=" not in words[0] and words != ("--resume",)}
+    left = places.keys() - bare
+    for context, known in zip(CONTEXTS, options, strict=True):
+        may_fit = [words for words in left if option(words) in known or option(words) not in everywhere]
+        left -= set(may_fit) - set(refused(sorted(may_fit), context) if may_fit else [])
+    left |= {words for words in bare if option(words) not in everywhere}
+    assert not left, "\n".join(f"{places[words]}: {reasons.get(words, words)}" for words in left)
+
+
+def option(words: tuple[str, ...]) -> str:
+    """The name of the option that a flag sets."""
+    return words[0].partition("=")[0].strip("-+")
+
+
+def test_every_command_that_a_sentence_names_exists() -> None:
+    for page in PAGES:
+        for name in re.findall(r"`(?:longseq|python train\.py) (\w+)\b(?! \(no such)", page.read_text()):
+            assert name in {*COMMANDS, "COMMAND"}, f"{page}: {name}"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for page in PAGES if page not in GUIDES for block in snippets(page)
+     if str(page.relative_to(ROOT)) not in ELSEWHERE],
+    ids=str,
+)  # fmt: skip
+def test_every_snippet_of_a_page_runs(
+    block: Block, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    if "optuna" in block.text:
+        monkeypatch.setitem(sys.modules, "optuna", stand_in_for_optuna(monkeypatch))
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(block.text, names)
+    if "Flowers" in names:
+        for name in ("train", "test"):
+            images = np.zeros((30, 3, 32, 32), dtype=np.uint8)
+            np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(30) % 3)
+        data = names["Flowers"](str(tmp_path), batch_size=4)
+        data.setup()
+        assert not lacking(data) and [len(split) for split in data.splits().values()] == [27, 3, 30]
+
+
+def stand_in_for_optuna(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Optuna, as far as the page calls it: one trial, whose training is short."""
+    from longseq.cli import main
+
+    subprocess_run = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        if command[1] != "train.py":
+            return subprocess_run(command, **options)
+        assert options == {"check": True}
+        return main([*command[2:], *SMALL_MODEL, *TINY])
+
+    def optimize(objective: Callable, n_trials: int) -> None:
+        trial = SimpleNamespace(number=0, suggest_int=lambda *_, **__: 4, suggest_float=lambda *_, **__: 1e-3)
+        assert 0 <= objective(trial) <= 1
+
+    monkeypatch.setattr("subprocess.run", run)
+    optuna: Any = ModuleType("optuna")
+    optuna.Trial = SimpleNamespace
+    optuna.create_study = lambda **_: SimpleNamespace(optimize=optimize)
+    return optuna
+
+
+def test_snippets_that_are_not_run_here_have_tests_of_their_own() -> None:
+    for page, test in ELSEWHERE.items():
+        assert f'"{page}"' in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=ids(GUIDES))
+def test_a_guide_runs_from_its_first_line_to_its_last(page: Path, command: Callable, tmp_path: Path) -> None:
+    """On the data that the guide writes itself, with few steps of a small model."""
+    if page.stem in ("linear-vit", "reading-results"):  # they go on with what another guide has made
+        exec(snippets(page.with_name("own-images.md"))[0].text, {})
+        thin_out(tmp_path)
+    saved = re.search(r"Save this as `(\w+\.py)`", page.read_text())
+    for block in blocks(page):
+        if block.language == "python" and saved:
+            (tmp_path / saved[1]).write_text(block.text)
+        elif block.language == "python":
+            exec(quick(block.text), {"__name__": "page"})
+            thin_out(tmp_path)
+        elif not block.language:
+            for _, words in (each for each in commands(page) if each[0] == block):
+                arguments = words_of_longseq(words)
+                if arguments is not None and arguments[0] not in LONG:
+                    done = command(*arguments, *shortened(arguments))
+                    assert done.code == 0, f"{block}: {' '.join(words)}: {done.err}"
+
+
+def quick(text: str) -> str:
+    """A snippet without the download of weights, and with fewer vowels."""
+    return text.replace("pretrained=True", "pretrained=False").replace("Vowels()", "Vowels(num_train=120, num_test=60)")
+
+
+def thin_out(folder: Path) -> None:
+    """Leave ten files in every folder of a class: the guides write thousands."""
+    for name in folder.glob("*/*/"):
+        for path in sorted(name.iterdir(), key=lambda path: int(path.stem))[10:] if name.parent.name != "runs" else ():
+            path.unlink()
+
+
+def shortened(arguments: list[str]) -> list[str]:
+    if arguments[0] != "fit":
+        return []
+    is_timms = "TimmEncoder" in arguments
+    return [*TINY, *(["--model.encoder.pretrained", "false", "--data.batch_size", "4"] if is_timms else SMALL_MODEL)]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    short = {name.rpartition(".")[2] for name in listed}
+    assert len(listed) == len(set(listed))
+    for package in (longseq, longseq.attention, encoders, tasks, training, datamodules):
+        assert set(package.__all__) <= short, f"{package.__name__}: {set(package.__all__) - short}"
+    for name in listed:
+        holder, _, last = name.rpartition(".")
+        assert inspect.getdoc(getattr(__import__(holder, fromlist=[last]), last)), f"{name}: no docstring"
+
+
+def test_the_table_of_choices_has_the_figures_of_the_costs_and_of_the_results() -> None:
+    choices, costs, results = (
+        (ROOT / "docs" / name).read_text() for name in ("guides/choosing.md", "attention.md", "results/README.md")
+    )
+    results = results.split("| with convolutions |")[1]
+    exact = {"Linformer, k = 64": "Linformer(k=64)", "Verma, k = 64": "Verma(k=64)", "Verma without E": "Verma()",
+             "softmax": "Softmax()", "no attention": None,
+             "Linformer with `Separable`": "Linformer(k=64, projection=Separable(start='random', rows=None))",
+             "Linformer with `Dynamic`": "Linformer(k=64, projection=Dynamic(norm=False, length_scaling=0.0))",
+             "Linformer with `Conv`": "Linformer(k=64, projection=Conv(full=False))"}  # fmt: skip
+    for name, counted in exact.items():
+        flops, *others = cells(choices, name)
+        steps, accuracy, steps_mixed, accuracy_mixed = others
+        assert [accuracy_mixed, steps_mixed, accuracy, steps] == cells(results, name), name
+        assert flops == (cells(costs, f"`{counted}`")[0] if counted else ""), name
+
+
+def cells(page: str, name: str) -> list[str]:
+    """The figures behind a name in the first table that has it, without marks of the best."""
+    row = next(line for line in page.split("\n") if line.startswith(f"| {name} |") and line.count("|") > 3)
+    return [cell.strip(" *") for cell in row.split("|")[2:-1]]
