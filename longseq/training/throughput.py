@@ -27,8 +27,8 @@ class ThroughputLogger(pl.Callback):
       the loader, copies the batch, and runs other callbacks and loggers;
     - peak_memory_gib: peak memory of the rank that took most, since its process began: on CUDA the memory that torch
       allocated, elsewhere the resident memory of the process (getrusage);
-    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, if that is known; a shorter sample
-      counts by its share of the tokens.
+    - mfu: FLOPs of training (flops.py) a second, a teacher's forward pass included, as a share of the device's peak, if
+      that is known; a shorter sample counts by its share of the tokens.
 
     A value covers the steps since the last logged one. It leaves out the first step, which allocates and compiles,
     validation, checkpoints, and the loading of the batch after them. If training ends before anything was logged, its
