@@ -252,9 +252,8 @@ class Commands(CommandLine):
         else:  # the command may name nothing but the run
             experiment = resumed.absolute().parent
             root = str(experiment.parent.parent)
-            self._base = [*self.asked.args, "--experiment", experiment.name, "--trainer.default_root_dir", root]
-            self._base.remove("--ckpt_path")
-            self._base.remove(settings.ckpt_path)
+            without_checkpoint = self.asked.args[:-2]  # --ckpt_path and its value
+            self._base = [*without_checkpoint, "--experiment", experiment.name, "--trainer.default_root_dir", root]
         if settings.grow is not None:
             stages = stages_of(settings.grow, settings.data)
             tested, left = stages_left(experiment, settings.grow, stages, resumed, self.asked.has_resume)

@@ -62,21 +62,20 @@ def folds_left(experiment: Path, folds: list[Fold], resumed: Path | None, settin
         UserError: If the resumed run is none of its folds, or if a finished fold was trained with other settings.
     """
     runs = folds_begun(experiment, len(folds))
-    finished = {number: run for number, run in runs.items() if (run / METRICS).exists() and run != resumed}
-    if resumed is not None and resumed.resolve() not in [run.resolve() for run in runs.values()]:
+    now = next((number for number, run in runs.items() if resumed is not None and run.samefile(resumed)), None)
+    finished = {number: run for number, run in runs.items() if (run / METRICS).exists() and number != now}
+    if resumed is not None and now is None:
         what = f"{resumed} is none of the newest {len(folds)} folds in {experiment}"
         raise UserError(f"resume: {what}; leave out --folds")
     for run in finished.values():
         _refuse_other_settings(run, settings)
     left = [fold for fold in folds if fold.number not in finished]
-    return sorted(left, key=lambda fold: runs.get(fold.number) != resumed) if resumed is not None else left
+    return sorted(left, key=lambda fold: fold.number != now)
 
 
 def _refuse_other_settings(run: Path, settings: Mapping[str, Any]) -> None:
-    before, now = (
-        {key: value for key, value in items_of({part: config.get(part) for part in ("model", "data", "trainer")})}
-        for config in (config_of(run), settings)
-    )
+    parts = ("model", "data", "trainer", "seed_everything")
+    before, now = (dict(items_of({part: config.get(part) for part in parts})) for config in (config_of(run), settings))
     for key in sorted(before.keys() & now.keys()):
         if before[key] != now[key] and not key.startswith(_FREE):
             what = f"{key} is {now[key]} here, and was {before[key]} in the finished fold {run}"

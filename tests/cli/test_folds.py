@@ -104,6 +104,8 @@ def test_finished_folds_are_kept_and_not_mixed_with_other_settings(command) -> N
                                             "finished fold runs/x/2; give the flags of its start, or leave out "
                                             "--resume")  # fmt: skip
     assert "fold 2 of 3" in command(*FOLDS, "--resume").out
+    longer = command("fit", "--resume", "runs/x/0", "--trainer.max_epochs", "3")
+    assert (longer.code, longer.error[:42]) == (2, "error: resume: trainer.max_epochs is 3 here"[:42])
     again = command(*FOLDS, "--resume")  # all are finished
     assert again.code == 0 and "fold 2" not in again.out and "standard deviation" in again.out
     assert sorted(path.name for path in Path("runs/x").iterdir()) == ["0", "2", "3"]
