@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Shaped
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.cache import kept
 from datamodules.compat import position_in_training
 from datamodules.errors import DataError, require
-from datamodules.hold_out import hold_out
-from datamodules.labels import counts, written
+from datamodules.hold_out import Split, folds_of, hold_out
+from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
 
@@ -68,6 +68,9 @@ class DataModule(pl.LightningDataModule, ABC):
         val_fraction: Share of the training split that is held out for validation if the data has no such split.
         seed: Decides the splits. Seed and epoch alone decide the order of training and what is random in it.
         balanced: Whether a training epoch draws all classes equally often, with replacement, whatever their sizes.
+        folds: For cross-validation, into how many folds the data is divided, each with the same share of every class.
+        fold: Which of them is held out, 1..folds: it is the test split. If the data has a test split of its own, that
+            is in no fold, and the fold is the validation split.
 
     Attributes:
         num_classes, class_names: The number and the names of the classes.
@@ -100,6 +103,8 @@ class DataModule(pl.LightningDataModule, ABC):
         val_fraction: float = 0.1,
         seed: int = 0,
         balanced: bool = False,
+        folds: int | None = None,
+        fold: int | None = None,
     ) -> None:
         super().__init__()
         most, least = _LARGEST_BATCH, _SMALLEST_SHARE
@@ -108,11 +113,15 @@ class DataModule(pl.LightningDataModule, ABC):
         is_share = least <= val_fraction <= 1 - least
         require(is_share, "val_fraction", f"in {least}..{1 - least}", val_fraction, "0.1 is a tenth")
         require(0 <= seed < 2**63, "seed", "in 0..2**63 - 1", seed, "0 is as good as any")
+        require(folds is None or 2 <= folds <= 1000, "folds", "in 2..1000", folds, "5 is usual")
+        is_fold = fold is None if folds is None else fold is not None and 1 <= fold <= folds
+        require(is_fold, "fold", "in 1..folds, and given with folds", fold, "fit --folds 5 trains with each in turn")
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.val_fraction = val_fraction
         self.seed = seed
         self.balanced = balanced
+        self.folds, self.fold = folds, fold
         self.predict_parts: list[Part] = []
         self._start = (0, 0)
 
@@ -170,9 +179,51 @@ class DataModule(pl.LightningDataModule, ABC):
         """One model input from a part of a file, as `parts` gives it."""
         return self.read(part[0])
 
-    def split_validation(self, train: Samples) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
+    def split_validation(self, train: Samples) -> Split:
         """The indices of `train` to train on and those to validate on: the same share of every class."""
         return hold_out(train.labels, self.val_fraction, self.seed)
+
+    def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
+        """As `load`, for a fold: the test split of `load`, and the fold of the rest as the validation split.
+
+        Raises:
+            DataError: If files are missing or broken, or if the data cannot be divided into these folds.
+        """
+        train, val, test = self.load()
+        if val is not None:
+            what = f"{type(self).__name__} has a validation split of its own, so there is nothing to divide"
+            raise DataError(f"data.folds: {what}; leave it out")
+        kept, held = self.hold_out_fold(train.labels, self.groups_of(train))
+        return train.subset(kept), train.subset(held), test
+
+    def groups_of(self, train: Samples) -> Sequence[str] | None:
+        """The name of each sample's group; a group is never divided. None if each sample is its own."""
+        return None
+
+    def hold_out_fold(self, labels: Labels, groups: Sequence[str] | None) -> Split:
+        """The indices of the samples outside of `fold` and of those in it.
+
+        Raises:
+            DataError: If there are too few samples or groups.
+        """
+        assert self.folds is not None and self.fold is not None
+        num_groups = len(labels) if groups is None else len(set(groups))
+        largest = int(rarest_classes(labels).unique(return_counts=True)[1].max())
+        what = f"{self.folds} folds of {num_groups} files or groups, {largest} samples in the largest class"
+        if min(num_groups, largest) < self.folds:
+            raise DataError(f"data.folds: {what}; ask for fewer folds")
+        numbers = folds_of(labels, groups, self.folds, self.seed)
+        if len(numbers.unique()) < self.folds:
+            raise DataError(f"data.folds: {what}, leave a fold empty; ask for fewer folds")
+        folds_with: dict[int, set[int]] = {}
+        for number, classes in zip(numbers.tolist(), classes_of(labels), strict=True):
+            for label in classes:
+                folds_with.setdefault(label, set()).add(number)
+        alone = [label for label, in_folds in sorted(folds_with.items()) if len(in_folds) == 1]
+        if alone:
+            what = f"class {self.class_names[alone[0]]} is in one fold only, so nothing is left of it to train on"
+            raise DataError(f"data.folds: {what}; add some of it, or take the class out")
+        return (numbers != self.fold).nonzero()[:, 0], (numbers == self.fold).nonzero()[:, 0]
 
     @abstractmethod
     def figures(self, samples: Samples) -> dict[str, Any]:
@@ -187,7 +238,7 @@ class DataModule(pl.LightningDataModule, ABC):
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict" or hasattr(self, "test_set"):  # predicting on foreign files needs no splits
             return
-        train, val, test = self.load()
+        train, val, test = self.load() if self.folds is None else self.load_fold()
         if val is None:
             of_train, of_val = self.split_validation(train)
             train, val = train.subset(of_train), train.subset(of_val)

@@ -31,6 +31,8 @@ class Item:
         label: The name of its class, or of its classes with a separator between them.
         split: "train", "val", "test", or "" if it is still to be drawn.
         fold: The fold of a cross-validation, or "".
+        group: What it has in common with other files, such as a patient or a site: a group is in one split. "" if it
+            has no group.
         start, end: The part of a recording, in seconds; to its end if end is None.
         line: The line in the table that a user wrote, or 0.
     """
@@ -42,6 +44,7 @@ class Item:
     start: float = 0.0
     end: float | None = None
     line: int = 0
+    group: str = ""
 
     @property
     def name(self) -> str:
@@ -210,14 +213,48 @@ class FileDataModule(DataModule):
         if is_test is None:
             labels = self._labels_of(items)
             is_test = torch.zeros(len(items), dtype=torch.bool)
-            is_test[self._hold_out(labels, [item.path for item in items], self.test_fraction)[1]] = True
-        is_val = self._part(items, "val", self.val_fold)
+            is_test[self._hold_out(labels, _whole(items), self.test_fraction)[1]] = True
+        return self._divided(items, is_test, self._part(items, "val", self.val_fold))
+
+    def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
+        """The splits of a fold. Folds that the data has itself are taken in the order of their names, and the fold
+        before the test is the validation. Without a test split of its own, all files are divided into folds."""
+        assert self.folds is not None and self.fold is not None
+        items = self._good_items()
+        self._refuse_contradictions(items)
+        own = sorted({item.fold for item in items if item.fold}, key=lambda name: (len(name), name))
+        if own:
+            if len(own) != self.folds:
+                what = f"{self.root} has {len(own)} folds of its own ({', '.join(own)}), got {self.folds}"
+                raise DataError(f"data.folds: {what}; give {len(own)}, or leave out the column fold")
+            self._refuse_divided_groups(items, [f"fold {item.fold}" for item in items])
+            is_test = self._part(items, "test", own[self.fold - 1])
+            assert is_test is not None
+            return self._divided(items, is_test, self._part(items, "val", own[self.fold - 2]) if len(own) > 2 else None)
+        is_test, is_val = self._part(items, "test", self.test_fold), self._part(items, "val", self.val_fold)
+        free = torch.arange(len(items)) if is_test is None else (~is_test).nonzero()[:, 0]
+        rest = [items[index] for index in free.tolist()]
+        in_fold = torch.zeros(len(items), dtype=torch.bool)
+        in_fold[free[self.hold_out_fold(self._labels_of(rest), _whole(rest))[1]]] = True
+        return self._divided(items, in_fold, is_val) if is_test is None else self._divided(items, is_test, in_fold)
+
+    def _divided(
+        self, items: Sequence[Item], is_test: Tensor, is_val: Tensor | None
+    ) -> tuple[Samples, Samples | None, Samples]:
+        """The splits of these rows; a row of the test is in no other split.
+
+        Raises:
+            DataError: If a split has no row, if the training lacks a class, or if a group is in two splits.
+        """
         is_train = ~is_test if is_val is None else ~is_test & ~is_val
         train = [item for item, chosen in zip(items, is_train.tolist(), strict=True) if chosen]
         counts = Counter(name for item in train for name in self._classes_of(item))
         for name in self.class_names:
             if not counts[name]:
                 raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
+        in_val = torch.zeros_like(is_test) if is_val is None else is_val
+        both = zip(is_test.tolist(), in_val.tolist(), strict=True)
+        self._refuse_divided_groups(items, ["test" if test else "val" if val else "train" for test, val in both])
         test = [item for item, chosen in zip(items, is_test.tolist(), strict=True) if chosen]
         if not test:
             raise DataError(f"{self.root}: no readable file to test on; add some, or leave the test split out")
@@ -228,12 +265,19 @@ class FileDataModule(DataModule):
             raise DataError(f"{self.root}: no readable file to validate on; add some, or leave the split out")
         return self._samples(train), self._samples(val), self._samples(test)
 
+    def _refuse_divided_groups(self, items: Sequence[Item], places: Sequence[str]) -> None:
+        first: dict[str, str] = {}
+        for item, place in zip(items, places, strict=True):
+            if item.group and first.setdefault(item.group, place) != place:
+                what = f"group {item.group} is in {first[item.group]} and in {place} ({item.path})"
+                raise DataError(f"{self.root}: {what}; give all files of a group one split or fold")
+
     def _refuse_contradictions(self, items: Sequence[Item]) -> None:
-        given = [name for name in ("test_fold", "val_fold") if getattr(self, name) is not None]
+        given = [name for name in ("test_fold", "val_fold", "folds") if getattr(self, name) is not None]
         if given and any(item.split for item in items) and any(item.fold for item in items):
             what = f"the table has both split and fold; choose: leave out its column split, or data.{given[0]}"
             raise DataError(f"{self.root}: {what}")
-        if len(given) == 2 and str(self.test_fold) == str(self.val_fold):
+        if self.folds is None and len(given) == 2 and str(self.test_fold) == str(self.val_fold):
             raise DataError(f"data.val_fold: {self.val_fold} is the fold of the test too; choose another, or null")
 
     def _hold_out(self, labels: Tensor, files: Sequence[str], fraction: float) -> Split:
@@ -242,8 +286,7 @@ class FileDataModule(DataModule):
         return hold_out_files(labels, files, fraction, self.seed)
 
     def split_validation(self, train: Samples) -> Split:
-        files = [self._item_of[name].path for name in train.names]
-        return self._hold_out(train.labels, files, self.val_fraction)
+        return self._hold_out(train.labels, _whole([self._item_of[name] for name in train.names]), self.val_fraction)
 
     def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
         """Which rows belong to a split that the data or a fold decides; None if neither decides it."""
@@ -277,3 +320,8 @@ class FileDataModule(DataModule):
     def details(self, items: Sequence[Item]) -> dict[str, Any]:
         """Further arguments of samples_of for these rows, by name."""
         return {}
+
+
+def _whole(items: Sequence[Item]) -> list[str]:
+    """What of each row must not be divided: its group, or its file if it has none."""
+    return [item.group or item.path for item in items]

@@ -1,6 +1,7 @@
 """Which samples are held out at random if a data set has no split of its own."""
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from datamodules.labels import Labels, classes_of, samples_of_classes
+from datamodules.labels import Labels, classes_of, rarest_classes, samples_of_classes
 
 Split = tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]
 
@@ -74,6 +75,32 @@ def hold_out_files(labels: Labels, files: Sequence[str], fraction: float, seed: 
                 take(file)
     held_out = torch.tensor([file in chosen for file in files], dtype=torch.bool)
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
+
+
+def folds_of(labels: Labels, groups: Sequence[str] | None, folds: int, seed: int) -> Int64[Tensor, " n"]:
+    """The fold of each sample, 1..folds, by scikit-learn: the same share of every class in each, and groups whole.
+
+    StratifiedKFold, or StratifiedGroupKFold if any group has two samples. A sample of several classes counts for its
+    rarest one.
+
+    Args:
+        labels: The label of each sample. The largest class has `folds` samples or more.
+        groups: The group of each sample; None if each is its own.
+        folds: How many.
+        seed: Decides, together with the order of the samples.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # it takes half a second to import
+
+    has_groups = groups is not None and len(set(groups)) < len(groups)
+    kind = StratifiedGroupKFold if has_groups else StratifiedKFold
+    strata = rarest_classes(labels).numpy()
+    numbers = torch.zeros(len(labels), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a class with fewer samples than folds
+        divided = kind(folds, shuffle=True, random_state=seed % 2**32).split(strata, strata, groups)
+        for number, (_, held_out) in enumerate(divided, start=1):
+            numbers[torch.from_numpy(held_out)] = number
+    return numbers
 
 
 def _share(size: int, fraction: float) -> int:

@@ -48,6 +48,14 @@ def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
     return labels.bincount(minlength=num_classes) if labels.ndim == 1 else labels.sum(0)
 
 
+def rarest_classes(labels: Labels) -> Int64[Tensor, " n"]:
+    """One class for each sample: its own, or the rarest of several; -1 for a sample without a class."""
+    if labels.ndim == 1:
+        return labels
+    sizes = torch.where(labels > 0, counts(labels), len(labels) + 1)
+    return torch.where(labels.any(dim=1), sizes.argmin(dim=1), -1)
+
+
 def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
     """Weights with which all classes are drawn equally often, one for each sample; they do not sum to one.
 

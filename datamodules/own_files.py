@@ -1,5 +1,8 @@
 """A user's own files: a folder of class folders, or a table of paths and labels."""
 
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -7,7 +10,7 @@ from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.find import find_in_class_folders
 from datamodules.scan import walk
-from datamodules.table import read_table, refuse_other_tasks
+from datamodules.table import COLUMNS, read_table, refuse_other_tasks
 
 
 class OwnFiles(FileDataModule):
@@ -21,15 +24,33 @@ class OwnFiles(FileDataModule):
         root: Folder of the class folders, or of the files that the table names.
         table: Path of the table; it may be relative to root.
         labels_separator: What stands between the classes of a label in the table, such as ";".
+        groups: What files have in common that must not be in two splits, such as a patient, a recording or a site: the
+            name of a column of the table; without a table a regular expression that finds it in each path below root,
+            such as "patient[0-9]+". If it has a part in parentheses, that part is the group.
         common: Arguments of FileDataModule.
     """
 
     named_by: ClassVar[str | None] = "root"
     kind: ClassVar[str]  # what a file is, for messages
 
-    def __init__(self, root: str, table: str | None = None, labels_separator: str | None = None, **common: Any) -> None:
+    def __init__(
+        self,
+        root: str,
+        table: str | None = None,
+        labels_separator: str | None = None,
+        groups: str | None = None,
+        **common: Any,
+    ) -> None:
         super().__init__(root=root, **common)
-        self.table, self.labels_separator = table, labels_separator
+        self.table, self.labels_separator, self.groups = table, labels_separator, groups
+        if groups is not None and table is None:
+            try:
+                re.compile(groups)
+            except re.error as error:
+                rule = f"a regular expression ({error}), or a column of data.table"
+                require(False, "groups", rule, groups, "'patient[0-9]+' is one")
+        is_other = table is None or groups not in COLUMNS
+        require(is_other, "groups", "a column of its own", groups, "the rows of a file stay together without it")
         require(labels_separator != "", "labels_separator", "a text", labels_separator, "';' is usual")
         is_of_table = table is not None or labels_separator is None
         require(is_of_table, "table", "given with labels_separator", table, "a folder is of one class")
@@ -40,10 +61,10 @@ class OwnFiles(FileDataModule):
             if not items:
                 suffixes = ", ".join(sorted(self.predict_suffixes))
                 raise DataError(f"{self.root}: holds no folder of {self.kind}s for each class; it may hold {suffixes}")
-            return items
+            return items if self.groups is None else list(self._grouped(items, self.groups))
         path = Path(self.table).expanduser()
         path = path if path.is_file() else self.folder / path
-        items = read_table(path, self.labels_separator)
+        items = read_table(path, self.labels_separator, self.groups)
         if self.labels_separator is None:
             refuse_other_tasks(path, [item for item in items if item.label not in (self._classes_given or ())])
         parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
@@ -55,3 +76,16 @@ class OwnFiles(FileDataModule):
             count = counted(len(others), self.kind)
             say(f"{self.root}: {count} without a row in {self.table}, such as {others[0].name}")
         return items
+
+    def _grouped(self, items: list[Item], groups: str) -> Iterator[Item]:
+        for item in items:
+            found = re.search(groups, item.path)
+            name = found and found[1 if found.re.groups else 0]
+            if not name:
+                raise DataError(f"data.groups: {groups} finds nothing in {item.path}; it must match every path")
+            yield replace(item, group=name)
+
+    def located(self, name: str) -> dict[str, Any]:
+        if self.groups is None:
+            return super().located(name)
+        return {**super().located(name), self.groups if self.table else "group": self._item_of[name].group}

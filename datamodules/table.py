@@ -14,16 +14,17 @@ from datamodules.files import Item
 from datamodules.find import SPLITS
 from datamodules.windows import starts_of_windows
 
-_COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
+COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
 
 
-def read_table(path: Path, separator: str | None = None) -> list[Item]:
+def read_table(path: Path, separator: str | None = None, groups: str | None = None) -> list[Item]:
     """The rows of a table of path, label and optionally start, end, fold and split.
 
     Args:
         path: The table.
         separator: What stands between the classes of a label. A clip may then have several rows, which become one row
             of all their classes, and a label may be empty. Without it a label is one class.
+        groups: The column that names each row's group, which is never in two splits.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
@@ -31,13 +32,14 @@ def read_table(path: Path, separator: str | None = None) -> list[Item]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            missing = {"path", "label"} - set(rows.fieldnames or [])
+            missing = {"path", "label", *([] if groups is None else [groups])} - set(rows.fieldnames or [])
             if missing:
                 raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
-            twice = [name for name, count in Counter(rows.fieldnames).items() if count > 1 and name in _COLUMNS]
+            used = (*COLUMNS, groups)
+            twice = [name for name, count in Counter(rows.fieldnames).items() if count > 1 and name in used]
             if twice:
                 raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
-            items = [_item(path, rows.line_num, row, separator is not None) for row in rows]
+            items = [_item(path, rows.line_num, row, separator is not None, groups) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
@@ -47,6 +49,7 @@ def read_table(path: Path, separator: str | None = None) -> list[Item]:
         items = _together(items, separator)
     splits: dict[str, str] = {}
     labels: dict[str, str] = {}
+    group_of: dict[str, str] = {}
     for item in items:
         label = labels.setdefault(item.name, item.label)
         if label != item.label:
@@ -56,6 +59,9 @@ def read_table(path: Path, separator: str | None = None) -> list[Item]:
         if first != item.split:
             both = f"{first or 'no split'} and {item.split or 'no split'}"
             raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
+        group = group_of.setdefault(item.path, item.group)
+        if group != item.group:
+            raise DataError(f"{path}: {item.path} has {groups} {group} and {item.group}; give all rows of a file one")
     return items
 
 
@@ -129,7 +135,7 @@ def cut_into_clips(
     return clips
 
 
-def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: bool) -> Item:
+def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: bool, groups: str | None) -> Item:
     def wrong(what: str) -> DataError:
         return DataError(f"{path}: line {line}: {what}")
 
@@ -138,6 +144,9 @@ def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: 
         raise wrong("no path or no label; give both")
     if "\0" in values["path"]:
         raise wrong("a NUL in the path; write the table again as UTF-8")
+    group = "" if groups is None else values[groups]
+    if groups is not None and not group:
+        raise wrong(f"no {groups}; give each row one, or it could get into two splits")
     split = values.get("split", "").lower()
     if split and split not in SPLITS:
         raise wrong(f"split {split}; give train, val or test")
@@ -149,4 +158,4 @@ def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: 
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
         raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
     file = os.path.normpath(values["path"])  # one file with two spellings could get into two splits
-    return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line)
+    return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line, group)

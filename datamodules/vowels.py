@@ -81,6 +81,10 @@ class Vowels(AudioDataModule):
         of_train, of_val = hold_out(torch.arange(len(speakers)) % 3, self.val_fraction, self.seed)
         return speakers[of_train].flatten(), speakers[of_val].flatten()
 
+    def groups_of(self, train: Clips) -> list[str]:
+        """The speaker of each clip."""
+        return [f"speaker {index // _CLIPS_OF_SPEAKER}" for index in range(len(train))]
+
     def _speak(self, num_clips: int, generator: torch.Generator) -> Clips:
         clips = [speak(self.shape[0], self.sample_rate_hz, generator) for _ in range(num_clips // _CLIPS_OF_TRIPLE)]
         labels = torch.arange(len(self.class_names)).repeat(num_clips // len(self.class_names))

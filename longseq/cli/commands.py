@@ -1,8 +1,11 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
 import shlex
+import sys
 from argparse import SUPPRESS
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,8 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
-from longseq.cli.growing import Stage, begun, stage_of, stages_of
+from longseq.cli.folds import Fold, folds_left, folds_of, write_report
+from longseq.cli.growing import Stage, stages_left, stages_of
 from longseq.cli.names import shown
 from longseq.cli.predict import predict, progress_bars
 from longseq.cli.resuming import (
@@ -47,7 +51,13 @@ from longseq.cli.settings import (
     refuse_wrong_settings,
     without_resume,
 )
-from longseq.cli.trainer import Trainer, is_of_restoring, refuse_useless_precision, wrong_flag
+from longseq.cli.trainer import (
+    Trainer,
+    is_of_restoring,
+    refuse_useless_precision,
+    refuse_wrong_numbers,
+    wrong_flag,
+)
 from longseq.compat.lightning import CommandLine
 from longseq.deploy.card import write_card
 from longseq.training import Classifier
@@ -63,12 +73,27 @@ register_type(torch.device)
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 
 
+@dataclass(frozen=True)
+class Following:
+    """The next run of a command that trains several, with --grow or --folds.
+
+    Attributes:
+        base: The arguments that all of its runs share.
+        flags: Those of the next run.
+        later: What is trained after it.
+    """
+
+    base: list[str]
+    flags: list[str]
+    later: Sequence[Stage | Fold]
+
+
 class Commands(CommandLine):
     """Parses, builds data, model and trainer, and runs one command.
 
     Args:
         args: The command and its arguments.
-        begin: With --grow, the stage to train and the checkpoint to start from, if the stage before has just ended.
+        begin: What to train, if a run of the same command has just ended.
 
     Attributes:
         tested: The path of the checkpoint that fit has tested.
@@ -76,10 +101,11 @@ class Commands(CommandLine):
 
     data_commands = ("stats", "check")  # they ignore the model and the trainer of a configuration
 
-    def __init__(self, args: list[str], begin: tuple[Stage, str] | None = None) -> None:
+    def __init__(self, args: list[str], begin: Following | None = None) -> None:
         self.args = args if begin is None else without_resume(args)
         self.begin, self.tested = begin, ""
-        self._later: list[Stage] = []
+        self._base: list[str] = []
+        self._later: Sequence[Stage | Fold] = []
         self.asked = Asked(args, has_resume=False)
         self.record: RunRecord | None = None
         self.held = ExitStack()  # keeps the lock of the run until the command ends
@@ -144,6 +170,11 @@ class Commands(CommandLine):
             help="Train on small images first: sizes and epochs, such as 16x16:40,32x32:8.",
         )
         parser.add_argument(
+            "--folds",
+            type=int | None,
+            help="Cross-validation: a run for each of so many folds of the data, and a table with mean and spread.",
+        )
+        parser.add_argument(
             "--checkpoint_minutes", type=float, default=10.0, help="Most minutes between two checkpoints of a training."
         )
         parser.add_argument(
@@ -196,10 +227,13 @@ class Commands(CommandLine):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the flags. They override the configuration of the checkpoint or of the resumed run."""
-        self.asked = asked_for(parser, self.args, self.held)
+        args = self.args if self.begin is None else [*self.begin.base, *self.begin.flags]
+        self.asked = asked_for(parser, args, self.held)
         self.config = parser.parse_args(self.asked.args)
-        if self.config.subcommand == "fit" and self.settings.grow is not None:
-            self.config = parser.parse_args([*self.asked.args, *self._flags_of_stage(self.settings)])
+        if self.config.subcommand == "fit":
+            flags = self._flags_of_run(self.settings)
+            if flags:
+                self.config = parser.parse_args([*self.asked.args, *flags])
         is_of_data = self.config.subcommand in self.data_commands
         refuse_unexpected_classes(self.settings, is_of_data)
         if is_of_data:
@@ -209,27 +243,47 @@ class Commands(CommandLine):
             refuse_useless_precision(self.settings.trainer)
             self.experiment = experiment_of(self.settings)
 
-    def _flags_of_stage(self, settings: Namespace) -> list[str]:
-        """Find the stage of a growing training that is to be trained now, and return its flags."""
-        stages = stages_of(settings.grow, settings.data)
-        stage: Stage | None = stages[0]
-        init_from: str | None = None
+    def _flags_of_run(self, settings: Namespace) -> list[str]:
+        """With --grow or --folds, find what is to be trained now, and return its flags."""
+        if settings.grow is None and settings.folds is None:
+            return []
+        if settings.grow is not None and settings.folds is not None:
+            raise UserError("folds: not together with --grow; give one of the two")
+        refuse_wrong_numbers(settings)
         if self.begin is not None:
-            stage, init_from = self.begin
-        elif self.asked.resumed is not None:
-            stage = stage_of(self.asked.resumed, stages)
-        elif self.asked.has_resume:
+            self._base, self._later = self.begin.base, self.begin.later
+            return self.begin.flags
+        resumed = self.asked.resumed
+        if resumed is None:
+            self._base = self.asked.args
             experiment = Path(settings.trainer.default_root_dir or ".") / "runs" / experiment_of(settings)
-            stage, init_from = begun(experiment, settings.grow, stages) or (stage, None)
-        if stage is None:
-            raise UserError(f"grow: {settings.grow} has no stage of this run's size; give the stages of its start")
-        self._later = stages[stage.number + 1 :]
-        return stage.flags(init_from)
+        else:  # the command may name nothing but the run
+            experiment = resumed.absolute().parent
+            root = str(experiment.parent.parent)
+            without_checkpoint = self.asked.args[:-2]  # --ckpt_path and its value
+            self._base = [*without_checkpoint, "--experiment", experiment.name, "--trainer.default_root_dir", root]
+        if settings.grow is not None:
+            stages = stages_of(settings.grow, settings.data)
+            tested, left = stages_left(experiment, settings.grow, stages, resumed, self.asked.has_resume)
+        else:
+            assert settings.folds is not None
+            tested, left = None, folds_of(settings.folds, settings.data)
+            if self.asked.has_resume:
+                plain = yaml.safe_load(self._parser("fit").dump(settings, skip_unset=False))
+                left = folds_left(experiment, left, resumed, plain)
+            if not left:
+                rank_zero_only(write_report)(experiment, settings.folds, self.args)
+                sys.exit(0)
+        now, *self._later = left
+        return now.flags(tested)
 
     @property
-    def following(self) -> tuple[Stage, str] | None:
-        """With --grow, the stage after this one and the checkpoint that it starts from; None after the last one."""
-        return (self._later[0], self.tested) if self._later else None
+    def following(self) -> Following | None:
+        """With --grow or --folds, what is trained after this run; None after the last one."""
+        if not self._later:
+            return None
+        now, *later = self._later
+        return Following(self._base, now.flags(self.tested), later)
 
     # Building
 
@@ -316,6 +370,8 @@ class Commands(CommandLine):
 
     def fit(self, model: Classifier, datamodule: Any, ckpt_path: str | None = None) -> None:
         """Train, test the best checkpoint, and print where everything is."""
+        if self.settings.folds is not None:
+            rank_zero_only(print)(f"fold {datamodule.fold} of {datamodule.folds}")
         if self.asked.checkpoint is not None and rank_zero_only.rank == 0:
             datamodule.prepare_data()
             datamodule.setup("fit")  # check the data before the run writes anything
@@ -336,6 +392,8 @@ class Commands(CommandLine):
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
         print(shown(f"checkpoint:    {self.tested}"))
         print(shown(f"logs:          {self.record.run}"))
+        if self.settings.folds is not None and not self._later:
+            write_report(self.record.run.parent, self.settings.folds, self.args)
 
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the validation split."""

@@ -24,14 +24,14 @@ class Stage:
     epochs: int
     number: int
 
-    def flags(self, init_from: str | None) -> list[str]:
+    def flags(self, tested: str | None) -> list[str]:
         """The flags of this stage.
 
         Args:
-            init_from: The checkpoint of the stage before; None in the first stage.
+            tested: The checkpoint of the stage before, to start from; None in the first stage.
         """
         flags = ["--data.size", str(self.size), "--trainer.max_epochs", str(self.epochs)]
-        return flags if init_from is None else [*flags, "--model.init_from", init_from]
+        return flags if tested is None else [*flags, "--model.init_from", tested]
 
 
 def stages_of(text: str, data: Any) -> list[Stage]:
@@ -58,20 +58,38 @@ def stages_of(text: str, data: Any) -> list[Stage]:
     ]
 
 
-def stage_of(run: Path, stages: list[Stage]) -> Stage | None:
+def stages_left(
+    experiment: Path, grow: str, stages: list[Stage], resumed: Path | None, has_resume: bool
+) -> tuple[str | None, list[Stage]]:
+    """The checkpoint to start from, if there is one, and the stages that are still to be trained.
+
+    Args:
+        experiment: The folder of the runs.
+        grow: The value of the flag.
+        stages: All stages.
+        resumed: The folder of the resumed run, if there is one.
+        has_resume: Whether to go on after the newest run, if it has ended.
+
+    Raises:
+        UserError: If the resumed run is of none of the stages.
+    """
+    if resumed is not None:
+        stage = _stage_of(resumed, stages)
+        if stage is None:
+            raise UserError(f"grow: {grow} has no stage of this run's size; give the stages of its start")
+        return None, stages[stage.number :]
+    runs = numbered(experiment) if has_resume else []
+    if not runs or not (runs[-1] / METRICS).exists() or config_of(runs[-1]).get("grow") != grow:
+        return None, stages
+    stage = _stage_of(runs[-1], stages)
+    if stage is None or stage is stages[-1]:
+        return None, stages
+    averaged = runs[-1] / "averaged.ckpt"  # fit has tested it, if there is one
+    tested = averaged if averaged.exists() else runs[-1] / "best.ckpt"
+    return str(tested.absolute()), stages[stage.number + 1 :]
+
+
+def _stage_of(run: Path, stages: list[Stage]) -> Stage | None:
     """The stage that a run has trained or is training; None if it is of another training."""
     size = config_of(run).get("data", {}).get("init_args", {}).get("size")
     return next((stage for stage in stages if stage.size == size), None)
-
-
-def begun(experiment: Path, grow: str, stages: list[Stage]) -> tuple[Stage, str] | None:
-    """The stage that comes next after the newest run of an experiment, and the checkpoint that it starts from; None if
-    that run is of another training, or of the last stage."""
-    runs = numbered(experiment)
-    if not runs or not (runs[-1] / METRICS).exists() or config_of(runs[-1]).get("grow") != grow:
-        return None
-    stage = stage_of(runs[-1], stages)
-    if stage is None or stage is stages[-1]:
-        return None
-    averaged = runs[-1] / "averaged.ckpt"  # fit has tested it, if there is one
-    return stages[stage.number + 1], str((averaged if averaged.exists() else runs[-1] / "best.ckpt").absolute())

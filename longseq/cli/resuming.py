@@ -30,22 +30,23 @@ def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) 
     finder.add_argument("--experiment")
     finder.add_argument("--trainer.default_root_dir", dest="root")
     known, others = finder.parse_known_args(args)
-    experiment, root = known.experiment, known.root
+    experiment, root, folds = known.experiment, known.root, None
     if folder == "true" and any(re.match(r"(-c|--config|--data)(=|$)", flag) for flag in others):
         settings = parser.parse_args(args).fit
-        experiment, root = experiment_of(settings), settings.trainer.default_root_dir
+        experiment, root, folds = experiment_of(settings), settings.trainer.default_root_dir, settings.folds
     elif experiment is not None:
         experiment = experiment_of(Namespace(experiment=experiment))
-    return _resumed_run(folder, Path(root or "."), experiment)
+    return _resumed_run(folder, Path(root or "."), experiment, folds)
 
 
-def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None:
+def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | None) -> Path | None:
     """The run to resume, or None if there is none.
 
     Args:
         folder: A run folder, or "true" for the newest unfinished run of the experiment.
         root: The folder that holds runs/.
         experiment: The name of its runs' folder, if the command line has one.
+        folds: Into how many folds the command line divides the data, if it does.
 
     Raises:
         UserError: If there is no such folder, or no experiment.
@@ -56,15 +57,34 @@ def _resumed_run(folder: str, root: Path, experiment: str | None) -> Path | None
         return Path(folder)
     if experiment is None:
         raise UserError("resume: no run is named; give its folder, or the --config or --experiment of its start")
-    run = _unfinished_run(root, experiment)
-    if run is None:
+    parent = root / "runs" / experiment
+    runs = numbered(parent) if folds is None else sorted(folds_begun(parent, folds).values(), key=_number)
+    run = _unfinished(runs)
+    if run is None and folds is None:
         rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
     return run
 
 
-def _unfinished_run(root: Path, experiment: str) -> Path | None:
-    """The newest run of an experiment that has a checkpoint and is not finished."""
-    runs = numbered(root / "runs" / experiment)
+def _number(run: Path) -> int:
+    return int(run.name)
+
+
+def folds_begun(experiment: Path, folds: int) -> dict[int, Path]:
+    """The runs of an experiment's newest cross-validation, by fold: of each fold the newest run."""
+    runs: dict[int, Path] = {}
+    for run in reversed(numbered(experiment)):
+        with suppress(UserError):  # a run that was killed before it had a configuration
+            config = config_of(run)
+            fold = config.get("data", {}).get("init_args", {}).get("fold")
+            if config.get("folds") == folds and fold is not None:
+                runs.setdefault(fold, run)
+        if 1 in runs:
+            break
+    return runs
+
+
+def _unfinished(runs: list[Path]) -> Path | None:
+    """The newest of these runs that has a checkpoint and is not finished."""
     return next((run for run in reversed(runs) if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
 
 

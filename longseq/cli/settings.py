@@ -116,8 +116,9 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
     Raises:
         UserError: If something is wrong.
     """
-    if settings.get("grow") is not None and asked.checkpoint is not None and asked.resumed is None:
-        raise UserError("grow: starts from nothing or from --model.init_from; leave out --ckpt_path")
+    for several in ("grow", "folds"):
+        if settings.get(several) is not None and asked.checkpoint is not None and asked.resumed is None:
+            raise UserError(f"{several}: starts from nothing or from --model.init_from; leave out --ckpt_path")
     if asked.checkpoint is None and settings.get("ckpt_path") is not None:
         raise UserError("ckpt_path: stands in a configuration, where nothing checks it; give it as a flag")
     if settings.get("resume") and not asked.has_resume:

@@ -94,6 +94,7 @@ def _batches(remedy: str, some: bool = False) -> Bound:
 
 # Lightning accepts other numbers too: with them it waits for ever, divides by zero, or does nothing.
 BOUNDS: dict[str, Bound] = {
+    "folds": Bound(lambda value: 2 <= value <= 1000, "in 2..1000", "5 is usual"),
     "skip_bad_steps": _count(0, "0 leaves none out"),
     "trainer.num_nodes": _count(1, "1 is this machine alone"),
     "trainer.max_epochs": _count_or_all(1, "30 is a start, and the command test evaluates a checkpoint"),

@@ -62,6 +62,9 @@ def sweep(
             raise ArgumentError("config", f"must be files, got {path!r}, which is none; try configs/image/digits.yaml")
     if seconds is not None and seconds <= 0:
         raise ArgumentError("seconds", f"must be positive, got {seconds}; 300 compare settings roughly")
+    if several := {"--folds", "--grow"} & {flag.partition("=")[0] for flag in flags}:
+        what = f"must leave out {several.pop()}, which makes several runs of one, got {flags}"
+        raise ArgumentError("flags", f"{what}; sweep data.fold with --mean_over data.fold")
     settings = combinations(grid)
     repeated = [entry for entry in grid if entry.partition("=")[0] == mean_over]
     if mean_over is not None and not repeated:

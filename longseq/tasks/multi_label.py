@@ -48,6 +48,11 @@ class MultiLabel(Task):
         smooth = targets * (1 - label_smoothing) + label_smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs, smooth, weights.to(outputs).expand_as(outputs))
 
+    def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
+        """Binary cross entropy against the teacher's probabilities."""
+        chances = (taught.float() / temperature).sigmoid()
+        return temperature**2 * F.binary_cross_entropy_with_logits(outputs.float() / temperature, chances)
+
     def losses(self, outputs: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
         targets = self.targets(labels, outputs.shape[1])
         return F.binary_cross_entropy_with_logits(outputs.float(), targets, reduction="none").mean(1)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, SettingError
 from longseq.encoders import Encoder
 from longseq.tasks.pooling import Pool, Pooling, make_pooling
 
@@ -95,6 +95,17 @@ class Task(ABC):
             weights: Weight of each class.
             label_smoothing: Share of the target that is spread over all classes.
         """
+
+    def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
+        """How far the outputs of a training batch are from a teacher's, times the temperature's square, so that the
+        gradients keep their size (Hinton et al., arXiv:1503.02531). By default a task has no teacher.
+
+        Args:
+            outputs: Outputs of the head.
+            taught: Those of the teacher.
+            temperature: Divides both.
+        """
+        raise SettingError(f"model.teacher: {type(self).__name__} cannot learn from one; leave it out")
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:

@@ -23,6 +23,7 @@ from longseq.tasks.pooling import Pool
 from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
+from longseq.training.distillation import Teacher
 from longseq.training.divergence import BadSteps
 from longseq.training.freezing import freeze_encoder
 from longseq.training.mix import Mix
@@ -71,6 +72,11 @@ class Classifier(pl.LightningModule):
             and so many of the first blocks; if absent, nothing.
         pool: How scores of tokens become those of the input: ``avg``, ``max``, ``linear_softmax`` or ``attention``
             (tasks/pooling.py). If absent, the encoder pools its features, and these are scored.
+        teacher: A checkpoint whose answers are learned besides the labels (knowledge distillation, arXiv:1503.02531):
+            the loss is (1 - a) * the task's loss + a * T^2 * KL(softmax(teacher / T) || softmax(outputs / T)). The
+            teacher gets the same inputs through its own front end, frozen and in evaluation. Only a training needs it.
+        distillation_alpha: a, the teacher's share of the loss.
+        temperature: T, by which the outputs of both are divided.
 
     Raises:
         ValueError: If an argument is out of its range, or does not fit the others.
@@ -96,6 +102,9 @@ class Classifier(pl.LightningModule):
         schedule: CourseName | dict[str, Any] = "cosine",
         layer_decay: float | None = None,
         freeze: Literal["encoder"] | int | None = None,
+        teacher: str | None = None,
+        distillation_alpha: float = 0.5,
+        temperature: float = 2.0,
     ) -> None:
         super().__init__()
         if num_classes < 2:
@@ -137,8 +146,13 @@ class Classifier(pl.LightningModule):
             torch_scheduler(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), schedule)  # refuses it here
         if layer_decay is not None and not 0 < layer_decay <= 1:
             raise ArgumentError("layer_decay", f"must be in 0..1 (0 excluded), got {layer_decay}; 0.75 is usual")
+        if not 0 <= distillation_alpha <= 1:
+            raise ArgumentError("distillation_alpha", f"must be in 0..1, got {distillation_alpha}; 0.5 is usual")
+        if not 0.01 <= temperature <= 1000:
+            raise ArgumentError("temperature", f"must be in 0.01..1000, got {temperature}; 1 to 10 are usual")
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
+        self.teaching: Teacher | None = None
         self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
         self.before_sharding: tuple[Any, str] | None = None  # what a strategy that splits weights keeps: cost, summary
         self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
@@ -153,6 +167,10 @@ class Classifier(pl.LightningModule):
         self.init_from, self._compile = init_from, compile
         self.schedule, self.layer_decay, self._freeze = schedule, layer_decay, freeze
         self.task = task or SingleLabel()
+        if teacher is not None and type(self.task).distillation is Task.distillation:
+            kind = type(self.task).__name__
+            raise ArgumentError("teacher", f"must be left out with the task {kind}, got {teacher}; it has no classes")
+        self.teacher, self.distillation_alpha, self.temperature = teacher, distillation_alpha, temperature
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         freeze_encoder(encoder, freeze)
@@ -185,6 +203,7 @@ class Classifier(pl.LightningModule):
         """Before a training, set class weights and the weights to start from, and compile; every rank does the same.
 
         Raises:
+            CheckpointError: If the teacher, or the checkpoint to start from, cannot be used.
             TypeError: If the data module cannot be described; a checkpoint needs its description.
             SettingError: If class_weights is balanced, and there is no data module with labels.
         """
@@ -197,6 +216,8 @@ class Classifier(pl.LightningModule):
             labels = data.splits()["train"].labels
             counts = self.task.counts(labels, self.num_classes).to(self.loss_weights)
             self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
+        if stage == "fit" and self.teacher is not None:
+            self.teaching = Teacher(self.teacher, self)
         if stage == "fit" and self.trainer.ckpt_path is None:
             start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and self.encoder._compiled_call_impl is None:
@@ -236,6 +257,9 @@ class Classifier(pl.LightningModule):
             inputs, targets = self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.dtype))
         outputs = self(inputs)
         loss = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
+        if self.teaching is not None:
+            taught = self.task.distillation(outputs, self.teaching(inputs, self), self.temperature)
+            loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * taught
         if self.bad_steps.count(loss, self.trainer, batch_idx):
             # every rank must return a loss, or the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore

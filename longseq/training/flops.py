@@ -48,12 +48,12 @@ class Flops(NamedTuple):
     """FLOPs of one sample: a multiplication and an addition are two."""
 
     forward: int
-    training: int  # forward and backward
+    training: int  # forward and backward, and the teacher's forward
 
 
-@torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have off
 def flops_per_sample(model: Classifier) -> Flops:
-    """Count the matrix products and convolutions of trunk, head and pooling for one sample, on the meta device.
+    """Count the matrix products and convolutions of trunk, head and pooling for one sample, on the meta device; in
+    training those of a teacher's forward pass too.
 
     The spectrogram, which has no parameters, the optimizer, and all elementwise operations are not counted. Nor is
     recomputation under activation checkpointing or in a fused attention's backward pass: it is not the model's work.
@@ -63,6 +63,13 @@ def flops_per_sample(model: Classifier) -> Flops:
     """
     if model.before_sharding is not None:
         return model.before_sharding[0]
+    own = _count(model, backward=True)
+    taught = 0 if model.teaching is None else _count(model.teaching.model, backward=False).forward
+    return Flops(own.forward, own.training + taught)
+
+
+@torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have off
+def _count(model: Classifier, backward: bool) -> Flops:
     originals: Any = (model.encoder.trunk, model.head, model.pooling or nn.Identity())
     memo: dict[int, Any] = {}  # deepcopy takes its values as the copies, so a second model needs no memory
     for module in originals:
@@ -81,7 +88,8 @@ def flops_per_sample(model: Classifier) -> Flops:
             tokens, _ = token_features(trunk, picture)
             logits = pooling(tokens, head(tokens))
         forward = counter.get_total_flops()
-        logits.sum().backward()
+        if backward:
+            logits.sum().backward()
     return Flops(forward, training=counter.get_total_flops())
 
 

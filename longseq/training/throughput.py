@@ -32,8 +32,8 @@ class ThroughputLogger(pl.Callback):
       allocated, elsewhere the resident memory of the process (getrusage);
     - processor_percent: how busy the machine's processors are; gpu_percent: how busy the GPUs are, if the package
       nvidia-ml-py is installed;
-    - mfu: FLOPs of training (flops.py) a second, as a share of the device's peak, if that is known; a shorter sample
-      counts by its share of the tokens.
+    - mfu: FLOPs of training (flops.py) a second, a teacher's forward pass included, as a share of the device's peak, if
+      that is known; a shorter sample counts by its share of the tokens.
 
     A value covers the steps since the last logged one. It leaves out the first step, which allocates and compiles,
     validation, checkpoints, and the loading of the batch after them. If training ends before anything was logged, its

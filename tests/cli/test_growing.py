@@ -86,6 +86,16 @@ def test_a_growth_goes_on_where_a_stage_has_ended_and_a_new_one_starts_anew(comm
                                           "its start")  # fmt: skip
 
 
+def test_a_growth_that_is_resumed_by_the_folder_of_its_run_goes_on_to_its_last_stage(command) -> None:
+    assert command(*GROWING).code == 0
+    whole = weights("x/2")
+    shutil.rmtree("runs/x/2")
+    Path("runs/x/1/metrics.json").unlink()
+    done = command("fit", "--resume", "runs/x/1")
+    assert done.code == 0, done.err
+    assert same(weights("x/2"), whole)
+
+
 def test_two_processes_grow_together(tmp_path: Path) -> None:
     two = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     done = forked.run(ROOT / "train.py", *FIT, "--grow", "4:1,8:1", *two, cwd=tmp_path)

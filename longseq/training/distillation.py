@@ -1,0 +1,60 @@
+"""Knowledge distillation: a trained classifier teaches another one what it makes of the same inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq.training.checkpoint import CheckpointError
+from longseq.training.description import naming
+
+
+class Teacher:
+    """A trained classifier, frozen, in evaluation. It is no module, so no checkpoint, optimizer or rank sees it.
+
+    Args:
+        path: The file that fit has written, or a folder to share.
+        student: The classifier that it teaches.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or if it has other classes, inputs or another task.
+    """
+
+    def __init__(self, path: str, student: Any) -> None:
+        with naming("model.teacher"):
+            self.model = type(student).load_from_checkpoint(path).eval().requires_grad_(False)
+        tasks = [type(model.task) for model in (self.model, student)]
+        if tasks[0] is not tasks[1]:
+            what = f"learned the task {tasks[0].__name__}, and the model learns {tasks[1].__name__}"
+            raise CheckpointError(f"model.teacher: {path} {what}; give a teacher of the same task")
+        if self.model.class_names != student.class_names:
+            pairs = zip(self.model.class_names, student.class_names, strict=False)
+            other = next((f"{one!r} where the data has {two!r}" for one, two in pairs if one != two), None)
+            what = other or f"{self.model.num_classes} classes, and the data has {student.num_classes}"
+            raise CheckpointError(f"model.teacher: {path} has {what}; give one of the same classes in this order")
+        self._refuse_other_inputs(path, student.encoder)
+
+    def _refuse_other_inputs(self, path: str, student: Any) -> None:
+        mine = self.model.encoder
+        for name in ("takes_sounds", "shape", "sample_rate_hz", "seconds"):
+            value, wanted = getattr(mine, name, None), getattr(student, name, None)
+            fits = value == wanted or (mine.any_length and name in ("shape", "seconds"))
+            if value is None or wanted is None or fits or (name == "seconds" and value > wanted):
+                continue
+            what = f"takes inputs with {name} {value}, and the data has {wanted}"
+            raise CheckpointError(f"model.teacher: {path} {what}; give a teacher of the same inputs")
+
+    def __call__(self, inputs: Any, student: Any) -> Tensor:
+        """The teacher's outputs for a batch, on the student's device and in its precision.
+
+        Args:
+            inputs: As the student gets them: augmented and mixed.
+            student: The classifier that it teaches.
+        """
+        if (self.model.device, self.model.dtype) != (student.device, student.dtype):
+            self.model.to(device=student.device, dtype=student.dtype)
+        with torch.no_grad():
+            return self.model(inputs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Teacher":
+        return self  # a copy of the student, as averages of weights are, learns from the same teacher
