@@ -104,11 +104,15 @@ class VermaLayer(AttentionLayer):
         self.length_scaling = length_scaling
 
     def attend(
-        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        rope: Tensor | None = None,
     ) -> Float[Tensor, "b q d"]:
-        is_folded = is_plain(self.qkv, nn.Linear) and is_plain(self.proj, nn.Linear)
+        is_folded = rope is None and is_plain(self.qkv, nn.Linear) and is_plain(self.proj, nn.Linear)
         if not is_folded or not is_plain(self.norm, nn.Identity) or self.gate is not None:
-            return super().attend(x, queried, present)
+            return super().attend(x, queried, present, rope)
         H = _softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
         context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
         folded = (context @ self.proj.weight.mT.unflatten(0, (self.num_heads, -1))).flatten(1, 2)
