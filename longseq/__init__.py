@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from longseq.deploy.predictor import load
     from longseq.encoders import (
+        ASTEncoder,
         ImageEncoder,
         SpecAugment,
         SpectrogramEncoder,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ASTEncoder",
     "Conv",
     "Dynamic",
     "Gaussian",

@@ -51,6 +51,7 @@ class AttentionLayer(TokenMixer):
     ) -> None:
         super().__init__()
         self.rotary = rotary
+        self.turn: Any = getattr(trained, "turn", None)  # queries and keys by a trunk's rope: turned.py
         self.formula, self.independent_queries = formula, independent_queries
         self.num_heads = trained.num_heads
         self.attn_dim = trained.attn_dim
@@ -68,8 +69,9 @@ class AttentionLayer(TokenMixer):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         num_queries: int | None = None,
+        rope: Tensor | None = None,
     ) -> Float[Tensor, "b q d"]:
-        """Attend, as a TokenMixer.
+        """Attend, as a TokenMixer. A trunk with rotary positions gives their sines and cosines as ``rope``.
 
         A sequence shorter than the n tokens that the layer was built for needs a mask, which says that its tokens are
         the first ones.
@@ -84,12 +86,11 @@ class AttentionLayer(TokenMixer):
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
         if num_queries is not None and not self.independent_queries:
-            return self.attend(x, x, present)[:, :num_queries]
+            return self.attend(x, x, present, rope)[:, :num_queries]
         if self.shard is not None:
-            return self.attend(
-                self.shard.of_keys(x), x[:, :num_queries], None if present is None else self.shard.of_keys(present)
-            )
-        return self.attend(x, x[:, :num_queries], present)
+            of_keys = None if present is None else self.shard.of_keys(present)
+            return self.attend(self.shard.of_keys(x), x[:, :num_queries], of_keys)
+        return self.attend(x, x[:, :num_queries], present, rope)
 
     @property
     def can_be_sharded(self) -> bool:
@@ -101,7 +102,11 @@ class AttentionLayer(TokenMixer):
         return sums and self.independent_queries and is_plain(self.qkv, nn.Linear)
 
     def attend(
-        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        rope: Tensor | None = None,
     ) -> Float[Tensor, "b q d"]:
         """Attend by the mechanism's formula; a subclass may multiply in another order.
 
@@ -109,15 +114,20 @@ class AttentionLayer(TokenMixer):
             x: The tokens that give keys and values.
             queried: The first q of them, which give the queries.
             present: False where a token is padding.
+            rope: Sines and cosines of the tokens' angles; None without rotary positions.
         """
         project_keys, project_values = self.projections_for(x, present)
-        queries, keys, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
-        queries = self.q_norm(_split(queries, self.num_heads))
+        if rope is None:
+            queries, keys, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
+            queries = self.q_norm(_split(queries, self.num_heads))
+        else:
+            queries, keys, values = self._turned(x, queried, present, project_keys, project_values, rope)
         if isinstance(project_keys, RaggedProjection):  # each head has its own k, so heads run one by one
             heads = zip(queries.split(1, dim=1), project_keys, keys, values, strict=True)
-            mixed = torch.cat([self._by_formula(Q, E, K, V, present) for Q, E, K, V in heads], dim=1)  # type: ignore[arg-type]
+            parts = [self._by_formula(Q, E, K, V, present, rope is None) for Q, E, K, V in heads]  # type: ignore[arg-type]
+            mixed = torch.cat(parts, dim=1)
         else:
-            mixed = self._by_formula(queries, project_keys, keys, values, present)
+            mixed = self._by_formula(queries, project_keys, keys, values, present, rope is None)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))
         if self.gate is not None:
             mixed = mixed * self.gate(queried).sigmoid()
@@ -139,10 +149,13 @@ class AttentionLayer(TokenMixer):
         keys: Float[Tensor, "b k hc"],
         values: Float[Tensor, "b k hc"],
         present: Bool[Tensor, "b n 1"] | None,
+        norms_keys: bool,
     ) -> Float[Tensor, "b h q c"]:
         key_mask = present if present is None or project_keys is None else project_keys.filled(present)
         heads = queries.shape[1]
-        keys_of_heads = self.k_norm(_split(keys, heads))
+        keys_of_heads = _split(keys, heads)
+        if norms_keys:
+            keys_of_heads = self.k_norm(keys_of_heads)
         if self.rotary is not None:
             queries, keys_of_heads = self.rotary(queries), self.rotary(keys_of_heads)
         return self.formula(
@@ -184,6 +197,25 @@ class AttentionLayer(TokenMixer):
             keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
         else:
             queries, keys, values = self.qkv(x).split(d, dim=-1)
+        return queries, keys, values if present is None else values.masked_fill(~present, 0)
+
+    def _turned(
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: Shortening | RaggedProjection | None,
+        project_values: Shortening | RaggedProjection | None,
+        rope: Tensor,
+    ):
+        """Queries (b, h, q, c), normalised and turned by their places, and keys and values as _queries_keys_values has
+        them. Keys are normalised and turned before they are shortened, because a shortened key has no place: with
+        k = n and E = I the result is the trunk's. So keys and values are made from all n tokens."""
+        queries, keys, values = self.qkv(x).split(self.attn_dim, dim=-1)
+        queries = self.turn(self.q_norm(_split(queries, self.num_heads)), rope)[:, :, : queried.shape[1]]
+        keys = self.turn(self.k_norm(_split(keys, self.num_heads)), rope).transpose(1, 2).flatten(2)
+        if project_keys is not None and project_values is not None:
+            return queries, project_keys(keys, present), project_values(values, present)
         return queries, keys, values if present is None else values.masked_fill(~present, 0)
 
     def shortened_keys_values(

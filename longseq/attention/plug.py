@@ -4,24 +4,35 @@ import re
 from typing import Any
 
 import torch
-from timm.layers.attention import Attention
+from timm.layers.attention import Attention, AttentionRope
 from timm.layers.pos_embed import resample_abs_pos_embed
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.eva import EvaAttention
 from torch import nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.turned import as_plain
+from longseq.compat.timm import Trunk
+
+_OF_PAIRS = "it adds a number to the score of every pair of tokens, and shortened keys are no tokens"
+REFUSED = {  # why, by class of timm
+    "Beit": _OF_PAIRS,
+    "VisionTransformerRelPos": _OF_PAIRS,
+    "VisionTransformerSAM": _OF_PAIRS,
+    "NaFlexVit": "its grid of tokens has no fixed size; longseq.TimmEncoder takes it, at one size",
+}
 
 
-def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
+def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
     """Replace the attention in every block of a timm ViT by a mechanism's, in place; all weights are kept.
 
     State-dict names stay timm's, so pretrained weights load before and after. Only the projections E and F are new.
+    (Attention with rotary positions gets one ``qkv``, so its weights load before.)
 
     Args:
-        vit: A timm VisionTransformer whose blocks hold timm's Attention.
+        vit: A timm VisionTransformer, or an Eva (EVA, DINOv3), whose blocks hold timm's attention.
         mechanism: For example ``Linformer(k=256)``.
 
     Returns:
@@ -30,11 +41,15 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
     Raises:
         ValueError: If the model is of another kind, or the mechanism does not fit it.
     """
-    if not isinstance(vit, VisionTransformer):
-        raise ArgumentError("vit", f"must be a timm VisionTransformer, got {type(vit).__name__}")
+    if not isinstance(vit, Trunk):
+        why = REFUSED.get(type(vit).__name__)
+        what = f"must be a timm VisionTransformer or Eva, got {type(vit).__name__}"
+        raise ArgumentError("vit", what if why is None else f"{what}: {why}")
     attentions: list[Any] = [getattr(block, "attn", None) for block in vit.blocks]
     for depth, attention in enumerate(attentions):
-        if type(attention) is not Attention and not isinstance(attention, AttentionLayer):
+        if type(attention) in (EvaAttention, AttentionRope):
+            attentions[depth] = as_plain(attention)
+        elif type(attention) is not Attention and not isinstance(attention, AttentionLayer):
             raise ArgumentError(
                 "vit",
                 f"must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
@@ -46,13 +61,13 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> VisionTransformer:
     return vit
 
 
-def token_grid(vit: VisionTransformer) -> TokenGrid:
+def token_grid(vit: Trunk) -> TokenGrid:
     """The tokens that a timm ViT makes."""
     return TokenGrid(tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens)
 
 
 @torch.no_grad()
-def carry(trained: VisionTransformer, new: VisionTransformer) -> list[str]:
+def carry(trained: Trunk, new: Trunk) -> list[str]:
     """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
 
     Position embeddings are resampled as timm resamples them. Each attention layer carries its own weights: it

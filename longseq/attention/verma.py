@@ -114,10 +114,14 @@ class VermaLayer(AttentionLayer):
         return is_plain_inside and is_plain(self.norm, nn.Identity) and self.gate is None
 
     def attend(
-        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], present: Bool[Tensor, "b n 1"] | None
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        rope: Tensor | None = None,
     ) -> Float[Tensor, "b q d"]:
-        if not self._is_folded:
-            return super().attend(x, queried, present)
+        if rope is not None or not self._is_folded:
+            return super().attend(x, queried, present, rope)
         H = _softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
         context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
         folded = (context @ self.proj.weight.mT.unflatten(0, (self.num_heads, -1))).flatten(1, 2)

@@ -15,14 +15,15 @@ from longseq.attention.verma import VermaLayer
 
 
 @contextmanager
-def inputs_of(layers: Sequence[AttentionLayer]) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-    """Record the tokens (b, n, d) that each layer gets while a model runs, and which are there, (b, n, 1); None where
-    all are."""
-    seen: list[tuple[Tensor, Tensor | None]] = []
+def inputs_of(layers: Sequence[AttentionLayer]) -> Iterator[list[tuple[Tensor, Tensor | None, Tensor | None]]]:
+    """Record the tokens (b, n, d) that each layer gets while a model runs, which are there, (b, n, 1), and the trunk's
+    rope; None where all are there, and where there is no rope."""
+    seen: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def see(_: Any, arguments: Any, keywords: Any) -> None:
         mask = keywords.get("attn_mask")
-        seen.append((arguments[0].detach(), None if mask is None else mask[:, 0, 0, :, None]))
+        present, rope = None if mask is None else mask[:, 0, 0, :, None], keywords.get("rope")
+        seen.append((arguments[0].detach(), present, None if rope is None else rope.detach()))
 
     with ExitStack() as hooks:
         for layer in layers:
@@ -55,6 +56,7 @@ def sources(
     x: Float[Tensor, "1 n d"],
     present: Bool[Tensor, "1 n 1"] | None,
     weights: Float[Tensor, " n"],
+    rope: Tensor | None = None,
 ) -> Float[Tensor, " n"]:
     """From which tokens a weighted sum of a layer's results takes its values: w P F, the mean over the heads.
 
@@ -66,9 +68,10 @@ def sources(
         x: The tokens that it gets, of one sequence.
         present: False where a token is padding.
         weights: w, one for each result.
+        rope: As the layer takes it.
     """
     with torch.no_grad(), watched(layer) as calls:
-        AttentionLayer.attend(layer, x, x, present)
+        AttentionLayer.attend(layer, x, x, present, rope)
     heads: list[Tensor] = []
     with torch.enable_grad():
         for queries, keys, values, query_mask, key_mask, _ in calls:
@@ -86,7 +89,11 @@ def sources(
 
 
 def summary_rows(
-    layer: AttentionLayer, x: Float[Tensor, "1 n d"], present: Bool[Tensor, "1 n 1"] | None, most: int = 8
+    layer: AttentionLayer,
+    x: Float[Tensor, "1 n d"],
+    present: Bool[Tensor, "1 n 1"] | None,
+    rope: Tensor | None = None,
+    most: int = 8,
 ) -> Float[Tensor, "rows n"]:
     """What some of the summary tokens look at: rows of E in its first head or, for Verma without E, rows of L.
 
@@ -94,6 +101,7 @@ def summary_rows(
         layer: The layer.
         x: The tokens that it gets, of one sequence.
         present: False where a token is padding.
+        rope: As the layer takes it.
         most: How many rows, spread over all; none where the layer has neither E nor L.
     """
     project_keys, _ = layer.projections_for(x, present)
@@ -101,7 +109,7 @@ def summary_rows(
         if not isinstance(layer, VermaLayer):
             return x.new_zeros(0, x.shape[1])
         with torch.no_grad(), watched(layer) as calls:
-            AttentionLayer.attend(layer, x, x, present)
+            AttentionLayer.attend(layer, x, x, present, rope)
         ((_, keys, *_),) = calls
         scores = keys * keys.shape[-1] ** -0.5
         there = None if present is None else present[:, None]

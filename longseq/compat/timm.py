@@ -7,14 +7,18 @@ from typing import Any
 import timm
 import torch
 from jaxtyping import Float
-from timm.layers.attention import Attention
+from timm.layers.attention import Attention, AttentionRope
 from timm.layers.mlp import Mlp
 from timm.layers.patch_embed import PatchEmbed
+from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 
+Trunk = VisionTransformer | Eva  # the models that can be plugged
+
 # encoder.encode stands in for the methods of VisionTransformer, block.run_block for those of Block and Mlp,
-# patches.embed_patches for that of PatchEmbed, and AttentionLayer takes over what Attention's constructor makes.
+# patches.embed_patches for that of PatchEmbed, and AttentionLayer takes over what Attention's constructor makes, or
+# those of its relatives with rotary positions.
 REPLACED: dict[str, Any] = {
     "VisionTransformer.forward": VisionTransformer.forward,
     "VisionTransformer.forward_features": VisionTransformer.forward_features,
@@ -26,6 +30,10 @@ REPLACED: dict[str, Any] = {
     "PatchEmbed.forward": PatchEmbed.forward,
     "Attention.__init__": Attention.__init__,
     "Attention.forward": Attention.forward,
+    "Eva.forward_features": Eva.forward_features,
+    "Eva._pos_embed": Eva._pos_embed,
+    "EvaAttention.forward": EvaAttention.forward,
+    "AttentionRope.forward": AttentionRope.forward,
 }
 
 
@@ -40,27 +48,33 @@ def digests() -> dict[str, str]:
     }
 
 
-def leaves_prefix_alone(trunk: VisionTransformer) -> bool:
+def leaves_prefix_alone(trunk: Trunk) -> bool:
     """Whether only prefix tokens of the last block count for the features of a ViT."""
     return trunk.global_pool == "token" and trunk.attn_pool is None
 
 
 def add_positions(
-    trunk: VisionTransformer, patches: Float[Tensor, "..."], own: slice | None = None
-) -> Float[Tensor, "b n d"]:
-    """The tokens of a ViT: its patches and prefix tokens, with their position embeddings.
+    trunk: Trunk, patches: Float[Tensor, "..."], own: slice | None = None
+) -> tuple[Float[Tensor, "b n d"], list[dict[str, Any]]]:
+    """The tokens of a ViT, its patches and prefix tokens with their position embeddings, and what each block is given
+    besides them: rotary positions.
 
     Args:
         trunk: The ViT.
-        patches: All its patches, or those of some places.
+        patches: All its patches, or those of some places; not those of some places of an Eva.
         own: These places on the grid; None for all.
     """
+    depth = len(trunk.blocks)
+    if isinstance(trunk, Eva):
+        tokens, rope = trunk._pos_embed(patches)
+        by_block: Any = rope if trunk.rope_mixed else [rope] * depth
+        return tokens, [{"rope": of_block} for of_block in by_block]
     if own is None or trunk.pos_embed is None:
-        return trunk._pos_embed(patches)
+        return trunk._pos_embed(patches), [{}] * depth
     of_prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
     prefix, of_grid = trunk.pos_embed[:, :of_prefix], trunk.pos_embed[:, of_prefix:]
     trunk.__dict__["pos_embed"] = torch.cat([prefix, of_grid[:, own]], dim=1)  # found before the parameter
     try:
-        return trunk._pos_embed(patches)
+        return trunk._pos_embed(patches), [{}] * depth
     finally:
         del trunk.__dict__["pos_embed"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
+from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, styled
 from longseq.tasks import MultiLabel
 from longseq.training.attribution import Attribution, attribute
@@ -94,7 +95,7 @@ def _where(encoder: Any, attribution: Attribution, start: float) -> str:
         pixels = int((size.sort(descending=True).values.cumsum(0) < size.sum() / 2).sum()) + 1
         return f"half of what decided is in {pixels} of {len(size)} pixels"
     first, last = shortest_half(attribution.by_row())
-    frame = encoder.row_seconds / encoder.trunk.patch_embed.patch_size[0]
+    frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
     return f"half of what decided is between {start + first * frame:.2f} and {start + (last + 1) * frame:.2f} s"
 
 
@@ -146,8 +147,7 @@ def _draw_sound(
     rows = found[0].summaries
     figure = Figure((9, 6.5 if len(rows) else 5), dpi=120)
     top, shares, rollout, *of_rows = figure.subplots(4 if len(rows) else 3, 1, sharex=True)
-    patch = encoder.trunk.patch_embed.patch_size[0]
-    frame = encoder.row_seconds / patch
+    frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
     end = start + picture.shape[1] * frame
     values = picture[0].T
     loudest = float(values.max())

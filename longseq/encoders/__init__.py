@@ -1,5 +1,6 @@
 """Encoders: batches of images or waveforms become features (b, dim)."""
 
+from longseq.encoders.ast import ASTEncoder
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.image import ImageEncoder
 from longseq.encoders.local import Conv1d, Conv2d, LocalMixing
@@ -9,6 +10,7 @@ from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
 from longseq.encoders.waveform import WaveformEncoder
 
 __all__ = [
+    "ASTEncoder",
     "Conv1d",
     "Conv2d",
     "Encoder",

@@ -24,17 +24,18 @@ def run_block(
     mask: Bool[Tensor, "b 1 1 n"] | None,
     num_queries: int | None,
     columns: int | None = None,
+    **given: Any,
 ) -> Float[Tensor, "b q d"]:
     """Run a block for the first q tokens, or for all of them where num_queries is None. The grid of tokens has so many
     columns; None where it is the one that the block was built for.
 
     A block of another class, with an attention that is not a TokenMixer, or with hooks in its parts is called as it is,
-    for all tokens.
+    for all tokens, with what else it is given.
     """
     has_local = type(block) is LocalBlock
     is_ours = (has_local or type(block) is Block) and isinstance(block.attn, TokenMixer)
     if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
-        return block(tokens, attn_mask=mask)
+        return block(tokens, attn_mask=mask, **given)
     if has_local:
         tokens = block.local1(tokens, mask, columns)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)

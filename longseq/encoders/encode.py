@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from longseq.arguments import ArgumentError
 from longseq.attention.shard import Shard, summed
-from longseq.compat.timm import add_positions, leaves_prefix_alone
+from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
-from longseq.encoders.patches import embed_patches
+from longseq.encoders.patches import count_rows, embed_patches, stride_of
 
 
 def encode(
-    trunk: VisionTransformer, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
+    trunk: Trunk, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
 ) -> Float[Tensor, "b dim"]:
     """The features that a plugged trunk makes of pictures: timm's forward pass, with three additions.
 
@@ -54,7 +54,7 @@ def encode(
 
 
 def token_features(
-    trunk: VisionTransformer, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
+    trunk: Trunk, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
 ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"] | None]:
     """The features of every token, without prefix tokens, normalised as ``encode`` normalises its features, and which
     of them are there; None where all are. The arguments are those of encode."""
@@ -64,7 +64,7 @@ def token_features(
 
 
 def encode_tokens(
-    trunk: VisionTransformer,
+    trunk: Trunk,
     picture: Float[Tensor, "b channels height width"],
     rows: Int64[Tensor, " b"] | None = None,
     last_queries: int | None = None,
@@ -82,7 +82,8 @@ def encode_tokens(
     Returns:
         Those of this process, where tokens lie on several (encoders/sharding.py).
     """
-    present, embed, shard = None, trunk.patch_embed, shard_of(trunk)
+    present, shard = None, shard_of(trunk)
+    embed: Any = trunk.patch_embed
     any_length = not embed.strict_img_size
     # an exported program has one way for all numbers of inputs
     if any_length and rows is not None and not torch.compiler.is_exporting() and len(rows) == 1:
@@ -97,36 +98,39 @@ def encode_tokens(
         picture = picture.masked_fill(~is_present(rows, height)[:, None, :, None], 0)
         missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
         picture = F.pad(picture, (0, 0, 0, missing))
-    columns, own = picture.shape[3] // embed.patch_size[1], None
+    columns, own = (picture.shape[3] - embed.patch_size[1]) // stride_of(embed)[1] + 1, None
     if shard is not None:
         own, picture, present = share_of(trunk, picture, present, shard)
     # the tokens keep the weights' precision under autocast, also where no position embeddings are added to them
     patches = embed_patches(embed, picture, own is not None).to(picture.dtype)
     if replaced is not None:
         where, token = replaced
-        patches = torch.where(where[..., None], token.to(patches.dtype), patches)
-    tokens = add_positions(trunk, patches, own)
+        patches = torch.where(where.view(*patches.shape[:-1], 1), token.to(patches.dtype), patches)
+    tokens, given = add_positions(trunk, patches, own)
     if present is not None:
         tokens = tokens[:, : present.shape[1]]
+    if isinstance(trunk, VisionTransformer):  # an Eva has dropped them with their positions
+        tokens = trunk.patch_drop(tokens)
     # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
-    tokens = trunk.norm_pre(trunk.patch_drop(tokens).contiguous())
+    tokens = trunk.norm_pre(tokens.contiguous())
     mask = None if present is None else present[:, None, None]
-    for depth, block in enumerate(trunk.blocks, start=1):
+    for depth, (block, also) in enumerate(zip(trunk.blocks, given, strict=True), start=1):
         num_queries = last_queries if depth == len(trunk.blocks) else None
+        arguments = block, tokens, mask, num_queries, columns
         if trunk.grad_checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run_block, block, tokens, mask, num_queries, columns, use_reentrant=False)
+            tokens = checkpoint(run_block, *arguments, **also, use_reentrant=False)
         else:
-            tokens = run_block(block, tokens, mask, num_queries, columns)
+            tokens = run_block(*arguments, **also)
     return trunk.norm(tokens), present
 
 
-def shard_of(trunk: VisionTransformer) -> Shard | None:
+def shard_of(trunk: Trunk) -> Shard | None:
     """The share of this process in the tokens; None where it has all."""
     return getattr(trunk, "shard", None)
 
 
 def share_of(
-    trunk: VisionTransformer, picture: Tensor, present: Bool[Tensor, "b n"] | None, shard: Shard
+    trunk: Trunk, picture: Tensor, present: Bool[Tensor, "b n"] | None, shard: Shard
 ) -> tuple[slice, Tensor, Bool[Tensor, "b _"] | None]:
     """Of a batch the places on the grid that this process has, the rows of the picture, and which tokens are there."""
     (high, wide), prefix = trunk.patch_embed.patch_size, trunk.num_prefix_tokens
@@ -139,10 +143,10 @@ def share_of(
     return own, picture[:, :, rows.start * high : rows.stop * high], present
 
 
-def count_tokens(trunk: VisionTransformer, rows: Int64[Tensor, " b"] | int) -> Any:
+def count_tokens(trunk: Trunk, rows: Int64[Tensor, " b"] | int) -> Any:
     """The number of tokens, prefix tokens included, of pictures with so many rows."""
-    patch, in_row = trunk.patch_embed.patch_size[0], trunk.patch_embed.grid_size[1]
-    return trunk.num_prefix_tokens + (rows + patch - 1) // patch * in_row  # ONNX rounds quotients of negatives up
+    embed: Any = trunk.patch_embed
+    return trunk.num_prefix_tokens + count_rows(embed, rows) * embed.grid_size[1]
 
 
 def is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:

@@ -6,16 +6,56 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from timm.layers.helpers import to_2tuple
 from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
 from longseq.attention.plain import is_hooked, is_plain
 
 
+class OverlappingPatchEmbed(PatchEmbed):
+    """timm's patch embedding, with a stride of its own; what fills no patch at the end is left out.
+
+    Args:
+        stride: Rows and columns from one patch to the next.
+        arguments: Those of PatchEmbed.
+    """
+
+    def __init__(self, *arguments: Any, stride: tuple[int, int], **named: Any) -> None:
+        self.stride = stride
+        super().__init__(*arguments, **named)
+        self.proj.stride = stride
+
+    def _init_img_size(self, img_size: Any) -> Any:
+        size: Any = to_2tuple(img_size)
+        sides: Any = zip(size, self.patch_size, self.stride, strict=True)
+        rows, columns = ((side - of_patch) // stride + 1 for side, of_patch, stride in sides)
+        return size, (rows, columns), rows * columns
+
+
+def stride_of(embed: Any) -> tuple[int, int]:
+    """Rows and columns from one patch to the next."""
+    return getattr(embed, "stride", embed.patch_size)
+
+
+def count_rows(embed: Any, rows: Any) -> Any:
+    """How many rows of patches so many rows of a picture make, a number or a tensor of numbers. What is missing in the
+    last patch is padding; but an overlapping patch that is not filled is left out, except for the first."""
+    patch = embed.patch_size[0]
+    if isinstance(embed, OverlappingPatchEmbed):
+        return (at_least(rows, patch) - patch) // embed.stride[0] + 1
+    return (rows + patch - 1) // patch  # ONNX rounds quotients of negatives up
+
+
+def at_least(numbers: Any, least: int) -> Any:
+    """A number, or each of a tensor of numbers, but no less than another."""
+    return numbers.clamp(min=least) if isinstance(numbers, Tensor) else max(numbers, least)
+
+
 def embed_patches(
     embed: Any, picture: Float[Tensor, "b channels height width"], is_part: bool = False
-) -> Float[Tensor, "b n d"]:
-    """The tokens that a timm patch embedding makes of pictures, with its own weights.
+) -> Float[Tensor, "b ... d"]:
+    """The tokens that a timm patch embedding makes of pictures, with its own weights; some keep rows and columns apart.
 
     Where patches do not overlap, the embedding is a linear map of the flattened patches. A convolution gives the same
     numbers, but torch 2.14's convolution in bfloat16 is wrong, without an error, on processors with AMX for some

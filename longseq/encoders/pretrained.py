@@ -1,4 +1,4 @@
-"""Any plain vision transformer of timm, with its pretrained weights, as an image encoder."""
+"""Any vision transformer of timm that can be plugged, with its pretrained weights, as an image encoder."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -8,12 +8,15 @@ from typing import Any
 import timm
 import torch
 from jaxtyping import Float, Shaped
+from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
+from longseq.attention.plug import REFUSED
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
+from longseq.encoders.naflex import at_one_size
 from longseq.encoders.trunk import picture_shape
 
 
@@ -21,10 +24,13 @@ class TimmEncoder(Encoder):
     """A timm vision transformer with its attention replaced: (b, channels, height, width) of 0..255 -> (b, dim).
 
     Pixels are normalised by the mean and deviation that the model was trained with, not by the data's. Where
-    shape differs from the model's own, position embeddings are resampled and the first convolution is adapted.
+    shape differs from the model's own, position embeddings are resampled and the first convolution is adapted. EVA and
+    DINOv3 keep their rotary positions; a NaFlexViT becomes a plain ViT for images of this shape. docs/pretrained.md
+    lists the models.
 
     Args:
-        model: timm's name, such as ``vit_tiny_patch16_224``; its blocks must hold timm's Attention.
+        model: timm's name, such as ``vit_tiny_patch16_224``; its blocks must hold timm's Attention, or
+            its relatives with rotary positions.
         attention: The mechanism of every block.
         shape: Channels, height and width of an image, in pixels; None for the model's own.
         pretrained: True for timm's weights, which it downloads once; the path of a file of weights that timm can read;
@@ -68,8 +74,9 @@ class TimmEncoder(Encoder):
             )
         except Exception as error:  # every format of weights has its own exceptions
             if "unexpected keyword argument" in str(error):  # its constructor lacks img_size or another option
+                why = next((why for kind, why in REFUSED.items() if kind in str(error)), error)
                 raise ArgumentError(
-                    "model", f"must be a plain vision transformer, got {model!r} ({error}); try deit3 or vit"
+                    "model", f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
                 ) from error
             if not pretrained:
                 raise
@@ -78,6 +85,8 @@ class TimmEncoder(Encoder):
                 "pretrained",
                 f"must have weights for {model} ({what}); give the path of a file, or false for random ones",
             ) from error
+        if isinstance(trunk, NaFlexVit):
+            trunk = at_one_size(trunk, picture[1:])
         try:
             super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local)
         except ValueError as error:

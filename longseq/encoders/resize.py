@@ -4,11 +4,11 @@ import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from longseq.arguments import ArgumentError, arguments_of
 from longseq.attention import carry, plug
+from longseq.compat.timm import Trunk
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.trunk import picture_shape
 
@@ -35,7 +35,7 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
         >>> resize(classifier, (1, 16, 16))
         >>> resize(encoder, seconds=2.0)
     """
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, Trunk):
         return _resized_vit(model, shape, changes)
     if shape is not None:
         changes["shape"] = shape
@@ -56,7 +56,7 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
     return new.train(model.training)
 
 
-def _resized_vit(vit: VisionTransformer, shape: Sequence[int] | None, changes: dict[str, Any]) -> Any:
+def _resized_vit(vit: Trunk, shape: Sequence[int] | None, changes: dict[str, Any]) -> Any:
     mechanism = getattr(vit, "mechanism", None)
     if mechanism is None:
         raise ArgumentError(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
@@ -130,6 +131,8 @@ def refuse_unsharded(encoder: Encoder) -> None:
                 f"{what}; Verma, and Linformer with Linear, Separable, Dynamic or Gaussian, do (exact attention needs"
                 " torch.distributed.tensor.experimental.context_parallel)",
             )
+    if type(trunk) is not VisionTransformer or any(getattr(block.attn, "rotary", None) for block in trunk.blocks):
+        raise ArgumentError("encoder", f"must have no rotary positions {where}; choose another")
     if trunk.global_pool not in ("avg", "token") or trunk.attn_pool is not None:
         raise ArgumentError("pool", f"must be avg or token {where}, got {trunk.global_pool}; choose one")
     if not is_product(trunk.patch_embed):

@@ -27,6 +27,28 @@ def refuse_beyond_memory(dim: int, depth: int, mlp_ratio: float) -> None:
         )
 
 
+def refuse_wrong_sizes(dim: int, depth: int, heads: int, mlp_ratio: float, dropout: float, drop_path: float) -> None:
+    """Check the numbers of a new ViT.
+
+    Raises:
+        ValueError: If one is out of its range, or the heads do not divide the width.
+        MemoryError: If this machine has no room for the weights.
+    """
+    for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
+        if not value > 0:  # not (value <= 0), which NaN would pass
+            raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
+    if dim * mlp_ratio < 1:
+        raise ArgumentError(
+            "mlp_ratio", f"must leave the perceptron a width of 1 or more, got {mlp_ratio} times {dim}; 4 is usual"
+        )
+    for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
+        if not 0 <= value < 1:
+            raise ArgumentError(name, f"must be in 0..1 (1 excluded), got {value}; 0 turns it off")
+    if dim % heads:
+        raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
+    refuse_beyond_memory(dim, depth, mlp_ratio)
+
+
 def make_trunk(
     picture_shape: tuple[int, int, int],
     patch: tuple[int, int],
@@ -54,18 +76,7 @@ def make_trunk(
             are bound to a length that any_length leaves open.
         MemoryError: If this machine has no room for the weights.
     """
-    for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
-        if not value > 0:  # not (value <= 0), which NaN would pass
-            raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
-    if dim * mlp_ratio < 1:
-        raise ArgumentError(
-            "mlp_ratio", f"must leave the perceptron a width of 1 or more, got {mlp_ratio} times {dim}; 4 is usual"
-        )
-    for name, value in {"dropout": dropout, "drop_path": drop_path}.items():
-        if not 0 <= value < 1:
-            raise ArgumentError(name, f"must be in 0..1 (1 excluded), got {value}; 0 turns it off")
-    if dim % heads:
-        raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
+    refuse_wrong_sizes(dim, depth, heads, mlp_ratio, dropout, drop_path)
     if pool not in ("avg", "token"):
         raise ArgumentError("pool", f"must be avg or token, got {pool!r}; choose one of them")
     if positions not in get_args(Positions):
@@ -73,7 +84,6 @@ def make_trunk(
     if any_length and positions != "none":
         what = f"must be none for inputs of any length, got {positions!r}; local mixing tells neighbours apart"
         raise ArgumentError("positions", what)
-    refuse_beyond_memory(dim, depth, mlp_ratio)
     channels, height, width = picture_shape
     trunk = VisionTransformer(
         img_size=(height, width),

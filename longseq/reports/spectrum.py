@@ -110,9 +110,10 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
         )
     with inputs_of(layers) as seen, torch.no_grad():
         model(inputs)
-    for layer, (x, _) in zip(layers, seen, strict=True):
+    for layer, (x, _, rope) in zip(layers, seen, strict=True):
         with watched(layer) as calls, torch.no_grad():
-            AttentionLayer.attend(layer, x, x, None)  # all queries by the formula, as the model may take short cuts
+            # all queries by the formula, as the model may take short cuts
+            AttentionLayer.attend(layer, x, x, None, rope)
         most = max(keys.shape[2] for _, keys, *_ in calls)
         contexts, logits = [], []
         for queries, keys, *_ in calls:  # one call for all heads, or one for each head

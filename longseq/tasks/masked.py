@@ -10,7 +10,7 @@ from torchmetrics import Metric
 from longseq.arguments import ArgumentError, SettingError
 from longseq.encoders.encode import encode_tokens
 from longseq.encoders.encoder import Encoder
-from longseq.encoders.patches import patches_of
+from longseq.encoders.patches import patches_of, stride_of
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool, Pooling
 from longseq.tasks.task import Answer, Task
@@ -48,6 +48,9 @@ class Masked(Task):
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
         rows, columns = encoder.trunk.patch_embed.patch_size
+        if stride_of(encoder.trunk.patch_embed) != (rows, columns):
+            what = "must not be Masked where patches overlap: a hidden patch is seen in its neighbours"
+            raise ArgumentError("task", f"{what}; train with labels")
         return Rebuilder(encoder.dim, encoder.picture_shape[0] * rows * columns)
 
     def pooling(self, encoder: Any, pool: Pool | None) -> None:

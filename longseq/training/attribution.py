@@ -71,7 +71,7 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
         if of_scores:
             weights[prefix:] = of_scores[0][0, :, label].abs()
         elif encoder.trunk.global_pool == "token":
-            weights[0] = 1
+            weights[: getattr(encoder.trunk, "num_pooled", 1)] = 1
         else:
             there = seen[-1][1]
             weights[prefix:] = 1 if there is None else there[0, prefix:, 0].float()
@@ -120,11 +120,13 @@ def token_maps(model: Classifier, inputs: Any, most: int = 4) -> dict[int, Token
 
 
 def _rolled_out(
-    layers: Sequence[AttentionLayer], seen: Sequence[tuple[Tensor, Tensor | None]], weights: Float[Tensor, " n"]
+    layers: Sequence[AttentionLayer],
+    seen: Sequence[tuple[Tensor, Tensor | None, Tensor | None]],
+    weights: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
     """From which tokens a weighted sum of the last layer's results comes, back through all layers."""
-    for layer, (x, present) in zip(reversed(layers), reversed(seen), strict=True):
+    for layer, (x, present, rope) in zip(reversed(layers), reversed(seen), strict=True):
         weights = weights / weights.sum().clamp(min=1e-30)
-        through = sources(layer, x, present, weights).abs()
+        through = sources(layer, x, present, weights, rope).abs()
         weights = (weights + through / through.sum().clamp(min=1e-30)) / 2
     return weights

@@ -97,5 +97,5 @@ def test_k_out_of_range_is_refused_with_both_numbers(kind: type, k: int) -> None
 
 def test_a_model_that_is_no_plain_vit_is_refused_by_name() -> None:
     resnet = timm.create_model("resnet18", pretrained=False)
-    with pytest.raises(ValueError, match="VisionTransformer, got ResNet"):
+    with pytest.raises(ValueError, match="VisionTransformer or Eva, got ResNet"):
         plug(resnet, Softmax())

@@ -33,6 +33,10 @@ TIMM = {
         "PatchEmbed.forward": "a6ecc93628b12824",
         "Attention.__init__": "91d6fd3da04d70d9",
         "Attention.forward": "37a80e0fdf45af9c",
+        "Eva.forward_features": "90770b0c066950d6",
+        "Eva._pos_embed": "74d4d380a3e6973c",
+        "EvaAttention.forward": "ab5e17e344c38aae",
+        "AttentionRope.forward": "3f742ca1632dca04",
     },
 }
 

@@ -18,7 +18,7 @@ from longseq.attention.examples import every_mechanism
 from longseq.deploy.export import largest_difference
 from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.program import LogMelOfProducts, Program
-from longseq.encoders import ImageEncoder, SpectrogramEncoder, TimmEncoder, WaveformEncoder
+from longseq.encoders import ASTEncoder, ImageEncoder, SpectrogramEncoder, TimmEncoder, WaveformEncoder
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import Conv1d
 from longseq.encoders.spectrogram import LogMel
@@ -48,7 +48,7 @@ def classifier(encoder: Encoder, **options) -> Classifier:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("kind", [ImageEncoder, SpectrogramEncoder, WaveformEncoder, TimmEncoder])
+@pytest.mark.parametrize("kind", [ASTEncoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder, TimmEncoder])
 def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: str, tmp_path: Path) -> None:
     encoder, inputs = kind.examples(Linformer(7), local=Conv1d(3))[0]
     model = classifier(encoder)

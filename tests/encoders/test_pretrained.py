@@ -17,6 +17,8 @@ PLAIN = [
     "deit3_small_patch16_224",  # LayerScale, no position for the class token
     "vit_small_patch14_reg4_dinov2",  # registers
     "vit_base_patch16_gap_224",  # no class token
+    "eva02_tiny_patch14_224",  # rotary and learned positions
+    "vit_tiny_patch16_dinov3_qkvb",  # rotary positions alone
 ]
 
 
@@ -99,7 +101,11 @@ def test_training_data_do_not_change_the_normalisation_that_the_weights_expect()
         ({"model": "vit_tiny_patch17_224"}, "model must be one of timm's, got 'vit_tiny_patch17_224'; vit_tiny"),
         ({"model": "resnet18"}, "model must be a plain vision transformer, got 'resnet18'"),
         ({"model": "swin_tiny_patch4_window7_224"}, "model must .*'swin_tiny_patch4_window7_224'.*SwinTransformer"),
-        ({"model": "eva02_tiny_patch14_224"}, "model must .*eva02_tiny_patch14_224.*Eva"),
+        (
+            {"model": "beit_base_patch16_224"},
+            "model must .*beit_base.*Beit: it adds a number to the score of",
+        ),
+        ({"model": "vit_relpos_small_patch16_224"}, "model must .*vit_relpos.*it adds a number to the score of every"),
         ({"model": "vit_base_patch16_xp_224", "shape": (3, 32, 32)}, "model must .*ParallelScalingBlock"),
         ({"model": "vit_tiny_patch16_224", "pretrained": "no/such.pt"}, "pretrained must .*no/such.pt'.* no such file"),
         ({"model": "vit_tiny_patch16_224", "shape": (3, 32)}, "shape must be channels, height and width"),

@@ -1,0 +1,60 @@
+"""Kaldi's log-mel features, on which the Audio Spectrogram Transformer was trained."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchaudio.compliance.kaldi import get_mel_banks
+
+from longseq.encoders.patches import at_least
+
+
+class KaldiLogMel(nn.Module):
+    """torchaudio.compliance.kaldi.fbank with a Hann window, for a batch: (b, samples) -> (b, mels, frames).
+
+    Frame i holds the samples from i * 10 ms on, 25 ms long. Its mean is taken off, x[t] - 0.97 x[t - 1] is windowed,
+    and the power spectrum is summed in triangles from 20 Hz to half the sample rate. All steps before the power are
+    linear in the samples, so they are one convolution, on any device and in an exported file. It is computed in
+    float32, even under mixed precision and in a bfloat16 model; in a float64 model in float64.
+
+    Args:
+        sample_rate_hz: Samples per second.
+        num_mels: Mel bands.
+    """
+
+    waves: Tensor
+    filters: Tensor
+
+    def __init__(self, sample_rate_hz: int, num_mels: int) -> None:
+        super().__init__()
+        self.hop, self.window = sample_rate_hz // 100, sample_rate_hz // 40
+        bins = 1 << (self.window - 1).bit_length()
+        frame = torch.eye(self.window, dtype=torch.float64)  # each row a frame with a single sample
+        frame = frame - frame.mean(dim=1, keepdim=True)
+        frame = frame - 0.97 * F.pad(frame[None], (1, 0), mode="replicate")[0, :, :-1]
+        frame = frame * torch.hann_window(self.window, periodic=False, dtype=torch.float64)
+        spectrum = torch.fft.rfft(frame, bins)[:, :-1].T  # no triangle reaches the last frequency
+        filters, _ = get_mel_banks(num_mels, bins, sample_rate_hz, 20.0, 0.0, 100.0, -500.0, 1.0)
+        self.register_buffer("waves", torch.cat([spectrum.real, spectrum.imag])[:, None].float(), persistent=False)
+        self.register_buffer("filters", filters[..., None], persistent=False)
+
+    def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
+        waveforms = F.pad(waveforms.to(self.waves.dtype), (0, max(self.window - waveforms.shape[1], 0)))
+        with torch.autocast(waveforms.device.type, enabled=False):
+            real, imaginary = F.conv1d(waveforms[:, None], self.waves, stride=self.hop).chunk(2, dim=1)
+            mels = F.conv1d(real.square() + imaginary.square(), self.filters)
+        return mels.clamp(min=torch.finfo(torch.float32).eps).log()
+
+    def count_frames(self, num_samples: Any) -> Any:
+        """How many frames so many samples fill, a number or a tensor of numbers; at least one."""
+        num_samples = at_least(num_samples, self.window)
+        return 1 + (num_samples - self.window) // self.hop
+
+    def _apply(self, fn, recurse=True):
+        exact = self.waves, self.filters
+        super()._apply(fn, recurse)
+        if self.waves.dtype not in (torch.float32, torch.float64):
+            self.waves, self.filters = (values.to(self.waves.device) for values in exact)
+        return self
