@@ -133,7 +133,8 @@ def share_of(
     trunk: Trunk, picture: Tensor, present: Bool[Tensor, "b n"] | None, shard: Shard
 ) -> tuple[slice, Tensor, Bool[Tensor, "b _"] | None]:
     """Of a batch the places on the grid that this process has, the rows of the picture, and which tokens are there."""
-    (high, wide), prefix = trunk.patch_embed.patch_size, trunk.num_prefix_tokens
+    embed: Any = trunk.patch_embed
+    (high, wide), prefix = embed.patch_size, trunk.num_prefix_tokens
     height, columns = picture.shape[2] // high, picture.shape[3] // wide
     rows = shard.rows(height)
     own = slice(rows.start * columns, rows.stop * columns)

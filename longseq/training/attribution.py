@@ -110,10 +110,10 @@ def token_maps(model: Classifier, inputs: Any, most: int = 4) -> dict[int, Token
     prefix = encoder.trunk.num_prefix_tokens
     columns = encoder.trunk.patch_embed.dynamic_feat_size(picture.shape[2:])[1]  # type: ignore[operator]
     maps = {}
-    for (number, layer), (x, present) in zip(layers.items(), seen, strict=True):
+    for (number, layer), (x, present, rope) in zip(layers.items(), seen, strict=True):
         there = x.new_ones(x.shape[1]) if present is None else present[0, :, 0].to(x)
-        of_tokens = sources(layer, x, present, there / there.sum()).abs()
-        of_summaries = summary_rows(layer, x, present, most)
+        of_tokens = sources(layer, x, present, there / there.sum(), rope).abs()
+        of_summaries = summary_rows(layer, x, present, rope, most)
         on_grid = (weights[..., prefix:].unflatten(-1, (-1, columns)) for weights in (of_tokens, of_summaries))
         maps[number] = TokenMaps(*on_grid)
     return maps

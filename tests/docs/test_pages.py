@@ -27,7 +27,7 @@ from longseq.training.data import lacking
 ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
 OTHER_PROGRAMS = {".venv/bin/pip", "source", "tensorboard", "curl"}
 GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
-LONG = ("sweep", "export")  # parsed only: their own tests run them
+LONG = ("sweep", "export", "board")  # parsed only: their own tests run them
 ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
 
 
@@ -128,6 +128,8 @@ CONTEXTS = [
     ["predict", "--ckpt_path", "CKPT", "--input", "x"],
     ["sweep", "--config", "audio/fsdd", "--grid", "model.encoder.attention.k=8"],
     ["export", "--ckpt_path", "CKPT"],
+    [*FIT, "audio/folder", "--model.encoder=ASTEncoder", "--model.encoder.pretrained=x"],
+    ["board"],
 ]
 
 
