@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 import longseq
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled
 from longseq.training.classifier import Classifier
+from longseq.training.curves import read_curves
 from longseq.training.description import settings_of
 from longseq.training.storage import write_text
 from longseq.training.summary import summary
@@ -69,18 +69,6 @@ def write_card(
         f"`config.yaml` beside this file has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",
     ]
     write_text(run / FILES[0], "\n\n".join(section.strip("\n") for section in sections if section) + "\n")
-
-
-def read_curves(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What a run has logged for TensorBoard: the values of each tag, in the order of steps; none without events."""
-    folders = {events.parent for events in run.glob("*/events.out.tfevents.*")}
-    if len(folders) != 1:
-        return {}
-    (folder,) = folders
-    one = {"images": 1, "audio": 1, "tensors": 1, "histograms": 1}
-    events = EventAccumulator(str(folder), {**one, "scalars": 0}).Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
 
 
 def _front_matter(model: Classifier) -> str:

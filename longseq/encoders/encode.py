@@ -14,7 +14,7 @@ from longseq.attention.shard import Shard, summed
 from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
-from longseq.encoders.patches import count_rows, embed_patches, stride_of
+from longseq.encoders.patches import count_columns, count_rows, embed_patches
 
 
 def encode(
@@ -98,7 +98,7 @@ def encode_tokens(
         picture = picture.masked_fill(~is_present(rows, height)[:, None, :, None], 0)
         missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
         picture = F.pad(picture, (0, 0, 0, missing))
-    columns, own = (picture.shape[3] - embed.patch_size[1]) // stride_of(embed)[1] + 1, None
+    columns, own = count_columns(embed, picture.shape[3]), None
     if shard is not None:
         own, picture, present = share_of(trunk, picture, present, shard)
     # the tokens keep the weights' precision under autocast, also where no position embeddings are added to them

@@ -47,6 +47,11 @@ def count_rows(embed: Any, rows: Any) -> Any:
     return (rows + patch - 1) // patch  # ONNX rounds quotients of negatives up
 
 
+def count_columns(embed: Any, width: int) -> int:
+    """How many columns of patches a picture of this width has."""
+    return (width - embed.patch_size[1]) // stride_of(embed)[1] + 1
+
+
 def at_least(numbers: Any, least: int) -> Any:
     """A number, or each of a tensor of numbers, but no less than another."""
     return numbers.clamp(min=least) if isinstance(numbers, Tensor) else max(numbers, least)

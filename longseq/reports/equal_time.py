@@ -3,9 +3,8 @@
 import statistics
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from longseq.arguments import ArgumentError
+from longseq.training.curves import read_curves
 
 # flags of a short training that only shows its speed
 TRIAL = [
@@ -23,13 +22,12 @@ def steps_within(seconds: float, run: Path) -> int:
     Raises:
         ValueError: If the run logged no step time, or a step takes longer.
     """
-    events = EventAccumulator(str(run)).Reload()
-    tag = "throughput/step_ms"
-    if tag not in events.Tags()["scalars"]:
+    steps = read_curves(run).get("throughput/step_ms")
+    if not steps:
         raise ArgumentError(
             "seconds", f"must be left out, because {run} shows no speed after 20 s: its steps are too long"
         )
-    step = statistics.median(point.value for point in events.Scalars(tag)) / 1000
+    step = statistics.median(value for _, value in steps) / 1000
     if seconds < step:
         raise ArgumentError("seconds", f"must be at least {step:.2g}, the time of one step, got {seconds:g}; give more")
     return round(seconds / step)

@@ -11,6 +11,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.watch import inputs_of, sources, summary_rows
 from longseq.encoders.encode import encode, token_features
+from longseq.encoders.patches import count_columns
 from longseq.training.classifier import Classifier
 
 
@@ -108,7 +109,8 @@ def token_maps(model: Classifier, inputs: Any, most: int = 4) -> dict[int, Token
         picture, rows = encoder.prepared(inputs)
         token_features(encoder.trunk, picture, rows)
     prefix = encoder.trunk.num_prefix_tokens
-    columns = encoder.trunk.patch_embed.dynamic_feat_size(picture.shape[2:])[1]  # type: ignore[operator]
+    embed: Any = encoder.trunk.patch_embed
+    columns = count_columns(embed, picture.shape[3])
     maps = {}
     for (number, layer), (x, present, rope) in zip(layers.items(), seen, strict=True):
         there = x.new_ones(x.shape[1]) if present is None else present[0, :, 0].to(x)

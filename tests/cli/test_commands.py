@@ -147,7 +147,7 @@ def test_predict_on_missing_or_broken_files_is_one_line(
 
 
 def test_tensorboard_has_every_curve_and_picture(run: Path) -> None:
-    events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0}).Reload()
+    events = EventAccumulator(*map(str, run.glob("*-seed*")), size_guidance={"images": 0, "scalars": 0}).Reload()
     scalars = set(events.Tags()["scalars"])
     assert {f"{stage}/{name}" for stage in ("train", "val", "test") for name in ("loss", "accuracy", "f1")} <= scalars
     throughput = {"samples_per_second", "tokens_per_second", "step_ms", "data_wait_ms", "peak_memory_gib"}

@@ -187,14 +187,12 @@ def test_padding_stays_under_a_tenth_on_spoken_digits(real_data):
         assert 1 - there / given < 0.1
 
 
-def test_ranks_get_batches_of_like_lengths_at_the_same_step(monkeypatch):
-    from datamodules import order
-
+def test_ranks_get_batches_of_like_lengths_at_the_same_step():
     lengths = torch.arange(1, 1001)
     shares = []
     for rank in range(4):
-        monkeypatch.setattr(order, "_ranks", lambda rank=rank: (rank, 4))
-        shares.append(batches_of(CountedSampler(1000, 8, 0, lengths=lengths), 8))
+        sampler = CountedSampler(1000, 8, 0, lengths=lengths, ranks=lambda rank=rank: (rank, 4))
+        shares.append(batches_of(sampler, 8))
     assert sorted(index for share in shares for batch in share for index in batch) == list(range(1000))
     for together in zip(*shares, strict=True):
         of_all = torch.tensor(together)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from datamodules import DataError, Digits, order
+from datamodules import DataError, Digits
 from datamodules.order import CountedSampler, RankSampler
 
 
-def dealt(monkeypatch, sampler, world):
+def dealt(sampler, world):
     shares = []
     for rank in range(world):
-        monkeypatch.setattr(order, "_ranks", lambda rank=rank: (rank, world))
+        sampler.ranks = lambda rank=rank: (rank, world)
         shares.append(list(sampler))
         assert len(shares[-1]) == len(sampler)
     return shares
@@ -63,16 +63,15 @@ def test_a_start_in_mid_epoch_skips_what_is_done_and_the_next_epoch_is_whole(dig
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_ranks_share_an_epoch_evenly_and_an_evaluation_without_repetition(monkeypatch, world):
-    training = dealt(monkeypatch, CountedSampler(101, 10, 0), world)
+def test_ranks_share_an_epoch_evenly_and_an_evaluation_without_repetition(world):
+    training = dealt(CountedSampler(101, 10, 0), world)
     assert {len(share) for share in training} == {-(-101 // world)}
     assert set().union(*training) == set(range(101))
-    evaluated = [index for share in dealt(monkeypatch, RankSampler(101), world) for index in share]
+    evaluated = [index for share in dealt(RankSampler(101), world) for index in share]
     assert sorted(evaluated) == list(range(101))
 
 
-def test_one_process_asks_for_no_fewer_processes(monkeypatch):
+def test_one_process_asks_for_no_fewer_processes():
     assert list(RankSampler(0)) == []
-    monkeypatch.setattr(order, "_ranks", lambda: (0, 3))
     with pytest.raises(DataError, match=r"^trainer.devices: 3 processes for 2 samples of a split; ask for fewer$"):
-        RankSampler(2)
+        RankSampler(2, ranks=lambda: (0, 3))

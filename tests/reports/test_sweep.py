@@ -93,19 +93,19 @@ def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, 
 
 
 def test_the_steps_of_a_time_follow_from_the_logged_speed(tmp_path):
-    with SummaryWriter(str(tmp_path / "run")) as writer:
+    with SummaryWriter(str(tmp_path / "run/Verma-seed0")) as writer:
         for step, milliseconds in enumerate([30.0, 20.0, 500.0]):
             writer.add_scalar("throughput/step_ms", milliseconds, step)
     assert steps_within(1.5, tmp_path / "run") == 50
     with pytest.raises(ValueError, match=r"^seconds must be at least 0.03, the time of one step, got 0.01; "):
         steps_within(0.01, tmp_path / "run")
-    with SummaryWriter(str(tmp_path / "empty")) as writer:
+    with SummaryWriter(str(tmp_path / "empty/Verma-seed0")) as writer:
         writer.add_scalar("loss", 1.0, 0)
     with pytest.raises(ValueError, match=r"^seconds must be left out, because .*empty shows no speed after 20 s"):
         steps_within(1.0, tmp_path / "empty")
 
 
-def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, tmp_path, monkeypatch):
+def test_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, tmp_path, monkeypatch):
     """Every fold has two classes of three sounds."""
     generator = np.random.default_rng(0)
     for part in ("audio", "meta"):
@@ -127,12 +127,12 @@ def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, t
     run = subprocess.run
     monkeypatch.setattr("subprocess.run", in_this_process)
     small = ["--data.root", ".", "--model.encoder.dim", "8", "--model.encoder.heads", "1", "--trainer.max_steps", "1"]
-    grid = ["--grid", "data.test_fold=1,2,3,4,5", "--mean_over", "data.test_fold", "--seeds", "1"]
+    grid = ["--grid", "data.test_fold=1,4", "--mean_over", "data.test_fold", "--seeds", "1"]
     done = command("sweep", "--config", ESC50, *grid, "--flags", json.dumps(small))
     assert done.code == 0, done.err
 
     tested = []
-    for fold, before in zip("12345", "51234", strict=True):
+    for fold, before in zip("14", "53", strict=True):
         (run,) = (tmp_path / "sweep/runs").glob(f"test_fold={fold}*/0")
         with open(run / "splits.csv", newline="") as file:
             splits = {(row["split"], Path(row["path"]).name[0]) for row in csv.DictReader(file)}
@@ -142,9 +142,9 @@ def test_the_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, t
         tested.append(json.loads((run / "metrics.json").read_text())["test/accuracy"])
     with open(tmp_path / "sweep/table.csv", newline="") as file:
         (row,) = csv.DictReader(file)
-    assert float(row["test accuracy, mean"]) == pytest.approx(sum(tested) / 5, abs=1e-4)
+    assert float(row["test accuracy, mean"]) == pytest.approx(sum(tested) / 2, abs=1e-4)
     assert float(row["highest less lowest"]) == pytest.approx(max(tested) - min(tested), abs=1e-4)
-    assert len(row["each"].split()) == 5
+    assert len(row["each"].split()) == 2
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
 
 

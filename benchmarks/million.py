@@ -1,0 +1,107 @@
+"""A training step on images up to a million pixels, one token a pixel, on one process and with the tokens on several.
+
+    python benchmarks/million.py --out docs/results/million
+
+Each row starts processes of its own, one thread each, which train a classifier of width 64 with 4 blocks and local
+mixing on one image: forward pass, backward pass and AdamW. The time is that of the fastest step after the first; the
+memory is the peak of the process that took most.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from longseq import ImageEncoder, Linformer, Separable, Verma
+from longseq.encoders import Conv2d
+from longseq.encoders.sharding import Sharding
+from longseq.reports.plots import machine, markdown, write_csv
+
+MECHANISMS = {"Linformer, separable E, k = 256": Linformer(256, projection=Separable()), "Verma without E": Verma()}
+
+
+def step(side: int, mechanism: Any, group: Any, steps: int) -> dict[str, float]:
+    """The seconds and bytes of a step of this process."""
+    torch.manual_seed(0)
+    encoder = ImageEncoder(
+        (1, side, side), mechanism, dim=64, depth=4, heads=4, mlp_ratio=2.0, local=Conv2d(3), positions="none"
+    )
+    image = torch.randint(0, 256, (1, 1, side, side), dtype=torch.uint8)
+    encoder.measure([image])
+    if group is not None:
+        Sharding(encoder, group)
+    model = nn.Sequential(encoder, nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        cross_entropy(model(image), torch.tensor([1])).backward()
+        if group is not None:  # every weight but a dense E's columns, of which a separable E has none
+            for weight in model.parameters():
+                dist.all_reduce(weight.grad, group=group)
+                weight.grad /= dist.get_world_size(group)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"seconds": min(seconds[1:] or seconds), "gib": peak}
+
+
+def run(rank: int, size: int, side: int, mechanism: str, steps: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    group = None
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+        group = dist.group.WORLD
+    found = step(side, MECHANISMS[mechanism], group, steps)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+
+
+def measured(size: int, side: int, mechanism: str, steps: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [str(size), str(side), mechanism, str(steps), folder]
+        command = [sys.executable, __file__, "--run"]
+        processes = [subprocess.Popen([*command, str(rank), *arguments]) for rank in range(size)]
+        if any([process.wait() for process in processes]):
+            raise SystemExit(f"a process failed: {' '.join(arguments)}")
+        found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
+    return {name: max(each[name] for each in found) for name in found[0]}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        rank, size, side, mechanism, steps, folder = sys.argv[2:]
+        return run(int(rank), int(size), int(side), mechanism, int(steps), folder)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sides", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/million"))
+    asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    header = ["mechanism", "tokens", "processes", "seconds a step", "GiB of a process"]
+    rows = []
+    for mechanism in MECHANISMS:
+        for side in asked.sides:
+            for size in asked.processes:
+                found = measured(size, side, mechanism, asked.steps)
+                rows.append([mechanism, f"{side * side:,}", size, f"{found['seconds']:.2f}", f"{found['gib']:.2f}"])
+                print(*rows[-1], sep=", ", flush=True)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_csv(asked.out / "table.csv", header, rows)
+    (asked.out / "table.md").write_text(f"    python {' '.join(sys.argv)}\n\n{machine()}\n\n{markdown(header, rows)}")
+
+
+if __name__ == "__main__":
+    main()
