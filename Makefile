@@ -7,7 +7,7 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
 	$(BIN)/python train.py fit --config configs/audio/vowels.yaml
-	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/tensorboard --logdir runs"
+	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/python train.py board"
 
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -115,9 +115,9 @@ class RunRecord(pl.Callback):
 
 
 def callbacks_of_training(
-    best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool
+    best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool, command: str
 ) -> list[pl.Callback]:
-    """All callbacks of a training, except those that a configuration adds."""
+    """All callbacks of a training that a command has started, except those that a configuration adds."""
     callbacks: list[pl.Callback] = [
         best,
         SequenceSummary(),
@@ -132,7 +132,7 @@ def callbacks_of_training(
     if settings.trainer.logger is not False:
         callbacks += [
             RateAndNorm(),
-            Overview(is_resumed),
+            Overview(is_resumed, command, record.run / CONFIG),
             TaskPicture(),
             InputSamples(),
             BestFigure(is_resumed),

@@ -353,7 +353,7 @@ class Commands(CommandLine):
             kwargs["logger"] = [board, *others]
         self.model.bad_steps.allowed = config.skip_bad_steps
         self.trainer_defaults["callbacks"] = callbacks_of_training(
-            self.best, self.record, config, is_resumed=resumed is not None
+            self.best, self.record, config, resumed is not None, self.command_line
         )
         trainer = self._trainer(**kwargs)
         if self.asked.checkpoint is not None:
@@ -365,6 +365,11 @@ class Commands(CommandLine):
             return super().instantiate_trainer(**kwargs)
         except Exception as error:  # only Lightning's code runs here, so a flag of the trainer is wrong
             raise wrong_flag(error, self.settings.trainer) from error
+
+    @property
+    def command_line(self) -> str:
+        """The command as a shell takes it."""
+        return f"longseq {shlex.join(self.args)}"
 
     # Running
 
@@ -382,11 +387,10 @@ class Commands(CommandLine):
             return
         assert self.record is not None
         write_metrics(self.record.run, figures)
-        command = f"longseq {shlex.join(self.args)}"
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
         (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
-        write_card(self.record.run, model, datamodule, figures, by_class.figures, confusions.of_test, command)
+        write_card(self.record.run, model, datamodule, figures, by_class.figures, confusions.of_test, self.command_line)
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")

@@ -6,6 +6,7 @@ These callbacks need a TensorBoardLogger; with another logger, or none, they do 
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -135,7 +136,8 @@ class InputSamples(pl.Callback):
             figure = draw_inputs(pl_module, move_data_to_device(inputs, pl_module.device), labels)
         logger.experiment.add_figure("inputs/samples", figure, step_of(trainer), close=False)
         for number, (clip, label) in enumerate(zip(pl_module.encoder.sounds(inputs), labels, strict=False)):
-            tag = f"inputs/{number}_" + re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))
+            name = re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))
+            tag = f"inputs/class_{name}_sample_{number}"
             rate: Any = pl_module.encoder.sample_rate_hz
             add_sound(logger, tag, clip, rate, step_of(trainer))
 
@@ -146,11 +148,13 @@ class Overview(pl.Callback):
 
     Args:
         is_resumed: Whether the run goes on with earlier curves, which have this already.
+        command: The command that has started the run, as one more text.
+        config: The file with the configuration of the run, as one more text.
     """
 
-    def __init__(self, is_resumed: bool = False) -> None:
+    def __init__(self, is_resumed: bool = False, command: str | None = None, config: Path | None = None) -> None:
         super().__init__()
-        self.is_resumed = is_resumed
+        self.is_resumed, self.command, self.config = is_resumed, command, config
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         logger = board_of(trainer)
@@ -166,8 +170,12 @@ class Overview(pl.Callback):
         }
         layout = {"training": {name: ["Multiline", tags] for name, tags in charts.items()}}
         logger.experiment.add_custom_scalars(layout)
-        settings = "\n".join(f"{name}: {value}" for name, value in _choices(trainer, pl_module).items())
-        for name, text in {"model": summary(pl_module), "settings": settings}.items():
+        texts = {"model": summary(pl_module)}
+        if self.command is not None:
+            texts["command"] = self.command
+        if self.config is not None:
+            texts["configuration"] = self.config.read_text(encoding="utf-8")
+        for name, text in texts.items():
             logger.experiment.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()))
 
 

@@ -234,9 +234,6 @@ def test_the_overview_has_training_and_validation_in_one_chart_and_the_model_as_
     assert charts["learning rate"] == ["learning_rate"]
     text = events.Tensors("model/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "attention   Linformer(k=4" in text
-    assert (
-        "\n    learning_rate: 0.001" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
-    )
 
 
 def test_the_learning_rate_and_the_norm_of_the_gradients_are_curves(tmp_path: Path) -> None:
