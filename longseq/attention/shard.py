@@ -56,10 +56,8 @@ def summed(values: Tensor, shard: Shard | None) -> Tensor:
 
 
 @torch.no_grad()
-def highest(values: Tensor, shard: Shard | None) -> Tensor:
+def highest(values: Tensor, shard: Shard) -> Tensor:
     """The maximum over all processes, as a constant."""
-    if shard is None:
-        return values
     values = values.detach().clone()
     dist.all_reduce(values, dist.ReduceOp.MAX, group=shard.group)
     return values

@@ -116,15 +116,16 @@ def summary_rows(
         L = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
         L = L if there is None else L.masked_fill(~there, -float("inf"))
         rows = L.softmax(2)[0].mT.flatten(0, 1)
-        return rows[_spread(len(rows), most)]
+        return rows[spread(len(rows), most)]
     tokens = torch.zeros_like(x, requires_grad=True)
     with torch.enable_grad():
         short = project_keys(tokens, present)
         first = (short[0] if isinstance(project_keys, RaggedProjection) else short)[0, :, 0]
-        chosen = _spread(len(first), most)
+        chosen = spread(len(first), most)
         rows = [torch.autograd.grad(first[row], tokens, retain_graph=True)[0].sum(-1)[0] for row in chosen]
     return torch.stack(rows)
 
 
-def _spread(count: int, most: int) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
+    """Places among so many, at most a number of them, at equal distances from the first on."""
     return [number * count // min(count, most) for number in range(min(count, most))]

@@ -99,7 +99,7 @@ class MultiLabel(Task):
         precision, recall = (torch.stack(list(each)).cpu() for each in result[:2])
         areas = -torch.trapezoid(precision, recall, dim=1)  # recall falls along a curve
         lowest = areas.argsort()[:8].tolist()
-        dots = [(head.thresholds.cpu() * 200 - 1).round().long()[label] for label in lowest]
+        dots = [round(float(head.thresholds[label]) * _STEPS) - 1 for label in lowest]
         return draw_curves(
             {class_names[label]: (recall[label], precision[label]) for label in lowest},
             [(recall[label, dot], precision[label, dot]) for label, dot in zip(lowest, dots, strict=True)],
@@ -126,4 +126,5 @@ class MultiLabel(Task):
         return self.targets(labels, num_classes).sum(0).long()
 
 
-_GRID = [step / 200 for step in range(1, 200)]  # thresholds that are tried
+_STEPS = 200
+_GRID = [step / _STEPS for step in range(1, _STEPS)]  # thresholds that are tried

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
-from longseq.attention.watch import inputs_of, sources, summary_rows
+from longseq.attention.watch import inputs_of, sources, spread, summary_rows
 from longseq.encoders.encode import encode, token_features
 from longseq.encoders.patches import count_columns
 from longseq.training.classifier import Classifier
@@ -94,17 +94,19 @@ class TokenMaps(NamedTuple):
     summaries: Float[Tensor, "maps rows columns"]
 
 
-def token_maps(model: Classifier, inputs: Any, most: int = 4) -> dict[int, TokenMaps]:
-    """What the attention of each block looks at, by the number of the block; blocks without attention are left out.
+def token_maps(model: Classifier, inputs: Any, most_blocks: int, most: int = 4) -> dict[int, TokenMaps]:
+    """What the attention of some blocks looks at, by the number of the block; blocks without attention are left out.
 
     Args:
         model: The classifier, in evaluation.
         inputs: A batch of one input.
+        most_blocks: How many blocks, spread over all.
         most: How many summary tokens.
     """
     encoder = model.encoder
     blocks: Any = encoder.trunk.blocks
-    layers = {number: block.attn for number, block in enumerate(blocks) if isinstance(block.attn, AttentionLayer)}
+    of_all = [(number, block.attn) for number, block in enumerate(blocks) if isinstance(block.attn, AttentionLayer)]
+    layers = dict(of_all[place] for place in spread(len(of_all), most_blocks))
     with inputs_of(list(layers.values())) as seen, torch.no_grad():
         picture, rows = encoder.prepared(inputs)
         token_features(encoder.trunk, picture, rows)

@@ -9,7 +9,7 @@ from torchmetrics import MetricCollection
 
 from longseq.training.classifier import Classifier
 from longseq.training.pictures import draw_by_class
-from longseq.training.tensorboard import board_of, step_of
+from longseq.training.tensorboard import board_of, show
 
 
 class ByClass(pl.Callback):
@@ -60,8 +60,5 @@ class ByClass(pl.Callback):
         computed = self._metrics.compute()  # called on every rank, because it sums over ranks
         # in the task's own order, because a MetricCollection sorts its names
         figures = {name: computed[name].tolist() for name in model.task.by_class(model.num_classes)}
-        board = board_of(trainer)
-        if board is not None and trainer.is_global_zero:
-            picture = draw_by_class(figures, model.class_names)
-            board.experiment.add_figure(f"{stage}/by_class", picture, step_of(trainer), close=False)
+        show(trainer, f"{stage}/by_class", lambda: draw_by_class(figures, model.class_names))
         return figures

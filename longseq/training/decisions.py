@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from longseq.training.classifier import Classifier
-from longseq.training.tensorboard import board_of, step_of
+from longseq.training.tensorboard import show
 
 
 class Decisions(pl.Callback):
@@ -30,9 +30,5 @@ class Decisions(pl.Callback):
         if self._metric is not None and not trainer.sanity_checking:
             result = self._metric.compute()
             pl_module.task.decide(pl_module.head, result)
-            board = board_of(trainer)
-            if board is None or not trainer.is_global_zero:
-                return
-            figure = pl_module.task.draw_decision(pl_module.head, result, pl_module.class_names)
-            if figure is not None:
-                board.experiment.add_figure("val/decision", figure, step_of(trainer), close=False)
+            task, head, names = pl_module.task, pl_module.head, pl_module.class_names
+            show(trainer, "val/decision", lambda: task.draw_decision(head, result, names))

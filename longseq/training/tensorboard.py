@@ -5,7 +5,7 @@ These callbacks need a TensorBoardLogger; with another logger, or none, they do 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from jaxtyping import Float
 from lightning_fabric.utilities.apply_func import move_data_to_device
+from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
@@ -79,10 +80,7 @@ class Confusions(pl.Callback):
         matrix = self._metric.compute().cpu()  # called on every rank, because it sums over ranks
         if stage == "test":
             self.of_test = matrix
-        logger = board_of(trainer)
-        if logger is not None and trainer.is_global_zero:
-            figure = draw_confusions(matrix, model.class_names)
-            logger.experiment.add_figure(f"{stage}/confusion", figure, step_of(trainer), close=False)
+        show(trainer, f"{stage}/confusion", lambda: draw_confusions(matrix, model.class_names))
 
 
 class TaskPicture(pl.Callback):
@@ -92,12 +90,8 @@ class TaskPicture(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, batch_idx: int,
         *_: Any,
     ) -> None:  # fmt: skip
-        logger = board_of(trainer)
-        if batch_idx or logger is None or not trainer.is_global_zero:
-            return
-        figure = pl_module.task.draw(pl_module.encoder, outputs["outputs"])
-        if figure is not None:
-            logger.experiment.add_figure("val/outputs", figure, step_of(trainer), close=False)
+        if not batch_idx:
+            show(trainer, "val/outputs", lambda: pl_module.task.draw(pl_module.encoder, outputs["outputs"]))
 
 
 class InputSamples(pl.Callback):
@@ -255,6 +249,14 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
         **{name: value for name, value in compared.items() if value is not None},
         **{f"settings.{name}": value for name, value in settings_of(model.hparams).items() if value is not None},
     }
+
+
+def show(trainer: pl.Trainer, tag: str, draw: Callable[[], Figure | None]) -> None:
+    """Draw a figure and show it as an image, where rank zero has a TensorBoardLogger and there is something to draw."""
+    board = board_of(trainer)
+    figure = draw() if board is not None and trainer.is_global_zero else None
+    if board is not None and figure is not None:
+        board.experiment.add_figure(tag, figure, step_of(trainer), close=False)
 
 
 def add_sound(board: TensorBoardLogger, tag: str, clip: Float[Tensor, " _"], sample_rate_hz: int, step: int) -> None:

@@ -6,6 +6,7 @@ show samples of the first.
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import pytorch_lightning as pl
@@ -20,7 +21,7 @@ from longseq.training.attribution import token_maps
 from longseq.training.classifier import Classifier
 from longseq.training.pictures import draw_token_maps, pictures_of
 from longseq.training.sequence_parallel import copies
-from longseq.training.tensorboard import add_sound, board_of, step_of
+from longseq.training.tensorboard import add_sound, board_of, show, step_of
 
 
 class Mistake(NamedTuple):
@@ -113,11 +114,10 @@ class Mistakes(pl.Callback):
         self._found = sorted(self._found, key=lambda mistake: -mistake.loss)[: self.num_samples]
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
-        board = board_of(trainer)
-        if board is not None and self._found:
+        if self._found:
             titles = [f"{mistake.truth}\ntaken for {mistake.answer}" for mistake in self._found]
-            figure = model.encoder.draw([mistake.picture for mistake in self._found], titles)
-            board.experiment.add_figure(f"{stage}/mistakes", figure, step_of(trainer), close=False)
+            pictures = [mistake.picture for mistake in self._found]
+            show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles))
 
 
 class AttentionMaps(pl.Callback):
@@ -145,23 +145,18 @@ class AttentionMaps(pl.Callback):
     ) -> None:
         epoch = trainer.current_epoch
         is_wanted = epoch % self.every_n_epochs == 0 or epoch + 1 == trainer.max_epochs
-        board = board_of(trainer)
-        if batch_idx or not is_wanted or board is None or copies(trainer) > 1:  # each process sees some tokens
+        if batch_idx or not is_wanted or board_of(trainer) is None or copies(trainer) > 1:  # a process sees some tokens
             return
         with torch.inference_mode(False):  # the maps are gradients
             first = tree_map(lambda part: part[:1].clone(), batch[0])
-            maps = token_maps(pl_module, first)
-        if not maps or not trainer.is_global_zero:  # every rank computes them, because sharded weights are gathered
-            return
-        numbers = list(maps)
-        spread = dict.fromkeys(numbers[place * len(numbers) // self.blocks] for place in range(self.blocks))
-        chosen = {f"block {number + 1}": maps[number] for number in spread}
+            # every rank computes them, because sharded weights are gathered
+            maps = token_maps(pl_module, first, self.blocks)
+        chosen = {f"block {number + 1}": of_block for number, of_block in maps.items()}
         means = {name: of_block.mean[None] for name, of_block in chosen.items()}
         rows = {name: of_block.summaries for name, of_block in chosen.items() if len(of_block.summaries)}
         for tag, pictures in {"attention": means, "summary_tokens": rows}.items():
             if pictures:
-                figure = draw_token_maps(pictures, pl_module.encoder.row_seconds)
-                board.experiment.add_figure(f"val/{tag}", figure, step_of(trainer), close=False)
+                show(trainer, f"val/{tag}", partial(draw_token_maps, pictures, pl_module.encoder.row_seconds))
 
 
 class Embeddings(pl.Callback):

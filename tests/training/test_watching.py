@@ -124,7 +124,7 @@ def test_the_share_of_a_token_is_how_much_its_value_moves_the_mean_result(attent
     model = Classifier(ImageEncoder((1, 4, 4), attention, dim=8, depth=1, heads=2), 3).eval()
     image = torch.randint(0, 256, (1, 1, 4, 4)).byte()
     model.encoder.measure([torch.randint(0, 256, (8, 1, 4, 4)).byte()])
-    (maps,) = token_maps(model, image).values()
+    (maps,) = token_maps(model, image, 6).values()
     assert maps.mean.shape == (4, 4)
     if attention in (Verma(), Softmax()):
         assert float(maps.mean.sum()) == pytest.approx(1, abs=1e-5)  # rows of softmax sum to one
@@ -150,9 +150,9 @@ def test_a_clip_of_a_padded_batch_has_the_maps_that_it_has_alone() -> None:
     model = Classifier(encoder, 3).eval()
     clip = torch.randn(1, 600)
     encoder.measure([clip])
-    alone = token_maps(model, {"waveforms": clip, "lengths": torch.tensor([600])})[0]
+    alone = token_maps(model, {"waveforms": clip, "lengths": torch.tensor([600])}, 6)[0]
     longer = torch.nn.functional.pad(clip, (0, 400))
-    inside = token_maps(model, {"waveforms": longer, "lengths": torch.tensor([600])})[0]
+    inside = token_maps(model, {"waveforms": longer, "lengths": torch.tensor([600])}, 6)[0]
     rows = len(alone.mean)
     assert torch.allclose(inside.mean[:rows], alone.mean, atol=1e-6) and not inside.mean[rows:].any()
 
