@@ -43,6 +43,17 @@ def environment_of_its_own() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(autouse=True)
+def pictures_where_they_are_looked_at(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, environment_of_its_own: None
+) -> None:
+    """Draw the pictures of trainings only in tests that are marked with ``draws``."""
+    if request.node.get_closest_marker("draws"):
+        os.environ[forked.DRAWS] = "1"
+    else:
+        forked.draw_nothing(monkeypatch.setattr)
+
+
 @pytest.fixture
 def train_py(tmp_path: Path) -> TrainPy:
     """Run ``python train.py ...`` in its own process, with its runs under tmp_path."""

@@ -21,9 +21,13 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = [
@@ -34,8 +38,9 @@ LIBRARIES = [
 IMPORTED = [
     *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.function",
     "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep", "longseq.reports.needle",
-    "longseq.deploy.export", "onnxscript", "onnxruntime", "torch.onnx._internal.exporter._core",
+    "longseq.deploy.card", "longseq.deploy.export", "onnxscript", "onnxruntime", "torch.onnx._internal.exporter._core",
 ]  # fmt: skip
+DRAWS = "TESTS_DRAW"  # a variable of the environment
 _SIZE = 1 << 20  # the largest message, in bytes
 
 
@@ -115,6 +120,22 @@ def _server() -> _Server:
     if not _running or _running[0].pid != os.getpid():
         _running[:] = [_Server()]
     return _running[0]
+
+
+def draw_nothing(patch: Callable[[object, str, Any], None] = setattr) -> None:
+    """Let the pictures of a training be blank: drawing them takes most of the time of a small one."""
+    import torch.utils.tensorboard.writer
+
+    import longseq.deploy.card
+
+    def blank(*_: Any) -> Figure:
+        return Figure((0.1, 0.1))
+
+    def point(*_: Any, **__: Any) -> Any:
+        return np.full((3, 1, 1), 255, np.uint8)
+
+    patch(torch.utils.tensorboard.writer, "figure_to_image", point)
+    patch(longseq.deploy.card, "_draw", blank)
 
 
 def stop() -> None:
@@ -271,6 +292,8 @@ def _run(request: dict[str, Any]) -> None:
     first = "" if command[0] == "-c" else str(Path(command[0]).resolve().parent)
     sys.path[:1] = [first, *paths]
     sys.argv = command
+    if DRAWS not in os.environ:
+        draw_nothing()
     if "--trainer.devices" in command or "two_ranks.py" in command[0]:
         from pytorch_lightning.strategies.launchers import subprocess_script
 

@@ -18,7 +18,15 @@ from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import write_text
 from longseq.training.summary import SequenceSummary
-from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, Overview, RateAndNorm, TaskPicture
+from longseq.training.tensorboard import (
+    BestFigure,
+    Confusions,
+    DrawsSeldom,
+    InputSamples,
+    Overview,
+    RateAndNorm,
+    TaskPicture,
+)
 from longseq.training.throughput import ThroughputLogger
 from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
@@ -131,6 +139,7 @@ def callbacks_of_training(
     ]
     if settings.trainer.logger is not False:
         callbacks += [
+            DrawsSeldom(),
             RateAndNorm(),
             Overview(is_resumed, command, record.run / CONFIG),
             TaskPicture(),

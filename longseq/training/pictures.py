@@ -104,12 +104,13 @@ def draw_token_maps(maps: Mapping[str, Float[Tensor, "maps rows columns"]], seco
         seconds: From one row of tokens to the next; None for images.
     """
     if seconds is None:
-        named = [(name if not number else "", map) for name, of in maps.items() for number, map in enumerate(of)]
         most_maps = max(len(of) for of in maps.values())
-        figure, grid = panels(len(named), most_maps if most_maps > 1 else 3, 1.05)
-        for axes, (name, map) in zip(grid, named, strict=True):
-            most = float(map.abs().max().clamp(min=1e-30))
-            axes.imshow(map, cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
+        figure, grid = panels(len(maps), *((3, 1.05) if most_maps == 1 else (1, 0.25 + WIDTH / most_maps)))
+        for axes, (name, of) in zip(grid, maps.items(), strict=True):
+            scaled = of / of.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
+            gap = torch.full((len(of), of.shape[1], max(1, of.shape[2] // 8)), math.nan)
+            row = torch.cat((scaled, gap), 2).transpose(0, 1).flatten(1)[:, : -gap.shape[2]]  # beside each other
+            axes.imshow(row, cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest")
             axes.set_title(name)
             axes.set_axis_off()
         return figure

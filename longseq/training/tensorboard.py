@@ -5,6 +5,7 @@ These callbacks need a TensorBoardLogger; with another logger, or none, they do 
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from lightning_fabric.utilities.apply_func import move_data_to_device
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -173,6 +175,37 @@ class Overview(pl.Callback):
             logger.experiment.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()))
 
 
+class DrawsSeldom(pl.Callback):
+    """Keep the drawing of a training's figures below a twentieth of its time, and that of figures when it ends.
+
+    An epoch of a small set takes less time than its figures. Those of a validation that would exceed the share wait,
+    until later ones replace them or the training ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = self._spent = 0.0
+        self._waiting: dict[str, Callable[[], None]] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._start, self._spent = time.perf_counter(), 0.0
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        for draw in self._waiting.values():
+            draw()
+        self._waiting = {}
+
+    def draw(self, tag: str, draw: Callable[[], None]) -> None:
+        """Draw now if it is time, or keep it."""
+        now = time.perf_counter()
+        if self._spent > (now - self._start) / 20:
+            self._waiting[tag] = draw
+            return
+        self._waiting.pop(tag, None)
+        draw()
+        self._spent += time.perf_counter() - now
+
+
 class RateAndNorm(pl.Callback):
     """Log the learning rate, the highest of all groups, and the norm of the gradients before they are clipped."""
 
@@ -252,11 +285,22 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
 
 
 def show(trainer: pl.Trainer, tag: str, draw: Callable[[], Figure | None]) -> None:
-    """Draw a figure and show it as an image, where rank zero has a TensorBoardLogger and there is something to draw."""
-    board = board_of(trainer)
-    figure = draw() if board is not None and trainer.is_global_zero else None
-    if board is not None and figure is not None:
-        board.experiment.add_figure(tag, figure, step_of(trainer), close=False)
+    """Draw a figure and show it as an image, where rank zero has a TensorBoardLogger and there is something to draw; in
+    a training with DrawsSeldom perhaps later."""
+    board, step = board_of(trainer), step_of(trainer)
+    if board is None or not trainer.is_global_zero:
+        return
+
+    def now() -> None:
+        if (figure := draw()) is not None:
+            board.experiment.add_figure(tag, figure, step, close=False)
+
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    seldom = next((callback for callback in callbacks if isinstance(callback, DrawsSeldom)), None)
+    if seldom is not None and trainer.validating and trainer.state.fn == TrainerFn.FITTING:
+        seldom.draw(tag, now)
+    else:
+        now()
 
 
 def add_sound(board: TensorBoardLogger, tag: str, clip: Float[Tensor, " _"], sample_rate_hz: int, step: int) -> None:

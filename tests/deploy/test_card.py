@@ -13,6 +13,8 @@ import longseq
 from longseq.reports.interval import wilson
 from longseq.training.predictions import model_and_data
 
+pytestmark = pytest.mark.draws
+
 SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--trainer.accelerator", "cpu"]
 
 

@@ -26,7 +26,9 @@ from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
 from longseq.training import Classifier
 from longseq.training.pictures import draw_confusions
-from longseq.training.tensorboard import BestFigure, Confusions, InputSamples, Overview, RateAndNorm
+from longseq.training.tensorboard import BestFigure, Confusions, DrawsSeldom, InputSamples, Overview, RateAndNorm
+
+pytestmark = pytest.mark.draws
 
 NAMES = ["cat", "dog", "who'd"]
 SIZE = {"dim": 8, "depth": 1, "heads": 1}
@@ -109,6 +111,30 @@ def test_the_confusion_matrix_is_an_image_of_every_epoch_on_lightnings_axis(tmp_
     first, second, third = (picture(image) for image in shown)
     assert first.shape == second.shape == third.shape
     assert not np.array_equal(first, second) and not np.array_equal(second, third)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(100, [0, 1, 2]), (1, [0, 2])])
+def test_figures_that_take_longer_than_an_epoch_are_drawn_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, steps: list[int]
+) -> None:
+    """Of a clock that every figure moves on by a second, and every epoch by a few or many."""
+    now = [0.0]
+
+    def draw(matrix: Tensor, class_names: list[str]) -> Any:
+        now[0] += 1
+        return draw_confusions(matrix, class_names)
+
+    class Clock(pl.Callback):
+        def on_train_epoch_start(self, *_: Any) -> None:
+            now[0] += seconds
+
+    monkeypatch.setattr("longseq.training.tensorboard.draw_confusions", draw)
+    monkeypatch.setattr("longseq.training.tensorboard.time.perf_counter", lambda: now[0])
+    fit(tmp_path, [DrawsSeldom(), Confusions(), Clock()])
+    shown = read(tmp_path).Images("val/confusion")
+    assert [image.step for image in shown] == steps
+    fit(tmp_path / "each", [Confusions()])
+    assert np.array_equal(picture(shown[-1]), picture(read(tmp_path / "each").Images("val/confusion")[-1]))
 
 
 def test_the_confusion_matrix_counts_what_validation_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from longseq.training.by_class import ByClass
 from longseq.training.decisions import Decisions
 from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
+pytestmark = pytest.mark.draws
+
 
 def fit(
     folder: Path, *callbacks: pl.Callback, kind: Any = images, task: Task | None = None, epochs: int = 2
