@@ -14,6 +14,7 @@ from datamodules.images import ImageDataModule
 from datamodules.mnist import MNIST, FashionMNIST
 from datamodules.needles import Needles
 from datamodules.pathfinder import Pathfinder
+from datamodules.shards import AudioShards, ImageShards
 from datamodules.speech_commands import SpeechCommands
 from datamodules.tiny_imagenet import TinyImageNet
 from datamodules.vowels import Vowels
@@ -26,6 +27,7 @@ __all__ = [
     "MNIST",
     "AudioDataModule",
     "AudioFolder",
+    "AudioShards",
     "DataError",
     "DataModule",
     "Digits",
@@ -33,6 +35,7 @@ __all__ = [
     "Gain",
     "ImageDataModule",
     "ImageFolder",
+    "ImageShards",
     "Needles",
     "Noise",
     "Pathfinder",

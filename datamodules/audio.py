@@ -1,12 +1,15 @@
 """The base of data modules for sounds: rate, length, and reading any sound file."""
 
+import io
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import soundfile
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from datamodules.augment import SoundTransform
@@ -15,6 +18,8 @@ from datamodules.errors import require, say
 from datamodules.samples import Clips, Samples
 from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle, read_until_break, seconds_of
 from datamodules.windows import starts_of_windows
+
+LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
 
 
 def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
@@ -120,6 +125,15 @@ class AudioDataModule(DataModule):
         is_long = any(end is not None and end - start > self.seconds for _, start, end in self.predict_parts)
         return {"batch_size": 1} if is_long else {}  # an hour must not be padded to a day
 
+    def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
+        file = io.BytesIO()
+        soundfile.write(file, samples.inputs[index].numpy(), self.sample_rate_hz, "FLOAT", format="WAV")
+        return ".wav", file.getvalue()
+
+    def flags_of_shards(self, root: str) -> list[str]:
+        rate_hz, seconds = str(self.sample_rate_hz), str(self.seconds)
+        return ["AudioShards", "--data.root", root, "--data.sample_rate_hz", rate_hz, "--data.seconds", seconds]
+
     def figures(self, samples: Samples) -> dict[str, Any]:
         lengths, powers, peak, silent = [], [], 0.0, 0
         for waveform in samples.inputs:
@@ -136,6 +150,63 @@ class AudioDataModule(DataModule):
             "peak": round(peak, 4),
             "silent clips": silent,
         }
+
+
+class SoundsOfAnyRate(AudioDataModule):
+    """Sounds of any rate and length in files, which are read as inputs of one rate.
+
+    Args:
+        sample_rate_hz: Rate of the inputs; if absent, the most common rate of the files.
+        seconds: Length of the longest input; if absent, that of the longest clip, but 10 s at most.
+        common: Arguments of AudioDataModule.
+    """
+
+    def __init__(self, sample_rate_hz: int | None = None, seconds: float | None = None, **common: Any) -> None:
+        # absent values are taken from the files when they are first needed
+        super().__init__(sample_rate_hz=_or(sample_rate_hz, 16_000), seconds=_or(seconds, 1.0), **common)
+        self._rate_given, self._seconds_given = sample_rate_hz, seconds
+
+    @abstractmethod
+    def rates_hz(self) -> Int64[Tensor, " n"]:
+        """The rate of each readable file.
+
+        Raises:
+            DataError: If there is none.
+        """
+
+    @abstractmethod
+    def longest_seconds(self) -> float:
+        """The length of the longest readable clip, more than 0.
+
+        Raises:
+            DataError: If there is none.
+        """
+
+    @property
+    def sample_rate_hz(self) -> int:  # type: ignore[override]
+        if self._rate_given is None:
+            rates, counts = self.rates_hz().unique(return_counts=True)  # sorted: of equally common ones the highest
+            self._rate_given = int(rates[counts == counts.max()][-1])
+        return self._rate_given
+
+    @sample_rate_hz.setter
+    def sample_rate_hz(self, value: int) -> None:
+        self._rate_given = value
+
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        if self._seconds_given is None:
+            self._seconds_given = min(math.ceil(round(100 * self.longest_seconds(), 3)) / 100, LONGEST_SECONDS)
+            refuse_unusable(self.sample_rate_hz, self._seconds_given)
+        return self._seconds_given
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._seconds_given = value
+
+
+def _or(given: Any, usual: Any) -> Any:
+    return usual if given is None else given
 
 
 def refuse_unusable(sample_rate_hz: int, seconds: float) -> None:

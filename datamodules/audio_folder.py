@@ -1,72 +1,50 @@
 """The user's own recordings: a folder of class folders, or a table of paths and labels."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from datamodules.audio import AudioDataModule, refuse_unusable
+from datamodules.audio import SoundsOfAnyRate
 from datamodules.errors import DataError, require
 from datamodules.files import FileDataModule, Item
 from datamodules.own_files import OwnFiles
+from datamodules.samples import Samples
 from datamodules.scan import Facts
-from datamodules.sound_files import change_rate, examine_sound, read_sound, seconds_of
+from datamodules.sound_files import (
+    DECODED_ELSEWHERE,
+    change_rate,
+    clip_of,
+    examine_sound,
+    frames_between,
+    read_sound,
+    seconds_of,
+)
 from datamodules.table import cut_into_clips
 
-LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
 
-
-class AudioFiles(FileDataModule, AudioDataModule):
+class AudioFiles(FileDataModule, SoundsOfAnyRate):
     """A data set of sound files.
 
     Args:
-        root: The folder.
-        sample_rate_hz: Rate of the inputs; if absent, the most common rate of the files.
-        seconds: Length of the longest input; if absent, that of the longest clip, but 10 s at most.
-        common: Arguments of FileDataModule and AudioDataModule.
+        common: Arguments of FileDataModule and SoundsOfAnyRate.
     """
 
     reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
 
-    def __init__(
-        self, root: str, sample_rate_hz: int | None = None, seconds: float | None = None, **common: Any
-    ) -> None:
-        # absent values are taken from the files when they are first needed
-        super().__init__(root=root, sample_rate_hz=_or(sample_rate_hz, 16_000), seconds=_or(seconds, 1.0), **common)
-        self._rate_given, self._seconds_given = sample_rate_hz, seconds
+    def rates_hz(self) -> Int64[Tensor, " n"]:
+        return torch.tensor([facts["rate_hz"] for facts in self._readable().values()])
 
-    @property
-    def sample_rate_hz(self) -> int:  # type: ignore[override]
-        if self._rate_given is None:
-            rates = Counter(facts["rate_hz"] for facts in self._readable().values())
-            self._rate_given = max(rates, key=lambda rate_hz: (rates[rate_hz], rate_hz))
-        return self._rate_given
-
-    @sample_rate_hz.setter
-    def sample_rate_hz(self, value: int) -> None:
-        self._rate_given = value
-
-    @property
-    def seconds(self) -> float:  # type: ignore[override]
-        if self._seconds_given is None:
-            readable = self._readable()
-            longest = max(self._seconds_of(item) for item in self.items if item.path in readable)
-            if not longest:
-                raise DataError(
-                    f"{self.root}: each row starts after its recording's end; give start and end in seconds"
-                )
-            self._seconds_given = min(math.ceil(round(100 * longest, 3)) / 100, LONGEST_SECONDS)
-            refuse_unusable(self.sample_rate_hz, self._seconds_given)
-        return self._seconds_given
-
-    @seconds.setter
-    def seconds(self, value: float) -> None:
-        self._seconds_given = value
+    def longest_seconds(self) -> float:
+        readable = self._readable()
+        longest = max(self._seconds_of(item) for item in self.items if item.path in readable)
+        if not longest:
+            raise DataError(f"{self.root}: each row starts after its recording's end; give start and end in seconds")
+        return longest
 
     def _readable(self) -> dict[str, Facts]:
         readable = {path: facts for path, facts in self.facts.items() if "error" not in facts}
@@ -75,9 +53,10 @@ class AudioFiles(FileDataModule, AudioDataModule):
         return readable
 
     def _seconds_of(self, item: Item) -> float:
-        facts = self.facts[item.path]
-        whole = facts["frames"] / facts["rate_hz"]
-        return max(min(whole, item.end or whole) - item.start, 0.0)
+        """The length of what is read of a row, which begins and ends with a sample of its file."""
+        rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
+        start, stop = frames_between(item.start, item.end, rate_hz, frames)
+        return max(stop - start, 0) / rate_hz
 
     def examine(self, path: Path) -> Facts:
         return examine_sound(path)
@@ -87,10 +66,9 @@ class AudioFiles(FileDataModule, AudioDataModule):
         return change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)
 
     def wrong_part(self, item: Item) -> str:
-        rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
-        stop = frames if item.end is None else round(min(item.end * rate_hz, frames))
-        if round(min(item.start * rate_hz, frames)) < stop:
+        if self._seconds_of(item):
             return ""
+        rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
         line = f"line {item.line} of the table: " if item.line else ""
         return f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; mend start and end"
 
@@ -100,6 +78,12 @@ class AudioFiles(FileDataModule, AudioDataModule):
     def details(self, items: Sequence[Item]) -> dict[str, Any]:
         lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in items]
         return {"lengths": torch.tensor(lengths, dtype=torch.int64)}
+
+    def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
+        item = self._item_of[samples.names[index]]
+        if item.name != item.path or Path(item.path).suffix.lower() in DECODED_ELSEWHERE:
+            return clip_of(self.folder / item.path, item.start, item.end)
+        return super().file_of(samples, index)
 
 
 class AudioFolder(OwnFiles, AudioFiles):
@@ -140,7 +124,3 @@ class AudioFolder(OwnFiles, AudioFiles):
             return seconds_of(self.folder / path)
         except DataError:  # the scan of all files will say what is wrong with it
             return 0.0
-
-
-def _or(given: Any, usual: Any) -> Any:
-    return usual if given is None else given

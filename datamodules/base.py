@@ -23,6 +23,7 @@ from datamodules.hold_out import Split, folds_of, hold_out
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
+from datamodules.write_shards import write_shards
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
@@ -229,6 +230,14 @@ class DataModule(pl.LightningDataModule, ABC):
     def figures(self, samples: Samples) -> dict[str, Any]:
         """Figures of a split besides its size: means and deviations, lengths."""
 
+    def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
+        """A sample as a file: its suffix, and its bytes. They are those of the sample's own file if it has one.
+
+        Raises:
+            DataError: If inputs of this kind are written in no file.
+        """
+        raise DataError(f"data: {type(self).__name__} has no files; derive it from a module of images or of sounds")
+
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         """A data set of inputs of this kind."""
         return Samples(inputs, *arguments, **details)
@@ -289,15 +298,13 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def save_splits(self, path: Path) -> None:
         """Write down which sample is in which split: a table with the place, the label and the split of each sample."""
-        rows = [
-            {**self.located(name), "label": label, "split": split}
-            for split, samples in self.splits().items()
-            for name, label in zip(samples.names, written(samples.labels, self.class_names), strict=True)
-        ]
+        columns = [*self.located(self.train_set.names[0]), "label", "split"]
         with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names hold any bytes
-            table = csv.DictWriter(file, rows[0])
+            table = csv.DictWriter(file, columns)
             table.writeheader()
-            table.writerows(rows)
+            for split, samples in self.splits().items():
+                for name, label in zip(samples.names, written(samples.labels, self.class_names), strict=True):
+                    table.writerow({**self.located(name), "label": label, "split": split})
 
     def located(self, name: str) -> dict[str, Any]:
         """The columns of the table of splits that say where the sample of this name is: its path, or its number."""
@@ -327,6 +334,18 @@ class DataModule(pl.LightningDataModule, ABC):
             compute: Returns tensors and plain values.
         """
         return kept("statistics", f"{what}\n{self.train_set.digest()}", compute)
+
+    def write_shards(self, folder: Path, samples_per_shard: int) -> int:
+        """Write every split as tar archives, after setup, and return how many there are (datamodules/write_shards.py).
+
+        Raises:
+            DataError: If the folder holds other shards already.
+        """
+        return write_shards(self, folder, samples_per_shard)
+
+    def flags_of_shards(self, root: str) -> list[str]:
+        """The data module that reads what `write_shards` has written into a folder, and its flags."""
+        raise NotImplementedError
 
     # Loaders
 

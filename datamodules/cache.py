@@ -45,15 +45,22 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+_ROOM = "make room or set LONGSEQ_CACHE"
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path. It replaces `path` when the file is complete, and is deleted if it is not."""
+def replacing(path: Path, remedy: str = _ROOM) -> Iterator[Path]:
+    """A temporary path. It replaces `path` when the file is complete, and is deleted if it is not.
+
+    Raises:
+        DataError: If it cannot be written; the message ends with the remedy.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, remedy) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -76,5 +83,5 @@ def kept(part: str, what: str, compute: Callable[[], Any]) -> Any:
         return result
 
 
-def _unwritable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be written ({error.strerror}); make room or set LONGSEQ_CACHE")
+def _unwritable(path: Path, error: OSError, remedy: str = _ROOM) -> DataError:
+    return DataError(f"{path}: cannot be written ({error.strerror}); {remedy}")

@@ -53,10 +53,8 @@ class Item:
         return f"{self.path} {self.start:.10g}-{self.end or 'end'}"
 
 
-class FileDataModule(DataModule):
-    """A data set of files in a folder.
-
-    Every file is opened once before training, in a scan whose result is kept (datamodules/scan.py).
+class OnDisk(DataModule):
+    """A data set in a folder.
 
     Args:
         root: The folder.
@@ -65,15 +63,10 @@ class FileDataModule(DataModule):
             if absent, their size decides.
         class_names: The classes, in the order of their labels; if absent, those in the data.
         test_fraction: Share that is held out for the test if the data has no test split, in (0, 1).
-        test_fold: The fold to test on, where the data has folds.
-        val_fold: The fold to validate on.
         common: Arguments of every data module.
     """
 
-    labels_separator: str | None = None  # what stands between the classes of a label; None where a label is one class
-
-    # Whether samples are held out by their position, as in published results, and not by the names of their files.
-    splits_by_position: ClassVar[bool] = False
+    reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
 
     def __init__(
         self,
@@ -82,8 +75,6 @@ class FileDataModule(DataModule):
         in_memory: bool | None = None,
         class_names: list[str] | None = None,
         test_fraction: float = 0.2,
-        test_fold: str | int | None = None,
-        val_fold: str | int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -95,8 +86,56 @@ class FileDataModule(DataModule):
         self.on_error = on_error
         self.in_memory = in_memory
         self.test_fraction = test_fraction
-        self.test_fold, self.val_fold = test_fold, val_fold
         self._classes_given = class_names
+
+    @property
+    def folder(self) -> Path:
+        folder = Path(self.root).expanduser()
+        if not self.root or not folder.is_dir():
+            raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
+        return folder
+
+    def refuse_or_tell(self, bad: dict[str, str]) -> None:
+        """Say how many broken files are left out.
+
+        Args:
+            bad: What is wrong with each broken file, by path.
+
+        Raises:
+            DataError: If there is one, unless they are to be left out.
+        """
+        if bad and self.on_error == "raise":
+            path, what = next(iter(bad.items()))
+            others = f"; {counted(len(bad) - 1, 'more broken file')}" if len(bad) > 1 else ""
+            raise DataError(
+                f"{self.folder / path}: {what}{others}: python train.py check lists all, --data.on_error skip leaves "
+                "them out"
+            )
+        if bad:
+            say(f"{self.root}: {counted(len(bad), 'broken file')} left out; python train.py check lists all")
+
+
+class FileDataModule(OnDisk):
+    """A data set of files in a folder.
+
+    Every file is opened once before training, in a scan whose result is kept (datamodules/scan.py).
+
+    Args:
+        test_fold: The fold to test on, where the data has folds.
+        val_fold: The fold to validate on.
+        common: Arguments of OnDisk.
+    """
+
+    labels_separator: str | None = None  # what stands between the classes of a label; None where a label is one class
+
+    # Whether samples are held out by their position, as in published results, and not by the names of their files.
+    splits_by_position: ClassVar[bool] = False
+
+    def __init__(
+        self, root: str, test_fold: str | int | None = None, val_fold: str | int | None = None, **common: Any
+    ) -> None:
+        super().__init__(root=root, **common)
+        self.test_fold, self.val_fold = test_fold, val_fold
 
     # What a data set of files defines
 
@@ -129,13 +168,6 @@ class FileDataModule(DataModule):
         return ""
 
     # The table
-
-    @property
-    def folder(self) -> Path:
-        folder = Path(self.root).expanduser()
-        if not self.root or not folder.is_dir():
-            raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
-        return folder
 
     @cached_property
     def items(self) -> list[Item]:
@@ -172,6 +204,10 @@ class FileDataModule(DataModule):
         parts = {"start": item.start, "end": "" if item.end is None else item.end} if self._has_parts else {}
         return {"path": item.path, **parts}
 
+    def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
+        path = self.folder / self._item_of[samples.names[index]].path
+        return path.suffix.lower(), path.read_bytes()
+
     @cached_property
     def _item_of(self) -> dict[str, Item]:
         return {item.name: item for item in self.items}
@@ -188,15 +224,7 @@ class FileDataModule(DataModule):
 
     def _good_items(self) -> list[Item]:
         bad = self.bad_files()
-        if bad and self.on_error == "raise":
-            path, what = next(iter(bad.items()))
-            others = f"; {counted(len(bad) - 1, 'more broken file')}" if len(bad) > 1 else ""
-            raise DataError(
-                f"{self.folder / path}: {what}{others}: python train.py check lists all, --data.on_error skip leaves "
-                "them out"
-            )
-        if bad:
-            say(f"{self.root}: {counted(len(bad), 'broken file')} left out; python train.py check lists all")
+        self.refuse_or_tell(bad)
         good = [item for item in self.items if item.path not in bad and item.name not in bad]
         unknown = {name for item in good for name in self._classes_of(item)} - set(self.class_names)
         if unknown:
@@ -314,8 +342,6 @@ class FileDataModule(DataModule):
     def read_all(self, items: list[Item], digest: str) -> Sequence[Tensor] | Tensor:
         """The inputs of rows that are kept in memory. The digest stands for the files' content and how it is read."""
         return in_threads(self.read_item, items, f"reading {self.root}")
-
-    reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
 
     def details(self, items: Sequence[Item]) -> dict[str, Any]:
         """Further arguments of samples_of for these rows, by name."""

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from datamodules.errors import DataError
+from datamodules.packed import Packed, Source
 
 # Without this list, Pillow would also pass PostScript to an interpreter.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -50,19 +51,19 @@ _budget = _Budget(max(_MAX_PIXELS, _PIXELS_OF_A_CORE * (os.cpu_count() or 1)))
 
 @contextmanager
 def opened(
-    path: str | os.PathLike[str], made_of: Callable[[int, int], tuple[int, int]] = lambda height, width: (height, width)
+    path: Source, made_of: Callable[[int, int], tuple[int, int]] = lambda height, width: (height, width)
 ) -> Iterator[Image.Image]:
     """A decoded image of any mode, turned as its EXIF orientation says; of an animation, the first frame.
 
     Args:
-        path: The path of the file.
+        path: The path of the file, or a file in a shard.
         made_of: Returns the height and width to which an image of a given height and width will be resized.
 
     Raises:
         DataError: If the file is absent, broken or of another format; if it or the resized image has so many pixels
             (over 89 million) that it may be a decompression bomb; or if the code inside the context raises an error.
     """
-    if not Path(path).is_file():
+    if not isinstance(path, Packed) and not Path(path).is_file():
         raise DataError(f"{path}: no such file; check the path")
     try:
         with warnings.catch_warnings():
@@ -106,7 +107,7 @@ def bands(image: Image.Image, mode: str) -> Iterator[tuple[int, UInt8[Tensor, "c
         yield top, _pixels(image.crop((0, top, image.width, min(top + height, image.height))), mode)
 
 
-def examine_image(path: str | os.PathLike[str]) -> tuple[int, int]:
+def examine_image(path: Source) -> tuple[int, int]:
     """Decode a whole image file, and return its height and width.
 
     Raises:

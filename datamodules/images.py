@@ -1,24 +1,41 @@
 """The base of data modules for images: their layout in memory, and how any image file becomes an input."""
 
-import os
-from collections.abc import Sequence
+import io
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from datamodules.base import DataModule
+from datamodules.cache import kept
 from datamodules.errors import require
 from datamodules.image_files import bands, opened
+from datamodules.packed import Source
 from datamodules.samples import LabelledTensors, Samples
+
+_VERSION = 1  # goes up when images are read in another way
+LONGEST_SIDE = 64  # the most if `size` is not given: 4096 tokens if each pixel is a token
 
 
 def scale(images: UInt8[Tensor, "*b c h w"], height: int, width: int) -> UInt8[Tensor, "*b c {height} {width}"]:
     """Bilinear resizing that averages where it shrinks."""
     return functional.resize(images, [height, width], antialias=True)
+
+
+def kept_images(what: str, read: Callable[[], Iterable[Tensor]]) -> UInt8[Tensor, "n c h w"]:
+    """Images as they were read in this or an earlier run.
+
+    Args:
+        what: Names everything that they depend on, besides how longseq reads images.
+        read: Reads them.
+    """
+    return kept("images", f"{_VERSION} {what}", lambda: torch.stack(list(read())))
 
 
 def checked_size(size: int, original: int) -> int:
@@ -49,7 +66,7 @@ class ImageDataModule(DataModule):
         super().__init__(**common)
         self.augment = augment
 
-    def read(self, path: str | os.PathLike[str]) -> UInt8[Tensor, "c h w"]:
+    def read(self, path: Source) -> UInt8[Tensor, "c h w"]:
         """One input from an image file of any size and mode that `opened` and `bands` can read.
 
         The image is stretched to `shape`. With keep_aspect it is scaled until it just covers `shape`, and its middle is
@@ -79,6 +96,17 @@ class ImageDataModule(DataModule):
         kind = LabelledTensors if isinstance(inputs, Tensor) else Samples
         return kind(inputs, *arguments, **details)
 
+    def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
+        image, file = samples.sample(index).permute(1, 2, 0).numpy(), io.BytesIO()
+        Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, "PNG")
+        return ".png", file.getvalue()
+
+    def flags_of_shards(self, root: str) -> list[str]:
+        channels, height, width = self.shape
+        flags = ["ImageShards", "--data.root", root, "--data.size", f"[{height},{width}]"]
+        flags += ["--data.grayscale", "true"] if channels == 1 else []
+        return flags if self.keep_aspect else [*flags, "--data.keep_aspect", "false"]
+
     def figures(self, samples: Samples) -> dict[str, Any]:
         total = squares = torch.zeros(self.shape[0], dtype=torch.float64)
         for image in samples.inputs:
@@ -91,3 +119,58 @@ class ImageDataModule(DataModule):
             "mean of each channel": [round(value, 4) for value in mean.tolist()],
             "deviation of each channel": [round(value, 4) for value in std.tolist()],
         }
+
+
+class ImagesOfAnySize(ImageDataModule):
+    """Images of any size in files, which are read as inputs of one size.
+
+    Args:
+        size: Height and width of the inputs, or one number for both. If absent, the size of the images if all have the
+            same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most.
+        grayscale: Whether inputs are grey, of one channel.
+        keep_aspect: Whether images are cut to the shape of the inputs, not stretched.
+        common: Arguments of ImageDataModule.
+    """
+
+    def __init__(
+        self,
+        size: int | list[int] | None = None,
+        grayscale: bool = False,
+        keep_aspect: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        sides = [size, size] if isinstance(size, int) else size
+        require(
+            sides is None or (len(sides) == 2 and min(sides) >= 1),
+            "size",
+            "a side or height and width",
+            size,
+            "64 is a start",
+        )
+        self._sides = sides
+        self.grayscale = grayscale
+        self.keep_aspect = keep_aspect
+
+    @abstractmethod
+    def sizes(self) -> Int64[Tensor, "n 2"]:
+        """Height and width of each readable image.
+
+        Raises:
+            DataError: If there is none.
+        """
+
+    @property
+    def size(self) -> list[int]:
+        if self._sides is None:
+            sizes = self.sizes()
+            if len(sizes.unique(dim=0)) == 1 and sizes.max() <= LONGEST_SIDE:
+                self._sides = sizes[0].tolist()
+            else:
+                side = int(sizes.amin(1).median())
+                self._sides = [min(side, LONGEST_SIDE)] * 2
+        return self._sides
+
+    @property
+    def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        return (1 if self.grayscale else 3, *self.size)  # type: ignore[return-value]

@@ -44,11 +44,7 @@ class OwnFiles(FileDataModule):
         super().__init__(root=root, **common)
         self.table, self.labels_separator, self.groups = table, labels_separator, groups
         if groups is not None and table is None:
-            try:
-                re.compile(groups)
-            except re.error as error:
-                rule = f"a regular expression ({error}), or a column of data.table"
-                require(False, "groups", rule, groups, "'patient[0-9]+' is one")
+            refuse_wrong_pattern(groups, ", or a column of data.table")
         is_other = table is None or groups not in COLUMNS
         require(is_other, "groups", "a column of its own", groups, "the rows of a file stay together without it")
         require(labels_separator != "", "labels_separator", "a text", labels_separator, "';' is usual")
@@ -79,13 +75,34 @@ class OwnFiles(FileDataModule):
 
     def _grouped(self, items: list[Item], groups: str) -> Iterator[Item]:
         for item in items:
-            found = re.search(groups, item.path)
-            name = found and found[1 if found.re.groups else 0]
-            if not name:
-                raise DataError(f"data.groups: {groups} finds nothing in {item.path}; it must match every path")
-            yield replace(item, group=name)
+            yield replace(item, group=group_in(groups, item.path))
 
     def located(self, name: str) -> dict[str, Any]:
         if self.groups is None:
             return super().located(name)
         return {**super().located(name), self.groups if self.table else "group": self._item_of[name].group}
+
+
+def refuse_wrong_pattern(groups: str, or_what: str = "") -> None:
+    """Check a regular expression.
+
+    Raises:
+        ArgumentError: If it is none.
+    """
+    try:
+        re.compile(groups)
+    except re.error as error:
+        require(False, "groups", f"a regular expression ({error}){or_what}", groups, "'patient[0-9]+' is one")
+
+
+def group_in(groups: str, path: str) -> str:
+    """The group that a regular expression finds in a path: its first part in parentheses, or all of it.
+
+    Raises:
+        DataError: If it finds none.
+    """
+    found = re.search(groups, path)
+    name = found and found[1 if found.re.groups else 0]
+    if not name:
+        raise DataError(f"data.groups: {groups} finds nothing in {path}; it must match every path")
+    return name

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float32, Int64, Shaped
@@ -70,7 +70,7 @@ class Samples(Dataset):
         return type(self)(
             _chosen(self.inputs, indices),
             self.labels[indices],
-            [self.names[index] for index in chosen],
+            _chosen(self.names, indices),
             self._digest and hashlib.sha256(f"{self._digest} {chosen}".encode()).hexdigest(),
             **self._details(indices),
         )
@@ -157,10 +157,19 @@ class Clips(Samples):
         return {"max_samples": self.max_samples, "lengths": self.whole_lengths[indices]}
 
 
-class Files(Sequence[Tensor]):
-    """Inputs in files. Each file is read when its input is needed."""
+Result = TypeVar("Result")
 
-    def __init__(self, sources: Sequence[Any], read: Callable[[Any], Tensor]) -> None:
+
+class Files(Sequence[Result]):
+    """Inputs in files. Each file is read when its input is needed.
+
+    Args:
+        sources: What to read for each input: rows of a table, or numbers of samples in a tensor (n,), which take less
+            memory.
+        read: Reads one.
+    """
+
+    def __init__(self, sources: Sequence[Any] | Int64[Tensor, " n"], read: Callable[[Any], Result]) -> None:
         self.sources, self.read = sources, read
 
     def __len__(self) -> int:
@@ -169,7 +178,7 @@ class Files(Sequence[Tensor]):
     def __getitem__(self, index: Any) -> Any:
         return self.read(self.sources[index])
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Result]:
         return map(self.read, self.sources)
 
 
@@ -243,5 +252,5 @@ def _chosen(inputs: Any, indices: Int64[Tensor, " m"]) -> Any:
     if isinstance(inputs, Tensor):
         return inputs[indices]
     if isinstance(inputs, Files):
-        return Files([inputs.sources[index] for index in indices.tolist()], inputs.read)
+        return Files(_chosen(inputs.sources, indices), inputs.read)
     return [inputs[index] for index in indices.tolist()]

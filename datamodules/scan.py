@@ -58,7 +58,12 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
 def in_threads(work: Callable[[Any], Any], items: list[Any], title: str) -> list[Any]:
     """The results of a function that waits for the disk or for a decoder, with a progress bar if it takes long."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(tqdm(pool.map(work, items), title, len(items), delay=2, leave=False, disable=None))
+        return list(progress(pool.map(work, items), title, len(items)))
+
+
+def progress(work: Iterable[Any], title: str, total: int | None = None) -> Iterable[Any]:
+    """The same, with a progress bar if it takes long."""
+    return tqdm(work, title, total, delay=2, leave=False, disable=None)
 
 
 def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:

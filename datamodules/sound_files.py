@@ -1,5 +1,6 @@
 """Reading sound files of any format that soundfile knows, and finding broken ones."""
 
+import io
 import os
 import re
 from fractions import Fraction
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
 from datamodules.errors import DataError
+from datamodules.packed import Packed, Source
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
@@ -22,7 +24,7 @@ _LOUDEST = 4.0  # of floats with full scale 1: a mixture may need 12 dB more; la
 _BLOCK = 2**20  # samples that are read at once when a file is only examined
 
 
-def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
+def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
     """A waveform (s,) with its channels averaged, and its rate in Hz; only the part from start to end, in seconds.
 
     Raises:
@@ -36,7 +38,7 @@ def read_sound(path: str | os.PathLike[str], start: float = 0.0, end: float | No
 
 
 def read_until_break(
-    path: str | os.PathLike[str], start: float = 0.0, end: float | None = None
+    path: Source, start: float = 0.0, end: float | None = None
 ) -> tuple[Tensor, int, DataError | None]:
     """As read_sound; but of a file whose data is cut off or damaged within the part, what is there before the damage,
     and the error. With nothing before it, the waveform is (0,)."""
@@ -45,8 +47,8 @@ def read_until_break(
     try:
         with opened(path) as file:
             rate_hz = file.samplerate
-            file.seek(round(min(start * rate_hz, file.frames)))
-            stop = file.frames if end is None else round(min(end * rate_hz, file.frames))
+            first, stop = frames_between(start, end, rate_hz, file.frames)
+            file.seek(first)
             while file.tell() < stop:
                 # a second at a time, because an error loses all that was asked for with it
                 block = file.read(min(rate_hz, stop - file.tell()), dtype="float32", always_2d=True)
@@ -67,6 +69,39 @@ def read_until_break(
     return torch.from_numpy(frames), rate_hz, damage
 
 
+def frames_between(start: float, end: float | None, rate_hz: int, frames: int) -> tuple[int, int]:
+    """The first frame of a part of a recording, and the one after its last.
+
+    Args:
+        start, end: The part, in seconds; to the end of the recording if end is None.
+        rate_hz: Frames a second.
+        frames: Frames of the whole recording.
+    """
+    return round(min(start * rate_hz, frames)), frames if end is None else round(min(end * rate_hz, frames))
+
+
+def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tuple[str, bytes]:
+    """A part of a recording as a file of its own with the same samples: its suffix, and its bytes.
+
+    It is FLAC where the recording has integers of 16 or 24 bits, else WAV with floats.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    with opened(path) as file:
+        first, stop = frames_between(start, end, file.samplerate, file.frames)
+        file.seek(first)
+        bits = getattr(file, "subtype", "")
+        is_integer = bits in ("PCM_16", "PCM_24") and file.channels <= 8
+        clip = file.read(stop - first, dtype="int32" if is_integer else "float32", always_2d=True)
+        rate_hz, written = file.samplerate, io.BytesIO()
+    if is_integer:
+        soundfile.write(written, clip, rate_hz, bits, format="FLAC")
+    else:
+        soundfile.write(written, clip, rate_hz, "FLOAT", format="WAV")
+    return ".flac" if is_integer else ".wav", written.getvalue()
+
+
 def seconds_of(path: str | os.PathLike[str]) -> float:
     """The length of a sound file, as its header says.
 
@@ -84,7 +119,7 @@ def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, i
     return read_sound(path, start, None if length <= seconds else start + seconds)
 
 
-def examine_sound(path: Path) -> dict[str, Any]:
+def examine_sound(path: Source) -> dict[str, Any]:
     """Read a whole sound file, and return its frames, rate_hz, channels, and whether it is silent.
 
     Raises:
@@ -111,17 +146,19 @@ def examine_sound(path: Path) -> dict[str, Any]:
 class opened:  # noqa: N801 (a context, as `open` is)
     """soundfile.SoundFile, whose errors become DataErrors."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: Source) -> None:
         self.path = path
 
     def __enter__(self) -> Any:
-        if not Path(self.path).is_file():
-            raise DataError(f"{self.path}: no such file; check the path")
-        if Path(self.path).suffix.lower() in DECODED_ELSEWHERE:
-            return _Decoded(self.path)
+        source: Any = self.path
+        if not isinstance(source, Packed):
+            if not Path(source).is_file():
+                raise DataError(f"{source}: no such file; check the path")
+            if Path(source).suffix.lower() in DECODED_ELSEWHERE:
+                return _Decoded(source)
+            source = os.fsencode(source)  # as text the path would have to be UTF-8
         try:
-            path: Any = os.fsencode(self.path)  # as text the path would have to be UTF-8
-            self.file = soundfile.SoundFile(path)
+            self.file = soundfile.SoundFile(source)
         except Exception as error:
             raise self._unreadable(error) from error
         if not 1000 <= self.file.samplerate <= 1_000_000:
@@ -190,7 +227,7 @@ def _averaged(frames: np.ndarray) -> np.ndarray:
     return frames[:, 0].copy() if frames.shape[1] == 1 else frames.mean(axis=1)
 
 
-def _peak(path: str | os.PathLike[str], frames: np.ndarray) -> float:
+def _peak(path: Source, frames: np.ndarray) -> float:
     peak = float(np.abs(frames).max())
     if not np.isfinite(peak):
         raise DataError(f"{path}: holds values that are not finite; write it again")

@@ -99,7 +99,7 @@ class Commands(CommandLine):
         tested: The path of the checkpoint that fit has tested.
     """
 
-    data_commands = ("stats", "check")  # they ignore the model and the trainer of a configuration
+    data_commands = ("stats", "check", "shard")  # they ignore the model and the trainer of a configuration
 
     def __init__(self, args: list[str], begin: Following | None = None) -> None:
         self.args = args if begin is None else without_resume(args)
@@ -147,6 +147,7 @@ class Commands(CommandLine):
             "preview": fixed,
             "stats": fixed,
             "check": fixed,
+            "shard": fixed,
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "preview": "Draw training inputs as the model sees them, with their labels.",
     "stats": "Print the sizes of splits and classes, and figures of the training set.",
     "check": "Open every file of a data set, and list those that are broken.",
+    "shard": "Write a data set as tar archives of many samples each, as WebDataset does.",
     "benchmark": "Measure time and memory of attention against sequence length and k.",
     "spectrum": "Measure how few tokens a trained model's attention needs, and suggest k.",
     "approximation": "Measure how far shortened attention is from exact attention.",

@@ -1,10 +1,12 @@
-"""Lightning's trainer with three commands that look at data (preview, stats, check), and errors for wrong flags."""
+"""Lightning's trainer with four commands of data (preview, stats, check, shard), and errors for wrong flags."""
 
 import math
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -69,6 +71,26 @@ class Trainer(pl.Trainer):
         datamodule.setup("fit")
         sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
+
+    @staticmethod
+    def shard(model: None, datamodule: Any, out: str, samples_per_shard: int = 10_000) -> None:
+        """Write all splits as tar archives of many samples each, and print the flags with which to train on them.
+
+        Args:
+            model: None.
+            datamodule: The data.
+            out: The folder to write into.
+            samples_per_shard: The most samples in an archive.
+        """
+        if not hasattr(datamodule, "write_shards"):
+            what = f"{type(datamodule).__name__} writes no shards"
+            raise UserError(f"data: {what}; derive it from datamodules.ImageDataModule or AudioDataModule")
+        datamodule.setup("fit")
+        number = datamodule.write_shards(Path(out).expanduser(), samples_per_shard)
+        sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
+        print(f"shards:   {number}, of {sizes} samples")
+        flags = datamodule.flags_of_shards(out)
+        print(shown(f"to train: --data {shlex.join(flags)}"))
 
 
 class Bound(NamedTuple):

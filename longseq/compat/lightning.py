@@ -24,7 +24,7 @@ class CommandLine(LightningCLI):
     data_commands: ClassVar[tuple[str, ...]] = ()
 
     def add_arguments_to_data_command(self, parser: LightningArgumentParser) -> None:
-        """Add the flags of a command that needs data alone; it has no other flags."""
+        """Add the flags of a command that needs data alone; it has those of its method too, and no others."""
 
     def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
         """Add flags of one command to its parser, which already has the flags that all commands share."""
@@ -34,7 +34,8 @@ class CommandLine(LightningCLI):
             return self.init_parser(**kwargs)
         if subcommand in self.data_commands:
             parser = self.init_parser(**kwargs)
-            self._subcommand_method_arguments[subcommand] = []
+            of_method = parser.add_method_arguments(klass, subcommand, skip=self.subcommands()[subcommand])
+            self._subcommand_method_arguments[subcommand] = of_method
             self.add_arguments_to_data_command(parser)
             return parser
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)

@@ -1,0 +1,294 @@
+"""What is in a shard: where its samples lie and what their labels are, as arrays of a few bytes a sample."""
+
+import hashlib
+import json
+import mmap
+import os
+import tarfile
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int32, Int64, UInt8
+from torch import Tensor
+
+from datamodules.cache import cache_folder, kept, locked
+from datamodules.errors import DataError
+from datamodules.write_shards import write_tar
+
+_VERSION = 1  # goes up when an index holds other things
+_BLOCK = 512  # a tar archive is made of blocks of so many bytes
+_REMEDY = "copy or download it again"
+
+Member = tuple[bytes, int, int]  # the name of a file in an archive, where its content begins, and how long it is
+
+
+@dataclass(frozen=True)
+class Index:
+    """The samples of one shard. An index of a million samples takes some 60 MB.
+
+    Attributes:
+        offsets, sizes: Where the file of each sample begins in the archive, and how many bytes it has.
+        keys: The names of all samples, one after the other.
+        ends: Where the name of each sample ends.
+        labels: For each sample, the position of its label in `texts`.
+        texts: The labels that occur, as JSON: a name, a number, or a list of these.
+    """
+
+    offsets: Int64[Tensor, " n"]
+    sizes: Int64[Tensor, " n"]
+    keys: UInt8[Tensor, " bytes"]
+    ends: Int64[Tensor, " n"]
+    labels: Int32[Tensor, " n"]
+    texts: list[str]
+
+    def key(self, number: int) -> str:
+        """The name of a sample."""
+        start = int(self.ends[number - 1]) if number else 0
+        return os.fsdecode(self.keys[start : int(self.ends[number])].numpy().tobytes())
+
+
+def stamp(path: Path) -> str:
+    """What changes if a file is replaced by another: its path, size and time."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
+def index_of(path: Path, suffixes: frozenset[str], field: str) -> Index:
+    """The index of a tar archive. It is made once, and kept until the archive changes.
+
+    Args:
+        path: The archive.
+        suffixes: Of the files that are inputs.
+        field: What of a .json file is the label.
+
+    Raises:
+        DataError: If the archive is cut off or no archive, or if a sample has no label or no file.
+    """
+    what = f"{_VERSION} {sorted(suffixes)} {field}\n{stamp(path)}"
+    return Index(**kept("shards", what, lambda: vars(_read_index(path, suffixes, field))))
+
+
+def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
+    offsets, sizes, ends, labels = array("q"), array("q"), array("q"), array("i")
+    keys, seen = bytearray(), set()
+    codes: dict[str, int] = {}  # the number of each label
+    numbers: dict[bytes, int] = {}  # the same, by the content of a .cls file
+    endings = {suffix.encode() for suffix in suffixes}
+    key, found, label = b"", None, -1
+
+    def wrong(what: str) -> DataError:
+        return DataError(f"{path}: sample {os.fsdecode(key)} {what}")
+
+    def end_sample() -> None:
+        if found is None and label < 0:
+            return  # files that are neither inputs nor labels
+        if found is None:
+            raise wrong(f"has no file of {', '.join(sorted(suffixes))}; its files must follow each other")
+        if label < 0:
+            raise wrong("has no label; put a .cls or .json file right after it")
+        if key in seen:
+            raise wrong("is there twice; give each sample a name of its own")
+        seen.add(key)
+        keys.extend(key)
+        ends.append(len(keys))
+        offsets.append(found[0])
+        sizes.append(found[1])
+        labels.append(label)
+
+    with open(path, "rb") as file:
+        try:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise DataError(f"{path}: empty; {_REMEDY}") from error
+        with content:
+            for name, offset, size in _members(path, content):
+                folder, slash, base = name.rpartition(b"/")
+                stem, _, ending = base.partition(b".")
+                if not stem:
+                    continue  # hidden
+                of = folder + slash + stem
+                if of != key:
+                    end_sample()
+                    key, found, label = of, None, -1
+                ending = b"." + ending.lower()
+                if ending in endings:
+                    if found is not None:
+                        raise wrong("has two files; give each one a name of its own")
+                    found = offset, size
+                elif ending == b".cls":
+                    text = content[offset : offset + size]
+                    label = numbers.get(text, -1)
+                    if label < 0:
+                        plain = text.decode(errors="replace").strip()
+                        if not plain:
+                            raise wrong("has an empty label; write its class into its .cls file")
+                        value = json.dumps(int(plain) if plain.isdecimal() else plain)
+                        label = numbers[text] = codes.setdefault(value, len(codes))
+                elif ending == b".json" and label < 0:
+                    try:
+                        value = json.loads(content[offset : offset + size])
+                    except ValueError as error:
+                        raise wrong(f"has a .json file that cannot be read ({error}); write it again") from error
+                    if isinstance(value, dict) and value.get(field) is not None:
+                        label = codes.setdefault(_label(value[field], wrong), len(codes))
+            end_sample()
+    if not offsets:
+        raise DataError(f"{path}: holds no sample; it may hold {', '.join(sorted(suffixes))}, and their labels")
+    where, how_long, until = (torch.frombuffer(values, dtype=torch.int64) for values in (offsets, sizes, ends))
+    names, numbered = torch.frombuffer(keys, dtype=torch.uint8), torch.frombuffer(labels, dtype=torch.int32)
+    return Index(where, how_long, names, until, numbered, list(codes))
+
+
+def _label(value: Any, wrong: Any) -> str:
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, bool) or not isinstance(part, int | str) or part == "":
+            raise wrong(f"has the label {json.dumps(value)}; give the name or the number of its class, or a list")
+    return json.dumps(value)
+
+
+def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
+    """The files of an archive. Headers of the plain form, of which most archives consist, are read here in some
+    microseconds each; Python's tarfile, which takes twenty times as long, reads archives with others."""
+    at = dropped = 0
+    total, nothing = len(content), bytes(_BLOCK)
+    while (header := content[at : at + _BLOCK]) != nothing:
+        if len(header) < _BLOCK:
+            raise DataError(f"{path}: cut off after {total} bytes, before the end of the archive; {_REMEDY}")
+        if header[257:262] != b"ustar":
+            raise DataError(f"{path}: not a tar archive, or damaged at byte {at}; {_REMEDY}")
+        try:
+            size = int(header[124:136].rstrip(b"\0 "), 8)
+        except ValueError:
+            size = -1  # a number in another form
+        kind, begin, start = header[156:157], at, at + _BLOCK
+        at = start - (-size // _BLOCK) * _BLOCK
+        if at > total:
+            raise DataError(f"{path}: cut off after {total} bytes, in the middle of a file; {_REMEDY}")
+        if at - dropped > 2**26:  # what was read of a mapped file counts as memory until it is dropped
+            content.madvise(mmap.MADV_DONTNEED)
+            dropped = at
+        if kind == b"x" and size >= 0 and not any(word in content[start:at] for word in (b" path=", b" size=", b"GNU")):
+            continue  # the time or the owner of the file that follows
+        has_plain_name = header[263:265] == b"00" or header[345] == 0
+        if size < 0 or not has_plain_name or kind not in (b"0", b"\0", b"5"):
+            yield from (member for member in _members_of_any_form(path, content) if member[1] > begin)
+            return
+        if kind != b"5":
+            name = header[:100].partition(b"\0")[0]
+            if header[345]:
+                name = header[345:500].partition(b"\0")[0] + b"/" + name
+            yield name.removeprefix(b"./"), start, size
+
+
+def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[Member]:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                archive.members.clear()  # type: ignore[attr-defined] (it would keep all of them)
+                if member.isreg():
+                    yield os.fsencode(member.name).removeprefix(b"./"), member.offset_data, member.size
+            end = archive.offset  # type: ignore[attr-defined]
+    except tarfile.TarError as error:
+        raise DataError(f"{path}: cut off or damaged ({error}); {_REMEDY}") from error
+    if content[end : end + _BLOCK] != bytes(_BLOCK):  # tarfile takes this for the end of the archive
+        raise DataError(f"{path}: cut off or damaged at byte {end}; {_REMEDY}")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What of a Parquet file is used.
+
+    Attributes:
+        media: The column with files, as bytes, or as structs with a field "bytes".
+        label: The column of labels.
+        classes: The names of its numbers; empty if it holds names, or numbers without names.
+    """
+
+    media: str
+    label: str
+    classes: list[str]
+
+
+def columns_of(path: Path, media: str, field: str) -> Columns:
+    """The columns of a Parquet file, by their types and by what Hugging Face's datasets notes on them.
+
+    Args:
+        path: The file.
+        media: "image" or "audio".
+        field: The name of the column of labels.
+
+    Raises:
+        DataError: If the file is cut off or no Parquet file, or lacks a column; or if pyarrow is not installed.
+    """
+    with _opened_parquet(path) as file:
+        schema = file.schema_arrow
+    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    if field not in schema.names:
+        raise DataError(f"{path}: no column {field}, only {', '.join(schema.names)}; name that of labels: --data.label")
+    of_kind = [name for name in schema.names if noted.get(name, {}).get("_type") == media.capitalize()]
+    binary = [name for name in schema.names if "binary" in str(schema.field(name).type)]
+    chosen = of_kind or binary
+    if len(chosen) != 1:
+        what = f"columns {' and '.join(chosen)} hold files" if chosen else "no column holds files"
+        raise DataError(f"{path}: {what}; write it again with one column of {media} files, as bytes")
+    feature = noted.get(field, {})
+    feature = feature.get("feature", feature)  # of lists
+    return Columns(chosen[0], field, feature.get("names") or [])
+
+
+def tar_of_parquet(path: Path, media: str, suffixes: frozenset[str], field: str) -> Path:
+    """A Parquet file as a tar archive in the cache, made once, because single rows of Parquet cannot be read fast.
+
+    Its samples have the numbers of their rows as names.
+
+    Raises:
+        DataError: As `columns_of`; or if a row has no label or no file.
+    """
+    columns = columns_of(path, media, field)
+    what = f"{_VERSION} {media} {field}\n{stamp(path)}"
+    archive = cache_folder("parquet") / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.tar"
+    with locked(archive):
+        if not archive.is_file():
+            write_tar(archive, _members_of_rows(path, columns, suffixes), "make room or set LONGSEQ_CACHE")
+    return archive
+
+
+def _members_of_rows(path: Path, columns: Columns, suffixes: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+    usual = ".png" if ".png" in suffixes else ".wav"  # a decoder looks at the content anyway
+    row = 0
+    with _opened_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=64, columns=[columns.media, columns.label]):
+            labels = batch.column(columns.label).to_pylist()
+            for found, label in zip(batch.column(columns.media).to_pylist(), labels, strict=True):
+                content = found.get("bytes") if isinstance(found, dict) else found
+                if content is None:
+                    raise DataError(f"{path}: row {row} has no bytes of a file; embed the files, or train on a folder")
+                numbers = label if isinstance(label, list) else [label]
+                if any(number is None or number == "" or number == -1 for number in numbers):
+                    raise DataError(f"{path}: row {row} has no label; give it one, or take it out")
+                named = [columns.classes[number] if columns.classes else number for number in numbers]
+                origin = os.path.splitext((found.get("path") if isinstance(found, dict) else None) or "")[1].lower()
+                yield f"{row:09}{origin if origin in suffixes else usual}", content
+                value = named if isinstance(label, list) else named[0]
+                yield f"{row:09}.json", json.dumps({columns.label: value}).encode()
+                row += 1
+
+
+@contextmanager
+def _opened_parquet(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(f"{path}: needs pyarrow; pip install 'longseq[parquet]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        what = str(error).strip().split("\n")[0].rstrip(".")
+        raise DataError(f"{path}: cut off or damaged ({what}); {_REMEDY}") from error

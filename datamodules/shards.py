@@ -1,0 +1,514 @@
+"""Images and sounds in shards: tar archives of WebDataset's form, and Parquet files of Hugging Face's datasets.
+
+Samples are read by their places in the archives, so a sample is as near as in a folder: splits, orders and resuming are
+those of every data module. What is kept in memory of a sample is some 60 bytes.
+"""
+
+import hashlib
+import json
+import math
+import re
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor
+
+from datamodules.audio import SoundsOfAnyRate
+from datamodules.cache import kept, sha256_of
+from datamodules.errors import DataError
+from datamodules.files import IN_MEMORY_BYTES, OnDisk
+from datamodules.find import SPLITS
+from datamodules.hold_out import Split, hold_out, hold_out_files
+from datamodules.image_files import examine_image, too_large
+from datamodules.images import ImagesOfAnySize, kept_images
+from datamodules.labels import Labels, counts, labels_of
+from datamodules.own_files import group_in, refuse_wrong_pattern
+from datamodules.packed import Packed
+from datamodules.samples import Files, Samples
+from datamodules.scan import in_threads, progress, walk
+from datamodules.shard_index import Index, columns_of, index_of, stamp, tar_of_parquet
+from datamodules.sound_files import SUFFIXES, change_rate, examine_sound, read_sound
+from datamodules.write_shards import CLASSES, UNFINISHED
+
+_VERSION = 1  # goes up when an examination finds faults that earlier versions missed
+_TOGETHER = 64  # samples that a thread examines at once
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An archive of samples.
+
+    Attributes:
+        name: Its path below the root.
+        archive: The tar archive: itself, or for a Parquet file one in the cache.
+        split: "train", "val", "test", or "" if the samples are still to be divided.
+        index: Where its samples are.
+        classes: Names of classes that it notes; empty if it notes none.
+    """
+
+    name: str
+    archive: Path
+    split: str
+    index: Index
+    classes: list[str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What reading every sample has shown.
+
+    Attributes:
+        values: Two numbers of each sample; zeros of broken ones.
+        errors: What is wrong with the broken ones, by their numbers.
+        sha256: Of each shard.
+    """
+
+    values: Int64[Tensor, "n 2"]
+    errors: dict[int, str]
+    sha256: list[str]
+
+
+class Shards(OnDisk):
+    """A data set of shards: files .tar and .parquet in a folder, in the order of their paths.
+
+    In a .tar (WebDataset) a sample is the files that follow each other and have the same name up to the first dot after
+    the last slash: one input, and its label in .cls (the name or the number of its class) or in .json. In a .parquet a
+    sample is a row with a column of files and one of labels. A label that is a list has any number of classes. Numbers
+    are those of the lines of classes.txt in the folder, from 0, if there is one.
+
+    Shards are of the split that is a word of their path: train, val (valid, validation) or test. If none has one, the
+    test is held out from all, and without val shards the validation is held out from the training.
+
+    Every sample is read once before the first training, and what was found is kept until a shard changes.
+
+    Args:
+        root: The folder.
+        label: The key of .json files, or the column of .parquet files, that holds the label.
+        groups: A regular expression that finds in the name of a sample, such as train-0.tar/patient7/3, what must not
+            be in two splits.
+        common: Arguments of OnDisk.
+
+    Raises:
+        DataError: From setup, if a shard is missing, cut off or damaged, or if a sample is broken or has no label.
+    """
+
+    named_by: ClassVar[str | None] = "root"
+    kind: ClassVar[str]  # image or audio
+    suffixes: ClassVar[frozenset[str]]  # of inputs in archives
+
+    def __init__(self, root: str, label: str = "label", groups: str | None = None, **common: Any) -> None:
+        super().__init__(root=root, **common)
+        self.label, self.groups = label, groups
+        if groups is not None:
+            refuse_wrong_pattern(groups)
+
+    @abstractmethod
+    def examine(self, file: Packed) -> tuple[int, int]:
+        """Read a whole sample, and return two numbers that are kept of it.
+
+        Raises:
+            DataError: If it is broken.
+        """
+
+    @abstractmethod
+    def read_packed(self, file: Packed) -> Tensor:
+        """The input of a sample."""
+
+    @abstractmethod
+    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
+        """How many bytes the inputs of these samples take in memory."""
+
+    def wrong_values(self) -> dict[int, str]:
+        """What is wrong with samples that can be read, by their numbers."""
+        return {}
+
+    def details(self, numbers: Int64[Tensor, " m"]) -> dict[str, Any]:
+        """Further arguments of samples_of for these samples, by name."""
+        return {}
+
+    def read_all(self, numbers: Int64[Tensor, " m"], digest: str) -> Sequence[Tensor] | Tensor:
+        """The inputs of samples that are kept in memory. The digest stands for their content and how it is read."""
+        return in_threads(self.read_number, numbers.tolist(), f"reading {self.root}")
+
+    # The list of samples
+
+    @cached_property
+    def _listed(self) -> tuple[list[Shard], dict[str, str]]:
+        """The shards, and what is wrong with those that cannot be listed, by name."""
+        paths = list(walk(self.folder, frozenset({".tar", ".parquet"})))
+        if (self.folder / UNFINISHED).exists():
+            raise DataError(f"{self.root}: its shards were not all written; give the same command shard again")
+        if not paths:
+            raise DataError(f"{self.root}: holds no shard; it may hold .tar and .parquet (unpack .tar.gz)")
+        names = [str(path.relative_to(self.folder)) for path in paths]
+        _refuse_missing(self.root, names)
+        shards, bad = [], {}
+        for path, name in progress(list(zip(paths, names, strict=True)), f"listing {self.root}"):
+            archive, classes = path, []
+            try:
+                if path.suffix.lower() == ".parquet":
+                    archive = tar_of_parquet(path, self.kind, self.suffixes, self.label)
+                    classes = columns_of(path, self.kind, self.label).classes
+                index = index_of(archive, self.suffixes, self.label)
+                shards.append(Shard(name, archive, _split_of(name), index, classes))
+            except DataError as error:
+                bad[name] = str(error).removeprefix(f"{path}: ").removeprefix(f"{archive}: ")
+        return shards, bad
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards that can be listed."""
+        return self._listed[0]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The number of the first sample of each shard, and the number of all samples."""
+        return [0, *accumulate(len(shard.index.labels) for shard in self.shards)]
+
+    def _place(self, number: int) -> tuple[Shard, int]:
+        """The shard of a sample, and its position there."""
+        at = bisect_right(self._starts, number) - 1
+        return self.shards[at], number - self._starts[at]
+
+    def name_of(self, number: Any) -> str:
+        """The shard of a sample and the name that the sample has in it."""
+        shard, position = self._place(int(number))
+        return f"{shard.name}/{shard.index.key(position)}"
+
+    def packed(self, number: int) -> Packed:
+        """The file of a sample.
+
+        Raises:
+            DataError: If its shard has become shorter.
+        """
+        shard, position = self._place(number)
+        size = int(shard.index.sizes[position])
+        with open(shard.archive, "rb", buffering=0) as archive:
+            archive.seek(int(shard.index.offsets[position]))
+            content = archive.read(size)
+        if len(content) < size:
+            raise DataError(f"{self.folder / shard.name}: cut off since it was listed; copy or download it again")
+        return Packed(f"{self.folder}/{self.name_of(number)}", content)
+
+    def read_number(self, number: Any) -> Tensor:
+        """The input of a sample, by its number."""
+        return self.read_packed(self.packed(int(number)))
+
+    # Classes
+
+    @cached_property
+    def _numbered(self) -> list[str]:
+        """The names of the classes in the order of their numbers, from classes.txt; empty without this file."""
+        path = self.folder / CLASSES
+        if not path.is_file():
+            return []
+        try:
+            names = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); write the name of a class in each line") from error
+        if len({*names}) < len(names) or "" in names:
+            raise DataError(f"{path}: a name is empty or there twice; write the name of a class in each line")
+        return names
+
+    @property
+    def class_names(self) -> list[str]:  # type: ignore[override]
+        if self._classes_given is None:
+            noted = self._numbered or next((shard.classes for shard in self.shards if shard.classes), [])
+            found = {name for shard in self.shards for text in shard.index.texts for name in self._classes_of(text)}
+            names = noted or sorted(found, key=_in_order)
+            if len(names) < 2:
+                raise DataError(f"{self.root}: one class only ({', '.join(names) or 'none'}); give two or more")
+            self._classes_given = names
+        return self._classes_given
+
+    def _classes_of(self, text: str) -> list[str]:
+        """The names of the classes of a label."""
+        value = json.loads(text)
+        names = self._numbered
+        return [
+            names[part] if isinstance(part, int) and 0 <= part < len(names) else str(part)
+            for part in (value if isinstance(value, list) else [value])
+        ]
+
+    def _labels(self) -> Labels:
+        """The labels of all samples.
+
+        Raises:
+            DataError: If one has a class that is not in class_names.
+        """
+        number = {name: label for label, name in enumerate(self.class_names)}
+        are_many = any(text.startswith("[") for shard in self.shards for text in shard.index.texts)
+        of_shards = []
+        for shard in self.shards:
+            classes = [self._classes_of(text) for text in shard.index.texts]
+            for position, names in enumerate(classes):
+                for name in names:
+                    if name not in number:
+                        first = int((shard.index.labels == position).nonzero()[0])
+                        known = ", ".join(self.class_names[:20])
+                        what = f"sample {shard.index.key(first)} is of class {name}, and the classes are {known}"
+                        raise DataError(f"{self.folder / shard.name}: {what}; mend {CLASSES} or data.class_names")
+            of_texts = labels_of([[number[name] for name in names] for names in classes], len(number), are_many)
+            of_shards.append(of_texts[shard.index.labels])
+        return torch.cat(of_shards)
+
+    # What reading them shows
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What reading every sample has shown, now or when its shard was first seen."""
+        values, sha256, errors = [], [], {}
+        for at, shard in enumerate(progress(self.shards, f"checking {self.root}")):
+            what = f"{type(self).examine.__qualname__} {_VERSION} {self.label}\n{stamp(shard.archive)}"
+            found = kept("shards", what, partial(self._examine, at))
+            values.append(found["values"])
+            sha256.append(found["sha256"])
+            errors |= {self._starts[at] + position: error for position, error in found["errors"].items()}
+        return Facts(torch.cat(values), errors, sha256)
+
+    def _examine(self, at: int) -> dict[str, Any]:
+        numbers = range(self._starts[at], self._starts[at + 1])
+
+        def examine(part: range) -> list[tuple[int, int] | str]:
+            return [self._values_or_error(number) for number in part]
+
+        parts = [numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER)]
+        found = list(chain.from_iterable(in_threads(examine, parts, f"checking {self.shards[at].name}")))
+        errors = {position: what for position, what in enumerate(found) if isinstance(what, str)}
+        values = torch.tensor([(0, 0) if isinstance(what, str) else what for what in found], dtype=torch.int64)
+        return {"values": values, "errors": errors, "sha256": sha256_of(self.shards[at].archive)}
+
+    def _values_or_error(self, number: int) -> tuple[int, int] | str:
+        file = self.packed(number)
+        try:
+            return self.examine(file)
+        except DataError as error:
+            return str(error).removeprefix(f"{file}: ")
+
+    def _readable(self) -> Int64[Tensor, "n 2"]:
+        """The facts of the samples that can be read."""
+        can_be_read = torch.ones(len(self.facts.values), dtype=torch.bool)
+        can_be_read[list(self.facts.errors)] = False
+        if not can_be_read.any():
+            raise DataError(f"{self.root}: no readable sample; python train.py check says what is wrong with each")
+        return self.facts.values[can_be_read]
+
+    def bad_files(self) -> dict[str, str]:
+        """What is wrong, and its remedy: for each shard that cannot be listed, and each broken sample, by name."""
+        broken = self._broken_samples() if self.shards else {}
+        return self._listed[1] | {self.name_of(number): what for number, what in sorted(broken.items())}
+
+    def _broken_samples(self) -> dict[int, str]:
+        if len(self.facts.errors) == len(self.facts.values):
+            return self.facts.errors
+        return self.wrong_values() | self.facts.errors
+
+    # Splits
+
+    def load(self) -> tuple[Samples, Samples | None, Samples]:
+        train, val, test, labels = self._places()
+        if not len(test):
+            train, test = self._chosen(train, self._held_out(labels[train], self._groups(train), self.test_fraction))
+        return self._divided(train, val, test, labels)
+
+    def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
+        """The splits of a fold. Without a test split of their own, all samples are divided into folds."""
+        train, val, test, labels = self._places()
+        free = torch.cat([train, val]).sort()[0]
+        rest, held = self._chosen(free, self.hold_out_fold(labels[free], self._groups(free)))
+        return self._divided(rest, held, test, labels) if len(test) else self._divided(rest, test, held, labels)
+
+    def split_validation(self, train: Samples) -> Split:
+        return self._held_out(train.labels, self.groups_of(train), self.val_fraction)
+
+    def groups_of(self, train: Samples) -> Sequence[str] | None:
+        return None if self.groups is None else [group_in(self.groups, name) for name in train.names]
+
+    def _groups(self, numbers: Int64[Tensor, " m"]) -> list[str] | None:
+        if self.groups is None:
+            return None
+        return [group_in(self.groups, self.name_of(number)) for number in numbers]
+
+    def _held_out(self, labels: Labels, groups: Sequence[str] | None, fraction: float) -> Split:
+        if groups is None:
+            return hold_out(labels, fraction, self.seed)
+        return hold_out_files(labels, groups, fraction, self.seed)
+
+    @staticmethod
+    def _chosen(numbers: Int64[Tensor, " m"], split: Split) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
+        return numbers[split[0]], numbers[split[1]]
+
+    def _places(self) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"], Int64[Tensor, " c"], Labels]:
+        """The numbers of the good samples of train, val and test, as their shards are named, and the labels of all."""
+        bad_shards = self._listed[1]
+        if bad_shards and self.on_error == "raise":  # before all others are read
+            self.refuse_or_tell(bad_shards)
+        if not self.shards:
+            raise DataError(f"{self.root}: no readable shard; python train.py check says what is wrong with each")
+        labels = self._labels()
+        self.refuse_or_tell(self.bad_files())
+        is_good = torch.ones(len(labels), dtype=torch.bool)
+        is_good[list(self._broken_samples())] = False
+        none = torch.zeros(0, dtype=torch.int64)
+        parts = {split: [none] for split in ("train", "val", "test", "")}
+        for shard, first, last in zip(self.shards, self._starts[:-1], self._starts[1:], strict=True):
+            parts[shard.split].append(torch.arange(first, last))
+        train, val, test, rest = (torch.cat(numbers) for numbers in parts.values())
+        if len(rest) and len(rest) < len(labels):
+            name = next(shard.name for shard in self.shards if not shard.split)
+            raise DataError(f"{self.root}: {name} names no split, and others do; call it train, val or test")
+        if not len(train) and not len(rest):
+            raise DataError(f"{self.root}: no shard of train, only of val or test; add it")
+        train = torch.cat([train, rest])
+        return train[is_good[train]], val[is_good[val]], test[is_good[test]], labels
+
+    def _divided(
+        self, train: Int64[Tensor, " a"], val: Int64[Tensor, " b"], test: Int64[Tensor, " c"], labels: Labels
+    ) -> tuple[Samples, Samples | None, Samples]:
+        """The splits of these samples; None for an empty validation.
+
+        Raises:
+            DataError: If the training lacks a class, or if a group is in two splits.
+        """
+        for name, count in zip(self.class_names, counts(labels[train], self.num_classes).tolist(), strict=True):
+            if not count:
+                what = f"no readable sample of class {name} to train on"
+                raise DataError(f"{self.root}: {what}; add some, or take the class out")
+        first: dict[str, str] = {}
+        for split, numbers in (("train", train), ("val", val), ("test", test)):
+            for group in dict.fromkeys(self._groups(numbers) or ()):
+                if first.setdefault(group, split) != split:
+                    what = f"group {group} is in {first[group]} and in {split}"
+                    raise DataError(f"{self.root}: {what}; give all samples of a group one split")
+        make = partial(self._samples, labels)
+        return make(train), make(val) if len(val) else None, make(test)
+
+    def _samples(self, labels: Labels, numbers: Int64[Tensor, " m"]) -> Samples:
+        settings = [getattr(self, name) for name in self.reading]
+        hashing = hashlib.sha256(f"{settings} {self.facts.sha256}".encode())
+        hashing.update(numbers.numpy().tobytes())
+        digest = hashing.hexdigest()
+        keep = self.in_memory
+        if keep is None:
+            keep = self.bytes_of(numbers) <= IN_MEMORY_BYTES
+        inputs = self.read_all(numbers, digest) if keep else Files(numbers, self.read_number)
+        names = Files(numbers, self.name_of)
+        return self.samples_of(inputs, labels[numbers], names, digest, **self.details(numbers))
+
+
+class ImageShards(Shards, ImagesOfAnySize):
+    """Images in shards: WebDataset's .tar files, or .parquet files of Hugging Face's datasets.
+
+    `python train.py shard` writes such shards.
+
+    Args:
+        common: Arguments of Shards and ImagesOfAnySize.
+    """
+
+    kind: ClassVar[str] = "image"
+    suffixes: ClassVar[frozenset[str]] = ImagesOfAnySize.predict_suffixes
+    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
+
+    def sizes(self) -> Int64[Tensor, "n 2"]:
+        return self._readable()
+
+    def examine(self, file: Packed) -> tuple[int, int]:
+        return examine_image(file)
+
+    def wrong_values(self) -> dict[int, str]:
+        sizes, at = self.facts.values.unique(dim=0, return_inverse=True)
+        found = {
+            position: too_large(height, width, self.made_of)
+            for position, (height, width) in enumerate(sizes.tolist())
+            if height  # broken ones have none
+        }
+        return {
+            number: what
+            for position, what in found.items()
+            if what
+            for number in (at == position).nonzero()[:, 0].tolist()
+        }
+
+    def read_packed(self, file: Packed) -> UInt8[Tensor, "c h w"]:
+        return self.read(file)
+
+    def read_all(self, numbers: Int64[Tensor, " m"], digest: str) -> UInt8[Tensor, "n c h w"]:
+        read_all = super().read_all
+        return kept_images(f"shards {digest}", lambda: read_all(numbers, digest))
+
+    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
+        return len(numbers) * math.prod(self.shape)
+
+
+class AudioShards(Shards, SoundsOfAnyRate):
+    """Sounds in shards: WebDataset's .tar files, or .parquet files of Hugging Face's datasets.
+
+    `python train.py shard` writes such shards.
+
+    Args:
+        common: Arguments of Shards and SoundsOfAnyRate.
+    """
+
+    kind: ClassVar[str] = "audio"
+    suffixes: ClassVar[frozenset[str]] = SUFFIXES
+    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
+
+    def rates_hz(self) -> Int64[Tensor, " n"]:
+        return self._readable()[:, 1]
+
+    def longest_seconds(self) -> float:
+        frames, rates = self._readable().T
+        return float((frames / rates.double()).max())
+
+    def examine(self, file: Packed) -> tuple[int, int]:
+        facts = examine_sound(file)
+        return facts["frames"], facts["rate_hz"]
+
+    def read_packed(self, file: Packed) -> Float32[Tensor, " s"]:
+        return change_rate(*read_sound(file), self.sample_rate_hz).clamp(-1, 1)
+
+    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
+        return 4 * int(self._lengths(numbers).sum())
+
+    def details(self, numbers: Int64[Tensor, " m"]) -> dict[str, Any]:
+        return {"lengths": self._lengths(numbers)}
+
+    def _lengths(self, numbers: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
+        frames, rates = self.facts.values[numbers].T
+        return (self.sample_rate_hz * (frames / rates.double())).round().long()
+
+
+def _split_of(name: str) -> str:
+    """The split that a shard's path names; of several words the last one decides."""
+    words = [word for word in re.split("[^a-z]+", name.lower()) if word in SPLITS]
+    return SPLITS[words[-1]] if words else ""
+
+
+def _in_order(name: str) -> tuple[bool, int, str]:
+    """For sorting: numbers by their values, and then names."""
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+
+
+def _refuse_missing(root: str, names: Sequence[str]) -> None:
+    """Check that there is every shard of those that say how many there are: x-00000-of-00002.tar.
+
+    Raises:
+        DataError: If one is missing.
+    """
+    present: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if found := re.fullmatch(r"(.*-)(\d+)-of-(\d+)([^/]*)", name):
+            present.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
+    for (prefix, count, suffix), numbers in present.items():
+        missing = min(set(range(int(count))) - numbers, default=None)
+        if missing is not None:
+            name = f"{prefix}{missing:0{len(count)}}-of-{count}{suffix}"
+            raise DataError(f"{root}/{name}: missing, and others of its {int(count)} are there; copy or download it")

@@ -1,0 +1,108 @@
+"""Write data sets as shards: tar archives as WebDataset reads them, many samples in each."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datamodules.cache import replacing
+from datamodules.errors import DataError, require
+from datamodules.labels import classes_of
+from datamodules.scan import progress
+
+CLASSES = "classes.txt"  # the names of the classes, one a line, in the order of their numbers
+UNFINISHED = ".unfinished"  # what is being written into this folder; it is deleted after the last shard
+_REMEDY = "give a folder with room that you may write into"
+
+
+def write_shards(data: Any, folder: Path, samples_per_shard: int) -> int:
+    """Write every split of a data module, and return the number of shards.
+
+    They are {split}-{number}-of-{shards}.tar. Sample K of a shard is the files K.png, or of another suffix, with the
+    bytes of the sample's own file if it has one, and K.cls with the number of its class. Where samples have any number
+    of classes, K.json has a list of them as "label". The names of the classes are in classes.txt. Only the samples
+    decide what is written, and an archive gets its name when it is whole. A writing that was stopped goes on with its
+    next archive.
+
+    Args:
+        data: A DataModule, after setup.
+        folder: Where to write; it need not exist.
+        samples_per_shard: The most samples in an archive.
+
+    Raises:
+        ArgumentError: If samples_per_shard is less than 1.
+        DataError: If the folder holds other shards, or cannot be written.
+    """
+    require(samples_per_shard >= 1, "samples_per_shard", "1 or more", samples_per_shard, "10000 is usual")
+    names = data.class_names
+    broken = [name for name in names if "\n" in name or "\r" in name]
+    if broken:
+        raise DataError(f"data: the class {broken[0]!r} has a line break in its name; rename it")
+    what = f"{data.identity} {names} {samples_per_shard}"
+    _begin(folder, hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest())
+    shards = [
+        (folder / f"{split}-{number:05}-of-{count:05}.tar", samples, first)
+        for split, samples in data.splits().items()
+        for count in (-(-len(samples) // samples_per_shard),)
+        for number, first in enumerate(range(0, len(samples), samples_per_shard))
+    ]
+    for path, samples, first in progress(shards, f"writing {folder}"):
+        if not path.exists():
+            indices = range(first, min(first + samples_per_shard, len(samples)))
+            write_tar(path, _members(data, samples, indices))
+    with replacing(folder / CLASSES, _REMEDY) as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8", newline="\n")
+    (folder / UNFINISHED).unlink()
+    return len(shards)
+
+
+def write_tar(path: Path, members: Iterator[tuple[str, bytes]], remedy: str = _REMEDY) -> None:
+    """Write an archive of files, by name and content. Nothing but these decides its bytes."""
+    with replacing(path, remedy) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def _begin(folder: Path, digest: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / UNFINISHED
+        if unfinished.is_file() and unfinished.read_text() == digest:
+            return
+        if any(folder.iterdir()):
+            raise DataError(f"{folder}: is not empty, and holds no half of these shards; give an empty folder")
+        with replacing(unfinished, _REMEDY) as temporary:
+            temporary.write_text(digest)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror}); {_REMEDY}") from error
+
+
+def _members(data: Any, samples: Any, indices: range) -> Iterator[tuple[str, bytes]]:
+    keys: set[str] = set()
+    for index in indices:
+        suffix, content = data.file_of(samples, index)
+        label = samples.labels[index]
+        key = _key(samples.names[index], suffix)
+        if key in keys:
+            key = f"{key}_{index}"
+        keys.add(key)
+        yield f"{key}{suffix}", content
+        if label.ndim:
+            (classes,) = classes_of(label[None])
+            yield f"{key}.json", json.dumps({"label": classes}).encode()
+        else:
+            yield f"{key}.cls", str(int(label)).encode()
+
+
+def _key(name: str, suffix: str) -> str:
+    """The name of a sample as WebDataset's key: relative, and without a dot after the last slash."""
+    stem = name[: -len(suffix)] if name.lower().endswith(suffix) else name
+    parts = [part for part in stem.split("/") if part not in ("", "..")]
+    return os.path.join("", *parts[:-1], re.sub(r"[.]", "_", parts[-1]))
