@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
-from datamodules.find import find_in_class_folders
+from datamodules.find import SPLITS, find_in_class_folders
 from datamodules.scan import walk
-from datamodules.table import COLUMNS, read_table, refuse_other_tasks
+from datamodules.table import COLUMNS, has_labels, read_table, refuse_other_tasks
+
+METADATA = "metadata.csv"
 
 
 class OwnFiles(FileDataModule):
@@ -19,6 +21,7 @@ class OwnFiles(FileDataModule):
     A table (.csv, or .tsv with tabs) has a header with the columns path and label, and optionally start and end (in
     seconds: one recording may hold many clips), fold, and split (train, val or test). A label is one class, and lists
     and amounts are refused, unless labels_separator is given. Then each file may have any number of classes, or none.
+    A metadata.csv with the columns file_name and label, in root or in train, val and test, is read without being named.
 
     Args:
         root: Folder of the class folders, or of the files that the table names.
@@ -53,7 +56,7 @@ class OwnFiles(FileDataModule):
 
     def find(self) -> list[Item]:
         if self.table is None:
-            items = list(find_in_class_folders(self.folder, self.predict_suffixes))
+            items = self._of_metadata() or list(find_in_class_folders(self.folder, self.predict_suffixes))
             if not items:
                 suffixes = ", ".join(sorted(self.predict_suffixes))
                 raise DataError(f"{self.root}: holds no folder of {self.kind}s for each class; it may hold {suffixes}")
@@ -71,6 +74,21 @@ class OwnFiles(FileDataModule):
         if others:
             count = counted(len(others), self.kind)
             say(f"{self.root}: {count} without a row in {self.table}, such as {others[0].name}")
+        return items
+
+    def _of_metadata(self) -> list[Item]:
+        """The rows of metadata.csv in the folder, or in its train, val and test: the form of Hugging Face's imagefolder
+        and audiofolder. None if there is no such table with labels."""
+        parts = [path for path in sorted(self.folder.iterdir()) if path.is_dir() and path.name.lower() in SPLITS]
+        items = []
+        for folder in (self.folder, *parts):
+            path = folder / METADATA
+            if path.is_file() and has_labels(path):
+                split = "" if folder == self.folder else SPLITS[folder.name.lower()]
+                rows = read_table(path)
+                refuse_other_tasks(path, [item for item in rows if item.label not in (self._classes_given or ())])
+                prefix = folder.relative_to(self.folder)
+                items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]
         return items
 
     def _grouped(self, items: list[Item], groups: str) -> Iterator[Item]:

@@ -18,7 +18,7 @@ COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns ar
 
 
 def read_table(path: Path, separator: str | None = None, groups: str | None = None) -> list[Item]:
-    """The rows of a table of path, label and optionally start, end, fold and split.
+    """The rows of a table of path (or file_name), label and optionally start, end, fold and split.
 
     Args:
         path: The table.
@@ -32,6 +32,10 @@ def read_table(path: Path, separator: str | None = None, groups: str | None = No
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            if (
+                "path" not in (names := list(rows.fieldnames or [])) and "file_name" in names
+            ):  # as Hugging Face calls it
+                rows.fieldnames = ["path" if name == "file_name" else name for name in names]
             missing = {"path", "label", *([] if groups is None else [groups])} - set(rows.fieldnames or [])
             if missing:
                 raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
@@ -63,6 +67,15 @@ def read_table(path: Path, separator: str | None = None, groups: str | None = No
         if group != item.group:
             raise DataError(f"{path}: {item.path} has {groups} {group} and {item.group}; give all rows of a file one")
     return items
+
+
+def has_labels(path: Path) -> bool:
+    """Whether a table has a column of labels."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return "label" in next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable table ({error}); give a CSV file in UTF-8") from error
 
 
 # A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.

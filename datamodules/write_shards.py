@@ -77,7 +77,7 @@ def _begin(folder: Path, digest: str) -> None:
         if unfinished.is_file() and unfinished.read_text() == digest:
             return
         if any(folder.iterdir()):
-            raise DataError(f"{folder}: is not empty, and holds no half of these shards; give an empty folder")
+            raise DataError(f"{folder}: holds other files already; give an empty folder")
         with replacing(unfinished, _REMEDY) as temporary:
             temporary.write_text(digest)
     except OSError as error:

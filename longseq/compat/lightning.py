@@ -34,7 +34,8 @@ class CommandLine(LightningCLI):
             return self.init_parser(**kwargs)
         if subcommand in self.data_commands:
             parser = self.init_parser(**kwargs)
-            of_method = parser.add_method_arguments(klass, subcommand, skip=self.subcommands()[subcommand])
+            skip: set[str | int] = {*self.subcommands()[subcommand]}
+            of_method = parser.add_method_arguments(klass, subcommand, skip=skip)
             self._subcommand_method_arguments[subcommand] = of_method
             self.add_arguments_to_data_command(parser)
             return parser

@@ -24,10 +24,12 @@ from datamodules import (
     FSDD,
     MNIST,
     AudioFolder,
+    AudioShards,
     DataModule,
     Digits,
     FashionMNIST,
     ImageFolder,
+    ImageShards,
     Needles,
     Pathfinder,
     SpeechCommands,
@@ -174,6 +176,22 @@ def audio_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AudioFolder:
     for number in range(20):
         noise(folder / f"{('bells', 'horns')[number % 2]}/{number}.wav", 8000, 0.05 + 0.005 * number)
     return AudioFolder(str(folder), sample_rate_hz=8000, seconds=0.1)
+
+
+@of(ImageShards)
+def image_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ImageShards:
+    data = image_folder(folder / "files", monkeypatch)
+    data.setup()
+    data.write_shards(folder / "shards", 6)
+    return ImageShards(str(folder / "shards"), size=8)
+
+
+@of(AudioShards)
+def audio_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AudioShards:
+    data = audio_folder(folder / "files", monkeypatch)
+    data.setup()
+    data.write_shards(folder / "shards", 6)
+    return AudioShards(str(folder / "shards"), sample_rate_hz=8000, seconds=0.1)
 
 
 @of(FSDD)

@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from small_sets import picture
 
 from datamodules import AudioFolder, DataError, ImageFolder
 from datamodules.samples import Clips
@@ -531,3 +532,17 @@ def test_long_clips_are_cropped_anywhere_in_training_and_to_their_middle_in_the_
     starts = {float(clips.sample(0, torch.Generator().manual_seed(seed))[0]) for seed in range(50)}
     assert len(starts) > 40 and min(starts) < 0.1 and max(starts) > 0.8
     assert clips.lengths is None and clips.whole_lengths.tolist() == [1000]
+
+
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_metadata_of_hugging_faces_audiofolder_and_imagefolder_is_read_without_a_flag(has_splits, tmp_path):
+    for folder, count in (("train", 8), ("validation", 4), ("test", 4)) if has_splits else ((".", 20),):
+        for number in range(count):
+            picture(tmp_path / folder / f"more/{number}.png")
+        rows = [f"more/{number}.png,some text,{('cat', 'dog')[number % 2]}\n" for number in range(count)]
+        (tmp_path / folder / "metadata.csv").write_text("file_name,text,label\n" + "".join(rows))
+    data = ImageFolder(str(tmp_path))
+    data.setup()
+    assert data.class_names == ["cat", "dog"]
+    assert [len(samples) for samples in data.splits().values()] == ([8, 4, 4] if has_splits else [14, 2, 4])
+    assert not has_splits or data.test_set.names[0] == "test/more/0.png"

@@ -1,0 +1,92 @@
+"""How long a million samples in shards take to list, and how much memory: python benchmarks/shards.py [SAMPLES].
+
+It writes tar archives of 10,000 tiny PNG files with their labels into a temporary folder. Then a process lists all
+samples for the first time, and another one reads the list that the first has kept. Memory is what the process holds
+and at most held beyond what it had after its imports. Seconds of one core are those without other programs.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+from PIL import Image
+
+from datamodules import ImageShards
+from datamodules.write_shards import write_tar
+
+PER_SHARD = 10_000
+CLASSES = 100
+
+
+def write(folder: Path, samples: int) -> None:
+    generator = np.random.default_rng(0)
+    files = []
+    for _ in range(CLASSES):
+        file = io.BytesIO()
+        Image.fromarray(generator.integers(0, 255, (8, 8, 3), np.uint8)).save(file, "PNG")
+        files.append(file.getvalue())
+    for first in range(0, samples, PER_SHARD):
+        split = ("train", "val", "test")[max(0, first // PER_SHARD - samples // PER_SHARD + 3)]
+        members = (
+            member
+            for number in range(first, min(first + PER_SHARD, samples))
+            for member in (
+                (f"class{number % CLASSES:03}/{number:09}.png", files[number % CLASSES]),
+                (f"class{number % CLASSES:03}/{number:09}.cls", str(number % CLASSES).encode()),
+            )
+        )
+        write_tar(folder / f"{split}-{first // PER_SHARD:06}.tar", members)
+
+
+def measure(root: str) -> None:
+    process = psutil.Process()
+    before, peak, done = process.memory_info().rss, 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.02):
+            peak = max(peak, process.memory_info().rss)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    start, at_work = time.perf_counter(), time.process_time()
+    data = ImageShards(root, size=8, in_memory=False)
+    samples = sum(len(shard.index.labels) for shard in data.shards)
+    labels = data._labels()
+    name = data.name_of(samples - 1)
+    seconds, at_work = time.perf_counter() - start, time.process_time() - at_work
+    done.set()
+    watching.join()
+    held, most = process.memory_info().rss - before, max(peak, before) - before
+    assert len(labels) == samples
+    print(
+        f"{samples} samples, up to {name}: {seconds:.1f} s ({at_work:.1f} s of one core), {held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at most"
+    )
+
+
+def main() -> None:
+    samples = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "shards").mkdir()
+        start = time.perf_counter()
+        write(Path(folder) / "shards", samples)
+        print(f"written in {time.perf_counter() - start:.0f} s", flush=True)
+        environment = {**os.environ, "LONGSEQ_CACHE": str(Path(folder) / "cache")}
+        for title in ("first start", "later starts"):
+            print(f"{title}: ", end="", flush=True)
+            command = [sys.executable, __file__, "--measure", str(Path(folder) / "shards")]
+            subprocess.run(command, check=True, env=environment)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        measure(sys.argv[2])
+    else:
+        main()
