@@ -66,9 +66,8 @@ def measure(root: str) -> None:
     watching.join()
     held, most = process.memory_info().rss - before, max(peak, before) - before
     assert len(labels) == samples
-    print(
-        f"{samples} samples, up to {name}: {seconds:.1f} s ({at_work:.1f} s of one core), {held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at most"
-    )
+    print(f"{samples} samples, up to {name}: {seconds:.1f} s ({at_work:.1f} s of one core), ", end="")
+    print(f"{held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at most")
 
 
 def main() -> None:
