@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from jaxtyping import Shaped
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -127,14 +128,34 @@ class DataModule(pl.LightningDataModule, ABC):
         self._start = (0, 0)
 
     def state_dict(self) -> dict[str, int]:
-        """Where a training is: the epoch, and how many of its batches are done."""
+        """Where a training is: the epoch, how many of its batches are done, and among how many processes they were
+        shared."""
         epoch, batches = position_in_training(self.trainer)
-        return {"epoch": epoch, "batches": batches}
+        shared = {"batch_size": self.batch_size, "processes": self._ranks()[1]}
+        return {"epoch": epoch, "batches": batches, **shared}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on where the state was taken: the training loader starts there."""
+        """Go on where the state was taken: the training loader starts there.
+
+        Other processes than before share the same batches, unless the user has changed `batch_size`.
+
+        Raises:
+            DataError: If the samples of a batch cannot be divided by the number of processes.
+        """
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not when a checkpoint is only tested
             self._start = (state_dict["epoch"], state_dict["batches"])
+            if state_dict.get("batch_size") == self.batch_size:  # an older checkpoint has none
+                self._share_batches(self.batch_size, state_dict["processes"], self._ranks()[1])
+
+    def _share_batches(self, batch_size: int, before: int, now: int) -> None:
+        whole = batch_size * before
+        if whole % now:
+            what = f"{now} processes cannot share the batches of {whole} samples that {before} had"
+            raise DataError(f"trainer.devices: {what}; ask for a number that divides {whole}")
+        if now != before:
+            self.batch_size = whole // now
+            said = f"data.batch_size: {self.batch_size} on {now} processes, it was {batch_size} on {before}"
+            rank_zero_only(print)(said)
 
     @property
     def num_classes(self) -> int:

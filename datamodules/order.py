@@ -26,7 +26,8 @@ def all_ranks() -> tuple[int, int]:
 class CountedSampler(DistributedSampler):
     """Indices of a training epoch, in an order that (seed, epoch) decides, dealt to the ranks in turn.
 
-    All ranks get the same number: if the samples cannot be divided equally, the first ones are dealt again.
+    The batches of all ranks together depend on their size alone, and not on the number of ranks. A rank for which the
+    last one has no sample is dealt a spare, the first sample of the epoch again, and must not count it.
 
     Args:
         num_samples: Size of the training set.
@@ -59,8 +60,9 @@ class CountedSampler(DistributedSampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Samples of a whole epoch on one rank, finished ones included."""
-        return -(-self.num_all // self.ranks()[1])
+        """Samples of a whole epoch on this rank, finished ones and a spare included."""
+        rank, world = self.ranks()
+        return len(range(rank, self.num_all, world)) + self._has_spare()
 
     def __iter__(self) -> Iterator[int]:
         """Yield epoch * num_samples + index for each sample, so that its random changes can depend on the epoch."""
@@ -72,6 +74,14 @@ class CountedSampler(DistributedSampler):
         """The samples of a batch of this epoch, by the number of the batch."""
         return self._dealt()[number * self.batch_size :][: self.batch_size]
 
+    def is_spare(self, number: int) -> bool:
+        """Whether a batch, by its number in the epoch, is nothing but a spare."""
+        return self._has_spare() and number == self.num_all // (self.ranks()[1] * self.batch_size)
+
+    def _has_spare(self) -> bool:
+        rank, world = self.ranks()
+        return 0 < self.num_all % (world * self.batch_size) <= rank
+
     def _dealt(self) -> list[int]:
         """The indices of this rank in the epoch."""
         rank, world = self.ranks()
@@ -81,10 +91,10 @@ class CountedSampler(DistributedSampler):
         else:
             weights = weights_of_balanced_draw(self.labels)
             order = torch.multinomial(weights, self.num_all, replacement=True, generator=generator)
-        order = order.repeat(world)[: len(self) * world]
         if self.lengths is not None:
             order = self._by_length(order, world * self.batch_size, generator)
-        return order[rank::world].tolist()
+        own = order[rank::world]
+        return (torch.cat([own, order[:1]]) if self._has_spare() else own).tolist()
 
     def _by_length(self, order: Int64[Tensor, " n"], batch: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
         """Sort within pools of batches, and shuffle the batches; the last batch, which may be short, stays the last."""

@@ -237,7 +237,8 @@ class _Rank:
             os._exit(0)
         os.environ.clear()
         os.environ.update(json.loads(environment))
-        _become(int(os.environ["LOCAL_RANK"]))
+        _take_rank()
+        raise _Started
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -275,11 +276,11 @@ class _Started(BaseException):
     """Unwinds the stack, so that the fork can run its script."""
 
 
-def _become(rank: int) -> NoReturn:
+def _take_rank() -> None:
+    """Set what Lightning sets only at its import, before the fork."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
-    rank_zero_only.rank = rank  # Lightning sets it only at its import, before the fork
-    raise _Started
+    rank_zero_only.rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
 
 
 def _run(request: dict[str, Any]) -> None:
@@ -294,6 +295,7 @@ def _run(request: dict[str, Any]) -> None:
     sys.argv = command
     if DRAWS not in os.environ:
         draw_nothing()
+    _take_rank()
     if "--trainer.devices" in command or "two_ranks.py" in command[0]:
         from pytorch_lightning.strategies.launchers import subprocess_script
 

@@ -1,5 +1,6 @@
 """The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
 
+import os
 import shlex
 import sys
 from argparse import SUPPRESS
@@ -18,6 +19,7 @@ from jsonargparse.typing import register_type
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+from torch.distributed import is_torchelastic_launched
 
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
@@ -318,6 +320,9 @@ class Commands(CommandLine):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
         kwargs["plugins"] = [WholeCheckpoints()]
+        if is_torchelastic_launched():  # torchrun has started the processes, so it alone knows how many there are
+            devices = int(os.environ["LOCAL_WORLD_SIZE"])
+            kwargs |= {"devices": devices, "num_nodes": int(os.environ["WORLD_SIZE"]) // devices}
         if self.subcommand != "fit":
             self.save_config_callback = None  # only fit has a run folder to save it in
             kwargs["logger"] = False

@@ -19,6 +19,7 @@ from longseq.cli.faults import (
     miss_no_rank,
     name_dead_ranks,
     rank_zero_goes_on,
+    rank_zero_has_started_us,
     replace_port_in_use,
     said_of_the_machine,
     signal_behind,
@@ -73,8 +74,9 @@ def run(args: list[str]) -> None:
             forget_workers()
         else:
             leave_group()
-        # a rank that fails together with rank zero exits with 0: otherwise Lightning would kill rank zero
-        sys.exit(exit_code if rank_zero_only.rank == 0 else 0)
+        # a rank that fails together with rank zero exits with 0: otherwise Lightning would kill rank zero; torchrun and
+        # SLURM take 0 for success, and would not start the job again
+        sys.exit(0 if rank_zero_has_started_us() else exit_code)
 
 
 def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:

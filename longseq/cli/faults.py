@@ -101,9 +101,14 @@ def miss_no_rank() -> None:
     _is_ending.set()
 
 
+def rank_zero_has_started_us() -> bool:
+    """Whether Lightning has started this rank from rank zero, and not torchrun or SLURM."""
+    return rank_zero_only.rank > 0 and not {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"} & set(os.environ)
+
+
 def rank_zero_goes_on(seconds: float = 8.0) -> bool:
-    """Whether rank zero, which started this process, still runs some seconds after this process failed. If all ranks
-    meet the same error, rank zero ends too."""
+    """Whether whoever started this process still runs some seconds after this process failed: rank zero, or torchrun.
+    If all ranks meet the same error, rank zero ends too, or torchrun ends them all."""
     parent, end = os.getppid(), time.monotonic() + seconds
     while time.monotonic() < end:
         if os.getppid() != parent:

@@ -1,5 +1,6 @@
 """torchmetrics: what a metric has gathered so far."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +14,17 @@ def state_of(metric: Metric) -> dict[str, Any]:
     return {**gathered, "updates": metric._update_count}
 
 
-def restore_state(metric: Metric, state: dict[str, Any], device: torch.device) -> None:
-    """Give a metric back the state that ``state_of`` returned, so that it goes on from there."""
-    for key, value in state.items():
-        if key == "updates":
-            metric._update_count = value
+def restore_states(metric: Metric, states: Sequence[dict[str, Any]], device: torch.device) -> None:
+    """Give a metric, which has gathered nothing yet, what metrics had gathered together when ``state_of`` returned the
+    states, so that it goes on from there."""
+    for state in states:
+        gathered = {key: _copied(value, device) for key, value in state.items() if key != "updates"}
+        metric._update_count += state["updates"]
+        if metric._update_count == state["updates"]:
+            for key, value in gathered.items():
+                setattr(metric, key, value)
         else:
-            setattr(metric, key, _copied(value, device))
+            metric._reduce_states(gathered)
 
 
 def _copied(value: Any, device: torch.device | str = "cpu") -> Any:

@@ -96,6 +96,11 @@ class Task(ABC):
             label_smoothing: Share of the target that is spread over all classes.
         """
 
+    def weight(self, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
+        """By what ``loss`` divides the sum over a batch: by default the number of samples. By it the losses of several
+        processes become that of all their samples."""
+        return weights.new_tensor(len(targets))
+
     def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
         """How far the outputs of a training batch are from a teacher's, times the temperature's square, so that the
         gradients keep their size (Hinton et al., arXiv:1503.02531). By default a task has no teacher.

@@ -36,6 +36,7 @@ from longseq.training.optimizer import (
     torch_scheduler,
     warmup_course,
 )
+from longseq.training.processes import is_spare_batch, shared_loss
 from longseq.training.starting import start_from_checkpoint, start_from_data
 
 
@@ -260,12 +261,16 @@ class Classifier(pl.LightningModule):
         if self.teaching is not None:
             taught = self.task.distillation(outputs, self.teaching(inputs, self), self.temperature)
             loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * taught
-        if self.bad_steps.count(loss, self.trainer, batch_idx):
+        is_spare = is_spare_batch(self.trainer, batch_idx)
+        weight = 0 * loss.detach() if is_spare else self.task.weight(targets, self.loss_weights)
+        share, of_all = shared_loss(loss, weight, self.trainer)
+        if self.bad_steps.count(loss, of_all, self.trainer, batch_idx):
             # every rank must return a loss, or the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
-        self.train_metrics.update(*self.task.measured(self.head, outputs.detach(), labels))
-        self.log("train/loss", loss)
-        return loss
+        if not is_spare:
+            self.train_metrics.update(*self.task.measured(self.head, outputs.detach(), labels))
+        self.log("train/loss", of_all)
+        return share
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a bad step remove the gradients, so that the optimizer changes nothing."""

@@ -21,13 +21,11 @@ class BadSteps:
 
     Attributes:
         allowed: How many such steps in a row may be left out.
-        any_rank: Says whether a condition holds on any rank.
         of_all_ranks: Joins the lists of all ranks.
     """
 
     def __init__(self) -> None:
         self.allowed = 0
-        self.any_rank: Callable[[bool], bool] = bool
         self.of_all_ranks: Callable[[list[str]], list[str]] = list
         self._in_a_row = 0
 
@@ -36,20 +34,26 @@ class BadSteps:
         """Whether the loss of the last step was not finite."""
         return self._in_a_row > 0
 
-    def count(self, loss: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
+    def count(self, loss: Tensor, of_all: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
         """Return whether the step is left out, which is the same on all ranks.
+
+        Args:
+            loss: The loss of this rank.
+            of_all: The mean of all ranks' losses.
+            trainer: The trainer.
+            batch_idx: The number of the batch in its epoch.
 
         Raises:
             DivergenceError: If no more steps may be left out.
         """
         # LearningRateFinder tries rates that are too high for a training, and restores the weights afterwards
-        is_bad = not loss.isfinite() and not is_finding_learning_rate(trainer)
-        if not self.any_rank(is_bad):
+        if of_all.isfinite() or is_finding_learning_rate(trainer):
             self._in_a_row = 0
             return False
         self._in_a_row += 1
         if self._in_a_row > self.allowed:
-            raise diverged("the loss", trainer, self.of_all_ranks(_samples_of(trainer, batch_idx) if is_bad else []))
+            names = [] if loss.isfinite() else _samples_of(trainer, batch_idx)
+            raise diverged("the loss", trainer, self.of_all_ranks(names))
         rank_zero_warn(f"step {trainer.global_step} left out: its loss is not finite")
         return True
 

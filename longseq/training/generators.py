@@ -9,48 +9,50 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-from longseq.compat.torchmetrics import restore_state, state_of
+from longseq.compat.torchmetrics import restore_states, state_of
 from longseq.training.classifier import Classifier
-from longseq.training.sequence_parallel import data_rank
+from longseq.training.processes import copies, data_rank
 
 
 class GeneratorStates(pl.Callback):
-    """Save the states of all random generators in the checkpoint, one set for each rank, and restore them.
+    """Save the states of all random generators in the checkpoint, one set for each rank with samples of its own, and
+    restore them.
 
     The training metrics of an unfinished epoch are saved and restored too. Generators are restored when the first batch
     starts, because setting up a training draws random numbers. In a new training each rank with samples of its own
-    draws its own numbers; otherwise the samples of all ranks would get the same noise.
+    draws its own numbers; otherwise the samples of all ranks would get the same noise. On another number of ranks a
+    training goes on with new numbers, and with the metrics of all ranks.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._restore: list[dict[str, Any]] | None = None
+        self._restore: dict[str, Any] | None = None
+        self._metrics: list[dict[str, Any]] = []
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         # a resumed training may validate and save before its first batch, which restores the generators
-        pending = None if self._restore is None else self._restore[trainer.global_rank]["generators"]
-        mine = {"generators": pending or generator_states(), "metrics": _metric_states(pl_module)}
+        mine = {"generators": self._restore or generator_states(), "metrics": _metric_states(pl_module)}
         of_ranks: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
             dist.all_gather_object(of_ranks, mine)
-        checkpoint["ranks"] = of_ranks
+        checkpoint["ranks"] = of_ranks[:: copies(trainer)]
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
-        of_ranks = checkpoint.get("ranks")
-        # with another number of processes the samples come in another order, so restored states would not help
-        self._restore = None
-        if of_ranks and len(of_ranks) == trainer.world_size:
-            self._restore = [{"generators": rank["generators"], "metrics": rank["metrics"]} for rank in of_ranks]
+        of_ranks = checkpoint.get("ranks") or []
+        rank, ranks = data_rank(trainer), trainer.world_size // copies(trainer)
+        self._restore = of_ranks[rank]["generators"] if len(of_ranks) == ranks else None
+        self._metrics = [of_rank["metrics"] for of_rank in of_ranks[rank::ranks]]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        if self._restore is not None:
-            _restore_metrics(pl_module, self._restore[trainer.global_rank]["metrics"])
-        elif data_rank(trainer) > 0:
+        for name, metric in _train_metrics(pl_module):
+            restore_states(metric, [metrics[name] for metrics in self._metrics], pl_module.device)
+        self._metrics = []
+        if self._restore is None and data_rank(trainer) > 0:
             torch.manual_seed(torch.initial_seed() + data_rank(trainer))
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._restore is not None:
-            restore_generators(self._restore[trainer.global_rank]["generators"])
+            restore_generators(self._restore)
             self._restore = None
 
 
@@ -80,11 +82,6 @@ def restore_generators(states: dict[str, Any]) -> None:
 
 def _metric_states(model: Classifier) -> dict[str, dict[str, Any]]:
     return {name: state_of(metric) for name, metric in _train_metrics(model)}
-
-
-def _restore_metrics(model: Classifier, states: dict[str, dict[str, Any]]) -> None:
-    for name, metric in _train_metrics(model):
-        restore_state(metric, states[name], model.device)
 
 
 def _train_metrics(model: Classifier) -> Any:

@@ -53,8 +53,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         self._shared_batches = 0  # validation batches that every rank has
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        bad_steps = pl_module.bad_steps
-        bad_steps.any_rank, bad_steps.of_all_ranks = self._any_rank, self._of_all_ranks
+        pl_module.bad_steps.of_all_ranks = self._of_all_ranks
         self._saved_at = time.monotonic()
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so no device is waited for
@@ -117,9 +116,6 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         flags = torch.tensor([received, int(is_due)])
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
         return int(flags[0]), bool(flags[1])
-
-    def _any_rank(self, bad: bool) -> bool:
-        return bool(self._agree(int(bad), False)[0])
 
     def _of_all_ranks(self, names: list[str]) -> list[str]:
         if self._group is None:

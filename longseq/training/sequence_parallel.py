@@ -140,23 +140,8 @@ class SequenceParallel(DDPStrategy):
 StrategyRegistry.register("sequenceparallel", SequenceParallel, "Two devices share the tokens of a sequence.", tokens=2)
 
 
-def data_rank(trainer: pl.Trainer) -> int:
-    """The number of this process among those that have different samples."""
-    return getattr(trainer.strategy, "distributed_sampler_kwargs", {"rank": 0})["rank"]
-
-
-def data_group(trainer: pl.Trainer) -> Any:
-    """The processes that have different samples; None for all."""
-    return getattr(trainer.strategy, "data_group", None)
-
-
 def gradient_norm(trainer: pl.Trainer, weights: list[Any]) -> Tensor:
     """The norm of the gradients of some weights, over all devices that hold parts of them."""
     if isinstance(trainer.strategy, SequenceParallel):
         return trainer.strategy.gradient_norm(weights)
     return torch.nn.utils.get_total_norm([weight.grad for weight in weights])
-
-
-def copies(trainer: pl.Trainer) -> int:
-    """How many processes have the same samples."""
-    return getattr(trainer.strategy, "tokens", 1)

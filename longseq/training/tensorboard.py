@@ -25,7 +25,8 @@ from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
 from longseq.training.description import settings_of
 from longseq.training.pictures import draw_confusions, draw_inputs
-from longseq.training.sequence_parallel import data_group, gradient_norm
+from longseq.training.processes import data_group
+from longseq.training.sequence_parallel import gradient_norm
 from longseq.training.summary import summary
 
 

@@ -20,7 +20,7 @@ from longseq.arguments import ArgumentError
 from longseq.training.attribution import token_maps
 from longseq.training.classifier import Classifier
 from longseq.training.pictures import draw_token_maps, pictures_of
-from longseq.training.sequence_parallel import copies
+from longseq.training.processes import copies
 from longseq.training.tensorboard import add_sound, board_of, show, step_of
 
 

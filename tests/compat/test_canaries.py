@@ -179,9 +179,9 @@ def test_torch_says_that_memory_is_too_little_in_the_known_words() -> None:
     assert of_torch.asked_of_memory(error.value) in (None, f"{1 << 40} MiB")
 
 
-def test_torchmetrics_state_comes_back() -> None:
-    metric, other = MulticlassAccuracy(3), MulticlassAccuracy(3)
-    metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
-    torchmetrics.restore_state(other, torchmetrics.state_of(metric), torch.device("cpu"))
-    assert other.compute() == metric.compute()
-    assert other.update_count == metric.update_count == 1
+def test_torchmetrics_states_come_back_in_one_metric() -> None:
+    first, second, whole = (MulticlassAccuracy(3, average="micro") for _ in range(3))
+    first.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+    second.update(torch.tensor([0]), torch.tensor([1]))
+    torchmetrics.restore_states(whole, [torchmetrics.state_of(each) for each in (first, second)], torch.device("cpu"))
+    assert (whole.compute(), whole.update_count) == (2 / 4, 2)

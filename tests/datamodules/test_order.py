@@ -63,12 +63,61 @@ def test_a_start_in_mid_epoch_skips_what_is_done_and_the_next_epoch_is_whole(dig
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_ranks_share_an_epoch_evenly_and_an_evaluation_without_repetition(world):
-    training = dealt(CountedSampler(101, 10, 0), world)
-    assert {len(share) for share in training} == {-(-101 // world)}
-    assert set().union(*training) == set(range(101))
+def test_ranks_share_an_evaluation_without_repetition(world):
     evaluated = [index for share in dealt(RankSampler(101), world) for index in share]
     assert sorted(evaluated) == list(range(101))
+
+
+def batches(world, num_samples, **options):
+    """The samples of each batch of all ranks, those of spares left out."""
+    whole: dict[int, list[int]] = {}
+    counts = set()
+    for rank in range(world):
+        sampler = CountedSampler(num_samples, 24 // world, 0, ranks=lambda rank=rank: (rank, world), **options)
+        sampler.set_epoch(3)
+        counts.add(-(-len(sampler) // sampler.batch_size))
+        for number in range(max(counts)):
+            assert 1 <= len(sampler.batch(number)) <= sampler.batch_size
+            if not sampler.is_spare(number):
+                whole.setdefault(number, []).extend(sampler.batch(number))
+    assert counts == {len(whole)}  # the same number on all ranks, or some would wait for ever
+    return [sorted(whole[number]) for number in sorted(whole)]
+
+
+LENGTHS = torch.arange(200) * 7 % 41
+OPTIONS = {"plain": {}, "lengths": {"lengths": LENGTHS}, "balanced": {"labels": LENGTHS % 3}}
+
+
+@pytest.mark.parametrize("num_samples", [5, 95, 96, 97, 99, 101, 119])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_batches_hold_the_same_samples_on_any_number_of_ranks(options, num_samples):
+    of_samples = {name: values[:num_samples] for name, values in OPTIONS[options].items()}
+    expected = batches(1, num_samples, **of_samples)
+    assert [len(batch) for batch in expected[:-1]] == [24] * (len(expected) - 1)
+    if options != "balanced":
+        assert sorted(index for batch in expected for index in batch) == list(range(num_samples))
+    for world in (2, 3, 4, 8):
+        assert batches(world, num_samples, **of_samples) == expected
+
+
+def test_other_processes_share_the_batches_of_those_before(digits):
+    state = {"epoch": 0, "batches": 2, "batch_size": 64, "processes": 2}
+    for processes, expected in ((1, 128), (4, 32), (2, 64)):
+        digits.batch_size = 64
+        digits._ranks = lambda processes=processes: (0, processes)
+        digits.load_state_dict(state)
+        assert digits.batch_size == expected
+    digits.batch_size = 48  # which the user has asked for
+    digits._ranks = lambda: (0, 4)
+    digits.load_state_dict(state)
+    assert digits.batch_size == 48
+
+
+def test_processes_that_cannot_share_a_batch_are_refused(digits):
+    digits._ranks = lambda: (0, 3)
+    what = "3 processes cannot share the batches of 128 samples that 2 had; ask for a number that divides 128"
+    with pytest.raises(DataError, match=rf"^trainer.devices: {what}$"):
+        digits.load_state_dict({"epoch": 0, "batches": 2, "batch_size": 64, "processes": 2})
 
 
 def test_one_process_asks_for_no_fewer_processes():
