@@ -34,7 +34,7 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
             WORKER_OR_RANK,
         )
     if _is_one_of_many() and is_lost_connection(error):
-        if rank_zero_only.rank == 0:
+        if rank_zero_only.rank == 0 and not _is_started_by_others():
             time.sleep(8)  # meanwhile Lightning's observer prints which rank it is, and ends this process
         return LOST_RANK, WORKER_OR_RANK
     return None
@@ -103,7 +103,12 @@ def miss_no_rank() -> None:
 
 def rank_zero_has_started_us() -> bool:
     """Whether Lightning has started this rank from rank zero, and not torchrun or SLURM."""
-    return rank_zero_only.rank > 0 and not {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"} & set(os.environ)
+    return rank_zero_only.rank > 0 and not _is_started_by_others()
+
+
+def _is_started_by_others() -> bool:
+    """Whether torchrun or SLURM has started the ranks, and not Lightning."""
+    return bool({"TORCHELASTIC_RUN_ID", "SLURM_PROCID"} & set(os.environ))
 
 
 def rank_zero_goes_on(seconds: float = 8.0) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pages import PAGES, ROOT, SMALL_MODEL, TINY, Block, blocks, commands, flags, snippets
+from torch.distributed.run import get_args_parser
 
 import datamodules
 import longseq
@@ -25,7 +26,7 @@ from longseq.training.data import lacking
 
 # their snippets have tests of their own, which say more
 ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
-OTHER_PROGRAMS = {".venv/bin/pip", "source", "tensorboard", "curl"}
+OTHER_PROGRAMS = {".venv/bin/pip", "source", "export", "tensorboard", "curl"}
 GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
 LONG = ("sweep", "export", "board")  # parsed only: their own tests run them
 ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
@@ -93,7 +94,10 @@ def in_place(words: list[str]) -> list[str]:
 
 
 def words_of_longseq(words: list[str]) -> list[str] | None:
-    """The arguments, if a command is one of longseq."""
+    """The arguments, if a command is one of longseq; torchrun's own flags are parsed here."""
+    if words[0] == "torchrun":
+        asked = get_args_parser().parse_args(words[1:])
+        words = ["python", asked.training_script, *asked.training_script_args]
     if words[:2] == ["python", "train.py"]:
         return words[2:]
     return words[1:] if words[0] == "longseq" else None

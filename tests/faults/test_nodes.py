@@ -50,11 +50,12 @@ def hosts() -> Iterator[list[str]]:
 def wait_until(is_so: Callable[[], bool], agents: list[forked.Forked]) -> None:
     end = time.monotonic() + 150
     while not is_so():
-        assert time.monotonic() < end, [agent.said() for agent in agents]
-        assert [agent.poll() for agent in agents] == [None] * len(agents), [agent.said() for agent in agents]
+        is_over = time.monotonic() > end or any(agent.poll() is not None for agent in agents)
+        assert not is_over, "\n".join(text for agent in agents for text in agent.said())
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(600)
 def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_and_a_lost_host(hosts: list[str], tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -70,6 +71,7 @@ def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_and_a_lost_host(hos
         ]  # fmt: skip
         fit = [*FIT, "--data.batch_size", "76", "--checkpoint_minutes", "0.0001", "--resume"]
         environment = {**os.environ, "PYTHONPATH": str(forked.ROOT), "GLOO_SOCKET_IFNAME": "lan"}
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a host that comes later never learns an address
         return forked.start(FOLDER / "host.py", hosts[host], *launched, *fit, cwd=tmp_path, env=environment)
 
     def arrived(step: int) -> None:

@@ -1,0 +1,285 @@
+"""How long a training step takes on 1 to 1,024 GPUs: computed from counted FLOPs and bytes and from published rates.
+
+    python benchmarks/scale.py --out docs/results/scale
+
+The model has every pixel of a 1,024 x 1,024 image as a token. `data`: each GPU has an image of its own. `sequence`: all
+GPUs share the tokens of one image. `both`: the 8 GPUs of a node share an image. FLOPs are counted at two lengths: the
+part that grows with the tokens is divided among those that share an image, the rest is done by each.
+
+Two points are then measured: two gloo processes on this machine, with the speed of one process and of gloo's sums
+measured alone, must take as long as the same formula says.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from longseq import ImageEncoder, Linformer, Separable
+from longseq.encoders.sharding import Sharding
+from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.training import Classifier
+from longseq.training.flops import PEAK_FLOPS, flops_per_sample
+
+# NVIDIA's data sheets of the H100 SXM and of the DGX H100: NVLink 900 GB/s in both directions together, eight GPUs a
+# node, one network card of 400 Gb/s for each GPU.
+PEAK, NODE, NVLINK, CARD = PEAK_FLOPS["NVIDIA H100 80GB HBM3"], 8, 450e9, 50e9
+# What NCCL itself reckons with, in seconds (src/graph/tuning.cc, protocol Simple): for each sum, and for each hop in a
+# ring or a tree, inside of a node and between two.
+BASE, RING, TREE = 8.4e-6, (3.4e-6, 14e-6), (4.0e-6, 14e-6)
+UTILISATION = 0.4  # an assumption: the share of the peak that the products of a step reach
+# Where other programs share the processors, only the time that a process has had of them says what its work costs.
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+GPUS = [2**power for power in range(11)]
+
+
+class Model(NamedTuple):
+    """A classifier of images, every pixel a token."""
+
+    side: int
+    dim: int
+    depth: int
+    heads: int
+    k: int
+
+    def build(self, side: int | None = None) -> Classifier:
+        side = side or self.side
+        mechanism = Linformer(self.k, projection=Separable())
+        encoder = ImageEncoder(
+            (1, side, side), mechanism, dim=self.dim, depth=self.depth, heads=self.heads, positions="none"
+        )
+        return Classifier(encoder, num_classes=10)
+
+    @functools.cache  # noqa: B019 (there are two models)
+    def flops(self) -> tuple[float, float]:
+        """FLOPs of a training step of one image: those that do not grow with the tokens, and those of all tokens."""
+        few, many = (float(flops_per_sample(self.build(side)).training) for side in (self.side // 2, self.side))
+        of_tokens = (many - few) * 4 / 3
+        return many - of_tokens, of_tokens
+
+    @functools.cache  # noqa: B019
+    def weight_bytes(self) -> int:
+        """Bytes of all gradients, in float32."""
+        return 4 * sum(weight.numel() for weight in self.build().parameters())
+
+    def sums(self) -> list[int]:
+        """Bytes of each sum over the tokens in a step: E X with the ones of a bias in every layer, and the mean over
+        the tokens with their number; each forward and backward."""
+        return 2 * [*[4 * self.k * (self.dim + 1)] * self.depth, 4 * (self.dim + 1)]
+
+
+LARGE = Model(side=1024, dim=768, depth=12, heads=12, k=256)
+SMALL = Model(side=64, dim=64, depth=4, heads=4, k=256)  # what is measured
+
+
+def step_seconds(
+    flops: tuple[float, float],
+    rate: float,
+    sharing: int,
+    devices: int,
+    model: Model,
+    all_reduce: Callable[[int, int], float],
+) -> float:
+    """The time of a step. Nothing that crosses is hidden behind products.
+
+    Args:
+        flops: Of one image, as Model.flops gives them.
+        rate: FLOP/s of a device.
+        sharing: How many devices share an image.
+        devices: How many there are.
+        model: What is trained.
+        all_reduce: The seconds of a sum of so many bytes over so many devices.
+    """
+    of_each, of_tokens = flops
+    of_sums = sum(all_reduce(size, sharing) for size in model.sums())
+    return (of_each + of_tokens / sharing) / rate + of_sums + all_reduce(model.weight_bytes(), devices)
+
+
+def nccl(size: int, gpus: int) -> float:
+    """The seconds of NCCL's sum of so many bytes: by a ring or by a tree, whichever is faster."""
+    if gpus == 1:
+        return 0.0
+    nodes = math.ceil(gpus / NODE)
+    local = gpus // nodes
+    wire = 2 * (gpus - 1) / gpus * size / (NVLINK if nodes == 1 else min(NVLINK, local * CARD))
+    between = 2 * nodes if nodes > 1 else 0
+    ring = (2 * (gpus - 1) - between) * RING[0] + between * RING[1]
+    tree = 2 * ((local - 1) * TREE[0] + math.log2(nodes) * TREE[1])
+    return wire + BASE + min(ring, tree)
+
+
+# What is measured: one process on its own, gloo's sums on their own, and steps of two processes
+
+
+def worker(rank: int, folder: str, repeats: int) -> None:
+    """Time a process on its own and together with another; the shortest time of each is kept."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    group: Any = dist.group.WORLD
+    sizes = sorted({*SMALL.sums(), SMALL.weight_bytes()})
+    vectors = {size: torch.zeros(size // 4) for size in sizes}
+    trained = {name: step_of(group, name) for name in ("alone", "data", "sequence")}
+    summed: list[int] = []
+    found: dict[str, dict[str, float]] = {clock: {} for clock in CLOCKS}
+
+    def keep(name: str, timed: Callable[[], Any]) -> None:
+        dist.barrier()
+        starts = {clock: read() for clock, read in CLOCKS.items()}
+        timed()
+        for clock, read in CLOCKS.items():
+            found[clock][name] = min(found[clock].get(name, math.inf), read() - starts[clock])
+
+    collect = dist.all_reduce
+
+    def counted(values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        summed.append(values.nbytes)
+        return collect(values, *args, **kwargs)
+
+    for repeat in range(repeats):
+        for size, vector in vectors.items():
+            keep(f"sum {size}", lambda vector=vector: dist.all_reduce(vector))
+        for turn in (0, 1):
+            keep("alone" if turn == rank else "waits", trained["alone"] if turn == rank else lambda: None)
+        keep("data", trained["data"])
+        dist.all_reduce = counted if repeat == 0 else collect
+        keep("sequence", trained["sequence"])
+        dist.all_reduce = collect
+    assert sorted(summed) == sorted([*SMALL.sums(), SMALL.weight_bytes()]), summed  # as the formula counts them
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+
+
+def step_of(group: Any, how: str) -> Callable[[], None]:
+    """A training step on one image."""
+    torch.manual_seed(0)
+    model = SMALL.build()
+    image = torch.randint(0, 256, (1, 1, SMALL.side, SMALL.side), dtype=torch.uint8)
+    model.encoder.measure([image])
+    if how == "sequence":
+        Sharding(model.encoder, group)
+    layers = nn.Sequential(model.encoder, model.head)
+    optimizer = torch.optim.AdamW(layers.parameters())
+
+    def step() -> None:
+        cross_entropy(layers(image), torch.tensor([1])).backward()
+        if how != "alone":
+            gradients = [weight.grad for weight in layers.parameters() if weight.grad is not None]
+            whole = torch.cat([gradient.view(-1) for gradient in gradients])
+            dist.all_reduce(whole)
+            for gradient, mean in zip(gradients, whole.split([each.numel() for each in gradients]), strict=True):
+                gradient.copy_(mean.view_as(gradient) / 2)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measured(repeats: int) -> list[dict[str, dict[str, float]]]:
+    """The shortest times of both processes, by clock."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--run"]
+        processes = [subprocess.Popen([*command, str(rank), folder, str(repeats)]) for rank in (0, 1)]
+        if any([process.wait() for process in processes]):
+            raise SystemExit("a process failed")
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def check(repeats: int) -> list[list[Any]]:
+    """Two processes of this machine: what the formula says, and what was measured."""
+    of_ranks, flops = measured(repeats), SMALL.flops()
+    rows = []
+    for clock in CLOCKS:
+        found = {name: max(of_rank[clock][name] for of_rank in of_ranks) for name in of_ranks[0][clock]}
+        rate = sum(flops) / found["alone"]
+
+        def gloo(size: int, processes: int, found: dict[str, float] = found) -> float:
+            return found[f"sum {size}"] if processes > 1 else 0.0
+
+        for name, sharing in (("data", 1), ("sequence", 2)):
+            said = step_seconds(flops, rate, sharing, 2, SMALL, gloo)
+            times = (f"{1000 * seconds:.0f}" for seconds in (found["alone"], said, found[name]))
+            rows.append([name, clock, *times, f"{found[name] / said:.2f}"])
+    return rows
+
+
+def simulated() -> list[dict[str, Any]]:
+    """A row for each number of GPUs and each way to use them."""
+    flops, rate = LARGE.flops(), UTILISATION * PEAK
+    rows = []
+    for how in ("data", "sequence", "both"):
+        for gpus in GPUS:
+            sharing = {"data": 1, "sequence": gpus, "both": min(gpus, NODE)}[how]
+            seconds = step_seconds(flops, rate, sharing, gpus, LARGE, nccl)
+            images = gpus // sharing
+            products = (flops[0] + flops[1] / sharing) / rate
+            of_one = sum(flops) / rate
+            rows.append(
+                {
+                    "how": how, "GPUs": gpus, "images a step": images, "seconds a step": seconds,
+                    "of them sums": seconds - products, "efficiency": images * of_one / (gpus * seconds),
+                }
+            )  # fmt: skip
+    return rows
+
+
+@styled
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    figure, (left, right) = panels(2)
+    for how, colour in zip(("data", "sequence", "both"), COLOURS[2:], strict=False):
+        own = [row for row in rows if row["how"] == how]
+        gpus = [row["GPUs"] for row in own]
+        left.loglog(gpus, [row["seconds a step"] for row in own], "o-", color=colour, label=how)
+        right.semilogx(gpus, [row["efficiency"] for row in own], "o-", color=colour, label=how)
+    left.set(title="Time of a step", xlabel="GPUs", ylabel="seconds")
+    right.set(title="Images a second, of GPUs x those of one", xlabel="GPUs", ylabel="share", ylim=(0, 1.05))
+    left.legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        rank, folder, repeats = sys.argv[2:]
+        return worker(int(rank), folder, int(repeats))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="steps of each kind that are measured; the fastest counts"
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results/scale"))
+    asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rows = simulated()
+    draw(rows, asked.out / "scale.png")
+    header = list(rows[0])
+    exact = [[f"{value:.4g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
+    write_csv(asked.out / "table.csv", header, exact)
+    table = [
+        [
+            row["how"], f"{row['GPUs']:,}", f"{row['images a step']:,}", f"{row['seconds a step']:.4f}",
+            f"{row['of them sums']:.4f}", f"{row['efficiency']:.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    points = markdown(
+        ["two processes", "clock", "one process, ms", "computed, ms", "measured, ms", "measured / computed"],
+        check(asked.repeats),
+    )
+    said = f"    python {' '.join(sys.argv)}\n\n{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"
+    (asked.out / "table.md").write_text(said)
+    print(said)
+
+
+if __name__ == "__main__":
+    main()
