@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_only
+from torch.distributed import is_torchelastic_launched
 
 from longseq.cli.names import shown
 from longseq.compat.lightning import end_with_dead_rank, leave_sigterm_to_us
@@ -108,7 +110,7 @@ def rank_zero_has_started_us() -> bool:
 
 def _is_started_by_others() -> bool:
     """Whether torchrun or SLURM has started the ranks, and not Lightning."""
-    return bool({"TORCHELASTIC_RUN_ID", "SLURM_PROCID"} & set(os.environ))
+    return is_torchelastic_launched() or SLURMEnvironment.detect()
 
 
 def rank_zero_goes_on(seconds: float = 8.0) -> bool:

@@ -50,5 +50,5 @@ def shared_loss(
 
 def is_spare_batch(trainer: pl.Trainer, batch_idx: int) -> bool:
     """Whether a training batch is only there because other processes have one: its samples do not count."""
-    sampler = getattr(trainer.train_dataloader, "sampler", None)
+    sampler: Any = getattr(trainer.train_dataloader, "sampler", None)
     return hasattr(sampler, "is_spare") and sampler.is_spare(batch_idx)
