@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchaudio.compliance.kaldi import get_mel_banks
 
+from longseq.compat.torch import without_autocast
 from longseq.encoders.patches import at_least
 
 
@@ -42,7 +43,7 @@ class KaldiLogMel(nn.Module):
 
     def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
         waveforms = F.pad(waveforms.to(self.waves.dtype), (0, max(self.window - waveforms.shape[1], 0)))
-        with torch.autocast(waveforms.device.type, enabled=False):
+        with without_autocast(waveforms):
             real, imaginary = F.conv1d(waveforms[:, None], self.waves, stride=self.hop).chunk(2, dim=1)
             mels = F.conv1d(real.square() + imaginary.square(), self.filters)
         return mels.clamp(min=torch.finfo(torch.float32).eps).log()

@@ -13,6 +13,7 @@ from torchaudio.transforms import MelSpectrogram
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
+from longseq.compat.torch import without_autocast
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
@@ -200,7 +201,7 @@ class LogMel(nn.Module):
         spectrogram: Any = self.mel.spectrogram
         bins, hop = spectrogram.n_fft, spectrogram.hop_length
         frames = 1 + waveforms.shape[-1] // hop
-        with torch.autocast(waveforms.device.type, enabled=False):  # torch.fft has no bfloat16
+        with without_autocast(waveforms):  # torch.fft has no bfloat16
             padded = F.pad(waveforms.to(self._dtype), (bins // 2, bins // 2))
             parts = []
             for begin in range(0, frames, _FRAMES):  # an hour's spectrum would take gigabytes

@@ -13,6 +13,7 @@ from torchmetrics.classification import (
 )
 
 from longseq.arguments import SettingError
+from longseq.compat.torchmetrics import UnwaitedF1
 from longseq.tasks.task import Answer, Task, shares_of
 
 
@@ -49,6 +50,9 @@ class SingleLabel(Task):
             "accuracy": MulticlassAccuracy(num_classes, average="micro"),
             "f1": MulticlassF1Score(num_classes, average="macro"),
         }
+
+    def training_metrics(self, num_classes: int) -> dict[str, Metric]:
+        return {**self.own_metrics(num_classes), "f1": UnwaitedF1(num_classes)}
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
         kinds = {"precision": MulticlassPrecision, "recall": MulticlassRecall, "f1": MulticlassF1Score}

@@ -229,6 +229,7 @@ class Classifier(pl.LightningModule):
         """Make a new learning rate schedule if a callback has changed the learning rate, or the batch size and with it
         the number of steps. Callbacks run before this hook; Lightning restores a checkpoint's state after it."""
         self.train_metrics.reset()  # an interrupted training in the same process has left its samples in them
+        self.bad_steps.forget()
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         is_resumed_finetuning = self.trainer.ckpt_path and any(isinstance(item, BaseFinetuning) for item in callbacks)
         for config in self.trainer.lr_scheduler_configs:
@@ -277,8 +278,18 @@ class Classifier(pl.LightningModule):
         if self.bad_steps.is_bad:
             self.zero_grad()
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """At logged steps, where the host waits for the device anyway, end a training that diverges."""
+        trainer: Any = self.trainer
+        if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
+            self.bad_steps.check(trainer)
+
+    def on_validation_start(self) -> None:
+        self.bad_steps.check(self.trainer)
+
     def on_train_epoch_end(self) -> None:
         """Log the epoch's metrics before the checkpoint at its end is saved, so that no resumed run lacks them."""
+        self.bad_steps.check(self.trainer)
         values = self.train_metrics.compute()
         self.train_metrics.reset()
         self.log_dict(values, logger=False, sync_dist=True)

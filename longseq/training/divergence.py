@@ -1,11 +1,12 @@
-"""Steps whose loss is not finite: left out if the user allows it; otherwise the training ends."""
+"""Steps whose loss is not finite: left out if the user allows it; otherwise the training ends at the next check."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from longseq.compat.lightning import is_finding_learning_rate
 
@@ -17,7 +18,11 @@ class DivergenceError(Exception):
 
 
 class BadSteps:
-    """Counts the steps in a row whose loss is not finite on some rank.
+    """Finds the steps whose loss is not finite on some rank.
+
+    Where none may be left out, the host does not wait for a loss: the device notes the first bad one, and ``check``,
+    which runs at logged steps and before validations and checkpoints, asks for it. Where some may be left out, the host
+    waits in every step, because it must know before the optimizer's step.
 
     Attributes:
         allowed: How many such steps in a row may be left out.
@@ -28,10 +33,13 @@ class BadSteps:
         self.allowed = 0
         self.of_all_ranks: Callable[[list[str]], list[str]] = list
         self._in_a_row = 0
+        self._unchecked: list[_Batch] = []  # since the last check
+        # of all ranks and of this one, minus the place of the first bad loss; -_MOST or less without one
+        self._first: Tensor | None = None
 
     @property
     def is_bad(self) -> bool:
-        """Whether the loss of the last step was not finite."""
+        """Whether the loss of the last step was not finite, and the step is left out."""
         return self._in_a_row > 0
 
     def count(self, loss: Tensor, of_all: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
@@ -46,22 +54,70 @@ class BadSteps:
         Raises:
             DivergenceError: If no more steps may be left out.
         """
-        # LearningRateFinder tries rates that are too high for a training, and restores the weights afterwards
-        if of_all.isfinite() or is_finding_learning_rate(trainer):
+        if is_finding_learning_rate(trainer):  # it tries rates that are too high, and restores the weights afterwards
+            return False
+        batch = _Batch(trainer.global_step, batch_idx, _rate(trainer))
+        if not self.allowed:
+            self._note(loss.detach(), of_all, batch)
+            return False
+        if of_all.isfinite():
             self._in_a_row = 0
             return False
         self._in_a_row += 1
         if self._in_a_row > self.allowed:
-            names = [] if loss.isfinite() else _samples_of(trainer, batch_idx)
-            raise diverged("the loss", trainer, self.of_all_ranks(names))
+            names = self.of_all_ranks([] if loss.isfinite() else _samples_of(trainer, batch_idx))
+            raise diverged("the loss", batch.step, batch.rate, names)
         rank_zero_warn(f"step {trainer.global_step} left out: its loss is not finite")
         return True
 
+    def _note(self, loss: Tensor, of_all: Tensor, batch: "_Batch") -> None:
+        # minus the place, so that the first is the highest; a finite one is lower than all
+        this = torch.stack([of_all, loss]).isfinite().float() * -_MOST - len(self._unchecked)
+        self._first = this if self._first is None else torch.maximum(self._first, this)
+        self._unchecked.append(batch)
 
-def diverged(what: str, trainer: pl.Trainer, samples: Sequence[str] = ()) -> DivergenceError:
-    """The error to raise when something is not finite any more."""
+    def check(self, trainer: pl.Trainer) -> None:
+        """Ask the device whether a loss was not finite since the last check. Every rank calls it after the same steps.
+
+        Raises:
+            DivergenceError: If one was.
+        """
+        if not self._unchecked:
+            return
+        assert self._first is not None
+        batches = self._unchecked
+        first, own = map(int, self._first.tolist())
+        self._unchecked, self._first = [], None
+        if first <= -_MOST:
+            return
+        batch = batches[-first]
+        names = self.of_all_ranks(_samples_of(trainer, batch.number) if own == first else [])
+        raise diverged("the loss", batch.step, batch.rate, names)
+
+    def forget(self) -> None:
+        """Leave out what was not checked: it belongs to a training that was interrupted."""
+        self._unchecked, self._first, self._in_a_row = [], None, 0
+
+
+_MOST = 2.0**24  # batches between two checks; float32 counts so far
+
+
+class _Batch(NamedTuple):
+    """A batch of the training: the step that it is part of, its number in the epoch, and the learning rate."""
+
+    step: int
+    number: int
+    rate: float
+
+
+def _rate(trainer: pl.Trainer) -> float:
     (optimizer,) = trainer.optimizers
-    where = f"step {trainer.global_step}, learning rate {optimizer.param_groups[0]['lr']:.3g}"
+    return optimizer.param_groups[0]["lr"]
+
+
+def diverged(what: str, step: int, rate: float, samples: Sequence[str] = ()) -> DivergenceError:
+    """The error to raise when something is not finite any more."""
+    where = f"step {step}, learning rate {rate:.3g}"
     if samples:
         where += ", training samples " + ", ".join(samples)
     return DivergenceError(
@@ -69,6 +125,16 @@ def diverged(what: str, trainer: pl.Trainer, samples: Sequence[str] = ()) -> Div
         "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
         "--skip_bad_steps 3. If a checkpoint was saved, its weights are finite: --resume goes on from it"
     )
+
+
+def refuse_bad_weights(trainer: pl.Trainer, model: nn.Module) -> None:
+    """Check all weights before they are saved.
+
+    Raises:
+        DivergenceError: If one is not finite.
+    """
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise diverged("a weight", trainer.global_step, _rate(trainer))
 
 
 def _samples_of(trainer: pl.Trainer, batch_idx: int) -> list[str]:

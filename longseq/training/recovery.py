@@ -16,7 +16,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from longseq.arguments import ArgumentError
 from longseq.compat.lightning import is_accumulating, is_followed_by_validation, put_before_validation
 from longseq.training.classifier import Classifier
-from longseq.training.divergence import diverged
+from longseq.training.divergence import refuse_bad_weights
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -101,8 +101,8 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         self._saved_at = time.monotonic()
-        if not all(weight.isfinite().all() for weight in pl_module.parameters()):
-            raise diverged("a weight", trainer)
+        pl_module.bad_steps.check(trainer)
+        refuse_bad_weights(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()  # so that the curves never end before the checkpoint

@@ -94,7 +94,8 @@ class ThroughputLogger(pl.Callback):
             self._begin_window(pl_module)
         elif self._log_every and trainer.global_step % self._log_every == 0:
             samples_per_second = self._log(trainer, pl_module)
-            pl_module.log("samples/s", round(samples_per_second), prog_bar=True, logger=False)
+            # a tensor on the host: the progress bar reads it after every step
+            pl_module.log("samples/s", torch.tensor(float(round(samples_per_second))), prog_bar=True, logger=False)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._stop_clock(pl_module)

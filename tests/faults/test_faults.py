@@ -7,6 +7,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -83,6 +84,24 @@ def test_bad_steps_in_a_row_are_left_out_as_many_as_allowed() -> None:
     assert all(weight.isfinite().all() for weight in model.parameters())
     with pytest.raises(DivergenceError, match=r"the loss .* at step 4, learning rate .*, training samples \d+, \d+"):
         _train((2, 3, 4), skip=2)
+
+
+def test_a_check_some_steps_later_names_the_first_bad_step_and_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[list[str]] = []
+    step = Classifier.training_step
+
+    def seen(self: Classifier, batch: Any, batch_idx: int) -> torch.Tensor:
+        loader: Any = self.trainer.train_dataloader
+        rows.append([str(loader.dataset.names[number]) for number in loader.sampler.batch(batch_idx)])
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classifier, "training_step", seen)
+    with pytest.raises(
+        DivergenceError, match=r"the loss .* at step 2, learning rate .*, training samples \d+"
+    ) as error:
+        _train((2, 5), skip=0)
+    assert len(rows) == 8, "the host did not wait for the loss of step 2"
+    assert ", ".join(rows[2]) in str(error.value)
 
 
 # Storage
