@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.groups import attend_in_groups, groups_for
 from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
@@ -276,7 +277,7 @@ def softmax_formula(
             scores = queries @ scaled.mT
             weights = (scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf"))).softmax(dim=-1)
             return F.dropout(weights, dropout) @ values.to(queries.dtype)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
+    return attend_in_groups(queries, keys, values, key_mask, dropout, groups_for(queries, keys))
 
 
 def _is_small(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]) -> bool:

@@ -3,6 +3,7 @@
 import torch
 from small_vit import COMPILED, gradients, model
 
+import longseq.attention.layer
 from longseq.attention import Linformer, Verma
 
 
@@ -27,10 +28,11 @@ for mechanism in COMPILED:
     print(repr(mechanism))
 
 # "aot_eager" also tests the compiler's backward pass, which "eager" leaves out
-for mechanism in (Linformer(7), Verma()):
+for mechanism, groups in ((Linformer(7), 1), (Linformer(7), 4), (Verma(), 1)):
     vit = model(mechanism, depth=1).train()
     expected = gradients(vit)
+    longseq.attention.layer.groups_for = lambda queries, keys, groups=groups: groups
     torch.compiler.reset()
     vit.compile(fullgraph=True, backend="aot_eager")
-    compare(gradients(vit), expected, f"a whole ViT with {mechanism}")
+    compare(gradients(vit), expected, f"a whole ViT with {mechanism} and {groups} groups of queries")
     assert not any("_orig_mod" in name for name in vit.state_dict())

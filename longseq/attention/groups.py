@@ -1,0 +1,71 @@
+"""Attention of many queries to few keys on a GPU: queries in groups, so that the backward pass has enough blocks.
+
+FlashAttention-2's backward pass starts one block for each 128 keys of a head of a sample. With 128 keys and 12 heads
+these are 12 blocks for the 132 processors of an H100. Queries do not depend on each other, so s groups of them may
+count as s samples with the same keys: there are s times as many blocks, and the gradients of the keys are summed over
+the groups. Tokens lie one after the other, so the groups are a view; as heads of grouped-query attention they would be
+copied.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+KEYS_OF_A_BLOCK = 128
+BLOCKS_A_PROCESSOR = 4  # so that the last round, which leaves some processors idle, is a small part
+FEWEST_QUERIES = 256  # of a group
+
+
+def num_groups(samples: int, heads: int, queries: int, keys: int, processors: int) -> int:
+    """The fewest groups, a power of two, that give each processor its blocks; 1 where there are enough without.
+
+    Args:
+        samples: b.
+        heads: h.
+        queries: n.
+        keys: k.
+        processors: Of the device (streaming multiprocessors); 0 for no groups.
+    """
+    blocks, groups = samples * heads * -(-keys // KEYS_OF_A_BLOCK), 1
+    while blocks * groups < BLOCKS_A_PROCESSOR * processors and queries >= 2 * groups * FEWEST_QUERIES:
+        groups *= 2
+    return groups
+
+
+def groups_for(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]) -> int:
+    """The number of groups on the device of these queries: 1 unless that is a GPU of CUDA."""
+    if queries.device.type != "cuda":
+        return 1
+    b, h, n, _ = queries.shape
+    return num_groups(b, h, n, keys.shape[2], _processors(queries.device.index or 0))
+
+
+@torch.compiler.assume_constant_result
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count if torch.cuda.is_available() else 0
+
+
+def attend_in_groups(
+    queries: Float[Tensor, "b h n c"],
+    keys: Float[Tensor, "b h k c"],
+    values: Float[Tensor, "b h k c"],
+    key_mask: Bool[Tensor, "b 1 1 k"] | None,
+    dropout: float,
+    groups: int,
+) -> Float[Tensor, "b h n c"]:
+    """softmax(Q K' / sqrt(c)) V by torch's fused kernel, with so many groups of queries."""
+    if groups == 1:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
+    b, n = len(queries), queries.shape[2]
+    if missing := -n % groups:
+        queries = F.pad(queries, (0, 0, 0, missing))
+    of_groups = queries.transpose(1, 2).unflatten(1, (groups, -1)).flatten(0, 1).transpose(1, 2)
+    keys, values = _repeated(keys, groups), _repeated(values, groups)
+    mask = None if key_mask is None else _repeated(key_mask, groups)
+    mixed = F.scaled_dot_product_attention(of_groups, keys, values, attn_mask=mask, dropout_p=dropout)
+    return mixed.transpose(1, 2).unflatten(0, (b, groups)).flatten(1, 2).transpose(1, 2)[:, :, :n]
+
+
+def _repeated(part: Tensor, groups: int) -> Tensor:
+    return part[:, None].expand(-1, groups, -1, -1, -1).flatten(0, 1)
