@@ -10,7 +10,6 @@ memory is the peak of the process that took most.
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,36 +25,45 @@ from torch.nn.functional import cross_entropy
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.encoders import Conv2d
 from longseq.encoders.sharding import Sharding
+from longseq.reports.cell import wait_for
 from longseq.reports.plots import machine, markdown, write_csv
+from longseq.training.throughput import peak_memory_gib
 
-MECHANISMS = {"Linformer, separable E, k = 256": Linformer(256, projection=Separable()), "Verma without E": Verma()}
+
+def mechanisms(k: int) -> dict[str, Any]:
+    return {f"Linformer, separable E, k = {k}": Linformer(k, projection=Separable()), "Verma without E": Verma()}
 
 
-def step(side: int, mechanism: Any, group: Any, steps: int) -> dict[str, float]:
-    """The seconds and bytes of a step of this process."""
+MECHANISMS = mechanisms(256)
+
+
+def step(side: int, mechanism: Any, group: Any, steps: int, device: str = "cpu") -> dict[str, float]:
+    """The seconds and GiB of a step of this process."""
     torch.manual_seed(0)
     encoder = ImageEncoder(
         (1, side, side), mechanism, dim=64, depth=4, heads=4, mlp_ratio=2.0, local=Conv2d(3), positions="none"
     )
-    image = torch.randint(0, 256, (1, 1, side, side), dtype=torch.uint8)
+    encoder = encoder.to(device)
+    image = torch.randint(0, 256, (1, 1, side, side), dtype=torch.uint8, device=device)
     encoder.measure([image])
     if group is not None:
         Sharding(encoder, group)
-    model = nn.Sequential(encoder, nn.Linear(64, 10))
+    model = nn.Sequential(encoder, nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     seconds = []
     for _ in range(steps):
+        wait_for(torch.device(device))
         start = time.perf_counter()
-        cross_entropy(model(image), torch.tensor([1])).backward()
+        cross_entropy(model(image), torch.tensor([1], device=device)).backward()
         if group is not None:  # every weight but a dense E's columns, of which a separable E has none
             for weight in model.parameters():
                 dist.all_reduce(weight.grad, group=group)
                 weight.grad /= dist.get_world_size(group)
         optimizer.step()
         optimizer.zero_grad()
+        wait_for(torch.device(device))
         seconds.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": min(seconds[1:] or seconds), "gib": peak}
+    return {"seconds": min(seconds[1:] or seconds), "gib": peak_memory_gib(torch.device(device))}
 
 
 def run(rank: int, size: int, side: int, mechanism: str, steps: int, folder: str) -> None:

@@ -1,0 +1,271 @@
+"""What a GPU does with long sequences, in eight minutes: python benchmarks/gpu.py [--minutes 8] [--out FOLDER].
+
+The most telling rows come first. After every row table.md and table.csv are written, and no row begins after --minutes,
+because a GPU may be at hand for a short time only. Two things that are compared run in one process, in the
+order A B A B. On a GPU everything is in bfloat16 and under torch.compile. --lra DIR trains on Long Range Arena's Image
+instead, for half an hour; DIR holds CIFAR-10.
+"""
+
+import argparse
+import gc
+import math
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import million
+import torch
+import torch.nn.functional as F
+from peers import Bench, Row, Step, autocast, compare, layer_step, our_layer, seconds_of, training_step
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from longseq import ImageEncoder, Linformer, Separable, Verma
+from longseq.attention import Mechanism
+from longseq.attention.groups import FEWEST_QUERIES, attend_in_groups, num_groups
+from longseq.compat.torch import is_out_of_memory
+from longseq.reports.cell import largest
+from longseq.reports.plots import machine, markdown, write_csv
+from longseq.training import Classifier
+from longseq.training.flops import flops_per_sample, peak_flops
+
+HEADER = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "computed best"]
+BEST = {(4096, 768): "3.0", (16384, 768): "8.5", (65536, 768): "31"}  # k = 128, by FLOPs and bytes
+ROUNDS = 5
+
+
+def k_of(n: int) -> int:
+    return min(128, n // 4)
+
+
+def blocks(bench: Bench) -> Iterator[Row]:
+    """A transformer block with Linformer against the same one with FlashAttention (torch's fused exact attention)."""
+    for n in bench.lengths:
+        torch.compiler.reset()
+        ours, theirs = (Block(bench.width, bench.heads, qkv_bias=False) for _ in range(2))
+        ours.attn = our_layer(bench, Linformer(k_of(n)), n)  # type: ignore[assignment]
+        figures = compare(bench, layer_step(bench, ours, n), layer_step(bench, theirs, n), ROUNDS)
+        at = f"n = {n}, width {bench.width}"
+        yield [
+            f"block, k = {k_of(n)}, forward and backward",
+            "FlashAttention",
+            at,
+            *figures,
+            BEST.get((n, bench.width), ""),
+        ]
+
+
+def kernel_step(bench: Bench, attend: Callable[..., Tensor], parts: list[Tensor]) -> Step:
+    """Forward and backward of attention alone."""
+    gradient = torch.randn_like(parts[0])
+
+    def step() -> None:
+        for part in parts:
+            part.grad = None
+        attend(*parts).backward(gradient)
+
+    return step
+
+
+def heads_of(bench: Bench, *lengths: int) -> list[Tensor]:
+    """Tensors (1, h, length, c) that lie token by token, as a layer's."""
+    c = bench.width // bench.heads
+    dtype = torch.bfloat16 if bench.precisions[0] == "bf16" else torch.float32
+    return [
+        torch.randn(1, length, bench.heads, c, device=bench.device, dtype=dtype).transpose(1, 2).requires_grad_()
+        for length in lengths
+    ]
+
+
+def as_heads(queries: Tensor, keys: Tensor, values: Tensor, groups: int) -> Tensor:
+    """Groups of queries as heads of grouped-query attention."""
+    b, h, n, c = queries.shape
+    of_groups = queries.reshape(b, h * groups, n // groups, c)
+    return F.scaled_dot_product_attention(of_groups, keys, values, enable_gqa=True).reshape(b, h, n, c)
+
+
+def products(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return (queries * queries.shape[-1] ** -0.5 @ keys.mT).softmax(-1) @ values
+
+
+def query_groups(bench: Bench) -> Iterator[Row]:
+    """Groups of queries, against plain products under torch.compile."""
+    device = torch.device(bench.device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    for n in bench.lengths:
+        k = k_of(n)
+        parts = heads_of(bench, n, k, k)
+        plain = torch.compile(products) if bench.compiles else products
+        chosen = num_groups(1, bench.heads, n, k, processors)
+        for groups in sorted({1, 4, 16, 64, chosen}):
+            if groups > 1 and (n % groups or n // groups < min(FEWEST_QUERIES, 16)):
+                continue
+            forms = {"samples": lambda *qkv, s=groups: attend_in_groups(*qkv, None, 0.0, s)}
+            if groups > 1:
+                forms["heads"] = lambda *qkv, s=groups: as_heads(*qkv, s)
+            for form, attend in forms.items():
+                what = f"attention, k = {k}, {groups} groups as {form}" + " (chosen)" * (groups == chosen)
+                sides = (kernel_step(bench, side, parts) for side in (attend, plain))
+                at = f"n = {n}, width {bench.width}"
+                yield [what, "plain products" + ", compiled" * bench.compiles, at, *compare(bench, *sides, ROUNDS), ""]
+
+
+def linear_kernel(bench: Bench) -> Iterator[Row]:
+    """Verma without E, Y = H (L V), against the Triton kernel of fla-org's flash-bidirectional-linear-attention."""
+    if bench.device != "cuda" or not find_spec("flash_bla"):
+        why = "not installed: pip install git+https://github.com/fla-org/flash-bidirectional-linear-attention"
+        yield ["Verma without E, H (L V)", "flash_bla's simple_la", "", "", "", why, "", ""]
+        return
+    from flash_bla.ops.simple_la.fused import simple_la  # type: ignore[import-not-found]
+
+    def ours(H: Tensor, L: Tensor, values: Tensor) -> Tensor:
+        return H @ (L.mT @ values)
+
+    compiled = torch.compile(ours)
+    for n in bench.lengths:
+        parts = [part.detach().softmax(-1).requires_grad_() for part in heads_of(bench, n, n, n)]
+        error = (simple_la(*parts, scale=1.0).float() - ours(*(part.double() for part in parts))).abs().max()
+        sides = (kernel_step(bench, side, parts) for side in (compiled, lambda *x: simple_la(*x, scale=1.0)))
+        figures = compare(bench, *sides, ROUNDS)
+        at = f"n = {n}, width {bench.width}, they differ by {error:.1e}"
+        yield ["Verma without E, H (L V)", "flash_bla's simple_la", at, *figures, ""]
+
+
+def classifier(
+    bench: Bench, n: int, mechanism: Mechanism, depth: int = 4
+) -> tuple[ImageEncoder, nn.Module, tuple[int, int]]:
+    """An encoder of an image with n pixels, the model with its head, and the image's sides."""
+    height = 1 << (n.bit_length() - 1) // 2
+    sides = (height, n // height)
+    encoder = ImageEncoder((3, *sides), mechanism, dim=bench.width, depth=depth, heads=bench.heads)
+    return encoder, nn.Sequential(encoder, nn.Linear(bench.width, 10)), sides
+
+
+def mfu(bench: Bench) -> Iterator[Row]:
+    """Counted FLOPs of a training step a second, against the device's peak."""
+    peak = peak_flops(torch.cuda.get_device_name(), "bf16-mixed") if bench.device == "cuda" else None
+    for n in bench.lengths:
+        torch.compiler.reset()
+        encoder, model, sides = classifier(bench, n, Linformer(k_of(n)))
+        flops = flops_per_sample(Classifier(encoder, 10)).training
+        step = training_step(bench, model, *sides, bench.precisions[0])
+        for _ in range(3):
+            step()
+        seconds = min(seconds_of(bench, step) for _ in range(ROUNDS))
+        share = f"**{flops / seconds / peak:.2f}**" if peak else ""
+        best = f"{peak / 1e12:.0f} TFLOP/s" if peak else "not known"
+        at = f"n = {n}, width {bench.width}, {1e3 * seconds:.3g} ms"
+        yield [
+            "MFU of a training step, depth 4",
+            "the device's peak",
+            at,
+            f"{flops / seconds / 1e12:.3g} TFLOP/s",
+            best,
+            share,
+            "",
+            "",
+        ]
+
+
+def longest(bench: Bench, most: int = 1 << 28) -> Iterator[Row]:
+    """The longest sequence that is trained at batch 1, to within an eighth."""
+    for mechanism in (Linformer(k_of(bench.lengths[0]), projection=Separable()), Verma()):
+
+        def fits(rows: int, mechanism: Mechanism = mechanism) -> bool:
+            if 16 * rows > most:
+                return False
+            try:
+                encoder = ImageEncoder(
+                    (3, rows, 16), mechanism, dim=bench.width, depth=4, heads=bench.heads, positions="none"
+                )
+                model = nn.Sequential(encoder, nn.Linear(bench.width, 10)).to(bench.device)
+                with autocast(bench, bench.precisions[0]):
+                    loss = model(torch.randn(1, 3, rows, 16, device=bench.device)).sum()
+                loss.backward()
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    return False
+                raise
+            finally:
+                gc.collect()
+                torch.cuda.empty_cache()
+            return True
+
+        n = 16 * largest(fits, min(bench.lengths) // 16)
+        what = "longest sequence trained at batch 1, depth 4, Separable or without E"
+        yield [what, "", type(mechanism).__name__ + f", width {bench.width}", f"n = {n:,}", "", "", "", ""]
+
+
+def a_million(bench: Bench, side: int = 1024) -> Iterator[Row]:
+    """One training step on all pixels of an image, as benchmarks/million.py measures it, on this device."""
+    for name, mechanism in million.mechanisms(min(256, side * side // 4)).items():
+        with autocast(bench, bench.precisions[0]):
+            found = million.step(side, mechanism, None, 3, bench.device)
+        figures = [f"{found['seconds']:.3g} s", f"{found['gib']:.3g} GiB"]
+        yield [f"training step on {side * side:,} tokens, width 64, depth 4", "", name, *figures, "", "", ""]
+
+
+PARTS: dict[str, Callable[..., Iterator[Row]]] = {
+    part.__name__: part for part in (blocks, query_groups, mfu, a_million, longest, linear_kernel)
+}
+
+
+def rows(asked: argparse.Namespace) -> Iterator[Row]:
+    for name in asked.parts:
+        for width in asked.width if name in ("blocks", "query_groups") else asked.width[:1]:
+            on_gpu = asked.device == "cuda"
+            precisions = ("bf16",) if on_gpu else ("32",)
+            bench = Bench(asked.device, width, max(width // 64, 1), precisions, tuple(asked.n), (), ())
+            options: dict[str, Any] = {}
+            if not on_gpu:  # sizes that a CPU has done in seconds
+                options = {"a_million": {"side": math.isqrt(max(asked.n))}, "longest": {"most": 2 * max(asked.n)}}
+            yield from PARTS[name](bench, **options.get(name, {}))
+
+
+def train_lra(folder: str) -> None:
+    """Long Range Arena's Image: CIFAR-10 in grey, a token for each of its 1,024 pixels, without augmentation."""
+    root = Path(__file__).parents[1]
+    configs = [root / "configs" / name for name in ("image/cifar10.yaml", "trainer/gpu.yaml")]
+    command = [sys.executable, root / "train.py", "fit", "--config", configs[0], "--config", configs[1]]
+    command += ["--data.root", folder, "--data.augment", "[]", "--trainer.max_time", "00:00:30:00"]
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--n", type=int, nargs="+", default=[16384, 65536, 4096])
+    parser.add_argument("--width", type=int, nargs="+", default=[768, 384])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no row after this time")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/gpu"))
+    parser.add_argument("--lra", metavar="DIR", help="train on Long Range Arena's Image, 30 minutes, and nothing else")
+    asked = parser.parse_args()
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("error: --device: there is no GPU here; give --device cpu --n 64 128 --width 32")
+    if asked.lra:
+        return train_lra(asked.lra)
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    command = f"    python benchmarks/gpu.py --device {asked.device} --n {' '.join(map(str, asked.n))}"
+    top = f"{command} --width {' '.join(map(str, asked.width))}\n\n{machine(asked.device)}\n\n"
+    begin, found = time.monotonic(), []
+    for row in rows(asked):
+        found.append(row)
+        print(" | ".join(row), flush=True)
+        is_late = time.monotonic() - begin > 60 * asked.minutes
+        late = f"\nNo row was begun after {asked.minutes:g} minutes, and some are missing.\n" if is_late else ""
+        write_csv(asked.out / "table.csv", HEADER, found)
+        (asked.out / "table.md").write_text(top + markdown(HEADER, found) + late)
+        if is_late:
+            break
+
+
+if __name__ == "__main__":
+    main()
