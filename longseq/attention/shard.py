@@ -26,12 +26,13 @@ class Shard:
     Attributes:
         rank, size: The place of the process, and how many there are.
         num_tokens: Tokens of the whole sequence, prefix included; the encoder sets it for each batch.
+        first: The place of the first token of this process that gives keys and values; set with it.
     """
 
     def __init__(self, group: Any, num_prefix_tokens: int) -> None:
         self.group, self.num_prefix_tokens = group, num_prefix_tokens
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.num_tokens = 0
+        self.num_tokens = self.first = 0
 
     def rows(self, height: int) -> slice:
         """The rows of a grid that this process has: as many as the others, or one less.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.projection import Projection, ProjectionLayer, blank
+from longseq.attention.shard import Shard, highest, summed
 
 
 class WindowProjection(ProjectionLayer):
@@ -29,15 +30,32 @@ class WindowProjection(ProjectionLayer):
         super().__init__()
         self.window = math.ceil(n / k)
 
+    can_be_sharded = True
+
     def windows(self, tokens: Tensor, padding: float = 0.0) -> Tensor:
-        """(b, n, d) -> (b, k, window, d), with padding behind the last token."""
-        missing = -tokens.shape[1] % self.window
-        if missing:
-            tokens = F.pad(tokens, (0, 0, 0, missing), value=padding)
+        """(b, n, d) -> (b, k, window, d), with padding behind the last token; of a sequence on several processes those
+        windows that have a token of this one, with padding for the tokens of its neighbours."""
+        before = 0 if self.shard is None else self.shard.first % self.window
+        missing = -(before + tokens.shape[1]) % self.window
+        if before or missing:
+            tokens = F.pad(tokens, (0, 0, before, missing), value=padding)
         return tokens.unflatten(1, (-1, self.window))
 
+    def placed(self, short: Float[Tensor, "b m d"], empty: float = 0.0) -> Float[Tensor, "b k d"]:
+        """What belongs to the windows of this process among those of all processes."""
+        if self.shard is None:
+            return short
+        k = math.ceil(self.shard.num_tokens / self.window)
+        return F.pad(short, (0, 0, self._begin, k - self._begin - short.shape[1]), value=empty)
+
+    @property
+    def _begin(self) -> int:
+        """The first window of this process."""
+        return 0 if self.shard is None else self.shard.first // self.window
+
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"]:
-        return self.windows(present).any(dim=2)
+        own = self.windows(present).any(dim=2)
+        return own if self.shard is None else highest(self.placed(own).float(), self.shard) > 0
 
 
 class MeanProjection(WindowProjection):
@@ -50,8 +68,12 @@ class MeanProjection(WindowProjection):
     ) -> Float[Tensor, "b k d"]:
         if present is None:
             present = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool)
-        counts = self.windows(present).sum(dim=2).clamp(min=1)
-        return self.windows(blank(tokens, present)).sum(dim=2) / counts.to(tokens.dtype)
+        counts = self.windows(present).sum(dim=2).to(tokens.dtype)
+        sums = self.windows(blank(tokens, present)).sum(dim=2)
+        if self.shard is not None:
+            both = torch.cat([sums, counts.expand(len(sums), -1, -1)], dim=-1)
+            sums, counts = summed(self.placed(both), self.shard).split([sums.shape[-1], 1], dim=-1)
+        return sums / counts.clamp(min=1)
 
 
 class MaxProjection(WindowProjection):
@@ -63,10 +85,20 @@ class MaxProjection(WindowProjection):
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
         lowest = -float("inf")
-        if present is None:
-            return self.windows(tokens, lowest).amax(dim=2)
-        short = self.windows(tokens.masked_fill(~present, lowest), lowest).amax(dim=2)
-        return short.masked_fill(~self.filled(present), 0.0)
+        there = tokens if present is None else tokens.masked_fill(~present, lowest)
+        if self.shard is not None:
+            return self._over_shards(self.windows(there, lowest), self.shard)
+        short = self.windows(there, lowest).amax(dim=2)
+        return short if present is None else short.masked_fill(~self.filled(present), 0.0)
+
+    def _over_shards(self, windows: Float[Tensor, "b m window d"], shard: Shard) -> Float[Tensor, "b k d"]:
+        """The mean of all tokens that equal the maximum: it has the maximum's value and gradient, and is a sum."""
+        most = highest(self.placed(windows.amax(dim=2), -float("inf")), shard)
+        most = most[:, self._begin : self._begin + windows.shape[1], None]
+        is_most = (windows == most) & windows.isfinite()
+        both = [windows.masked_fill(~is_most, 0).sum(2), is_most.sum(2).to(windows.dtype)]
+        sums, counts = summed(self.placed(torch.cat(both, dim=-1)), shard).chunk(2, dim=-1)
+        return sums / counts.clamp(min=1)
 
 
 class ConvProjection(WindowProjection):
@@ -89,9 +121,8 @@ class ConvProjection(WindowProjection):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        missing = -tokens.shape[1] % self.window
-        channels = F.pad(blank(tokens, present).mT, (0, missing))
-        return self.convolution(channels).mT
+        windows = self.windows(blank(tokens, present))
+        return summed(self.placed(self.convolution(windows.flatten(1, 2).mT).mT), self.shard)
 
     @torch.no_grad()
     def carry(self, trained: "ConvProjection", old: TokenGrid, new: TokenGrid) -> None:

@@ -139,6 +139,7 @@ def share_of(
     rows = shard.rows(height)
     own = slice(rows.start * columns, rows.stop * columns)
     shard.num_tokens = prefix + height * columns
+    shard.first = prefix + own.start if shard.rank else 0
     if present is not None:
         present = torch.cat([present[:, :prefix], present[:, prefix:][:, own]], dim=1)
     return own, picture[:, :, rows.start * high : rows.stop * high], present

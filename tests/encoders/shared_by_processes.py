@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from longseq.attention import Dynamic, Gaussian, Linear, Linformer, Separable, Verma
+from longseq.attention import Conv, Dynamic, Gaussian, Linear, Linformer, Max, Mean, Separable, Verma
 from longseq.attention.mechanism import Mechanism
 from longseq.encoders import Conv1d, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.encoders.sharding import Sharding
@@ -25,6 +25,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "dynamic": Linformer(6, projection=Dynamic(length_scaling=1.0)),
     "dynamic none norm": Linformer(6, sharing="none", projection=Dynamic(norm=True)),
     "gaussian": Linformer(6, projection=Gaussian()),
+    "mean": Linformer(6, projection=Mean()),
+    "max": Linformer(6, projection=Max()),
+    "conv": Linformer(6, projection=Conv()),
+    "verma max none": Verma(6, sharing="none", projection=Max()),
     "verma": Verma(),
     "verma scaled": Verma(length_scaling=1.5),
     "verma k": Verma(6, projection=Linear("mean")),
