@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.scaling import scaled_by_length
+from longseq.attention.shard import Shard, Split, exponentials, highest, summed
 
 Pool = Literal["avg", "max", "linear_softmax", "attention"]
 
 
-class Pooling(nn.Module, ABC):
-    """Scores of an input from those of its tokens. Padding counts nothing: it is as if it were not there."""
+class Pooling(Split, ABC):
+    """Scores of an input from those of its tokens. Padding counts nothing: it is as if it were not there. Where tokens
+    lie on several processes, the numbers of a class meet in sums and maxima, and every process has the result."""
 
     @abstractmethod
     def forward(
@@ -40,6 +42,9 @@ class AveragePooling(Pooling):
     """The mean of the scores: for what lasts as long as the input."""
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
+        if self.shard is not None:
+            there = torch.ones_like(scores[..., :1]) if present is None else present[..., None].to(scores.dtype)
+            return _divided(torch.cat([scores * there, there], dim=-1).sum(1), self.shard)
         if present is None:
             return scores.mean(1)
         return scores.masked_fill(~present[..., None], 0).sum(1) / present.sum(1)[:, None].to(scores.dtype)
@@ -49,7 +54,12 @@ class MaxPooling(Pooling):
     """The highest score of each class: for what may last one token. Only that token learns from a sample."""
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
-        return (scores if present is None else scores.masked_fill(~present[..., None], -float("inf"))).amax(1)
+        there = scores if present is None else scores.masked_fill(~present[..., None], -float("inf"))
+        if self.shard is None:
+            return there.amax(1)
+        is_most = there == highest(there.amax(1, keepdim=True), self.shard)  # the mean of those that equal the maximum
+        sums = summed(torch.stack([there.masked_fill(~is_most, 0).sum(1), is_most.sum(1).to(scores.dtype)]), self.shard)
+        return sums[0] / sums[1]
 
 
 class LinearSoftmaxPooling(Pooling):
@@ -65,7 +75,13 @@ class LinearSoftmaxPooling(Pooling):
         logs = nn.functional.logsigmoid(scores)
         if present is not None:
             logs = logs.masked_fill(~present[..., None], -float("inf"))
-        pooled = torch.logsumexp(2 * logs, dim=1) - torch.logsumexp(logs, dim=1)
+        if self.shard is None:
+            pooled = torch.logsumexp(2 * logs, dim=1) - torch.logsumexp(logs, dim=1)
+        else:
+            most = highest(logs.amax(1), self.shard)
+            shares = (logs - most[:, None]).exp()
+            squares, sums = summed(torch.stack([shares.square().sum(1), shares.sum(1)]), self.shard)
+            pooled = squares.log() - sums.log() + most
         pooled = pooled.clamp(max=-1e-6)
         return pooled - torch.log(-torch.expm1(pooled))
 
@@ -87,10 +103,23 @@ class AttentionPooling(Pooling):
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         values, gates = self.hidden(tokens).chunk(2, dim=-1)
-        logits = scaled_by_length(self.weight(values.tanh() * gates.sigmoid()), tokens.shape[1], present)
+        if self.shard is not None and present is None:  # all processes count their tokens, without prefix tokens
+            present = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
+        logits = self.weight(values.tanh() * gates.sigmoid())
+        logits = scaled_by_length(logits, tokens.shape[1], present, shard=self.shard)
+        if self.shard is not None and present is not None:
+            weights = exponentials(logits, 1, present[..., None], self.shard)
+            both = torch.cat([weights.mT @ scores.to(logits.dtype), weights.sum(1, keepdim=True)], dim=-1)
+            return _divided(both[:, 0], self.shard)
         if present is not None:
             logits = logits.masked_fill(~present[..., None], -float("inf"))
         return (logits.softmax(1).mT @ scores.to(logits.dtype))[:, 0]
+
+
+def _divided(both: Float[Tensor, "b numbers"], shard: Shard) -> Float[Tensor, "b classes"]:
+    """Sums over the tokens of all processes, divided by the last of them."""
+    sums = summed(both, shard)
+    return sums[:, :-1] / sums[:, -1:]
 
 
 def make_pooling(pool: Pool | None, dim: int) -> Pooling | None:

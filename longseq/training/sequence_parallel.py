@@ -69,9 +69,8 @@ class SequenceParallel(DDPStrategy):
         super().setup(trainer)
 
     def _shard(self, model: Classifier) -> None:
-        if model.pooling is not None or isinstance(model.task, Masked):
-            what = "Masked" if isinstance(model.task, Masked) else f"pool {model.pool}"
-            raise ArgumentError("trainer.strategy", f"must keep a sequence whole for {what}; give ddp")
+        if isinstance(model.task, Masked):
+            raise ArgumentError("trainer.strategy", "must keep a sequence whole for Masked; give ddp")
         if model.optimizer not in ELEMENTWISE:
             what = f"must be one of {', '.join(ELEMENTWISE)} where E is shared out, got {model.optimizer}"
             raise ArgumentError("model.optimizer", f"{what}; adamw is usual")
@@ -81,6 +80,8 @@ class SequenceParallel(DDPStrategy):
         except ArgumentError as error:
             raise ArgumentError(f"model.encoder.{error.argument}", error.what) from error
         model.before_sharding = before
+        if model.pooling is not None:
+            model.pooling.shard = self._sharding.shard
         model._ddp_params_and_buffers_to_ignore = list(self._sharding.names(model))  # type: ignore[assignment]
         for weight in self._sharding.weights:
             if weight.requires_grad:

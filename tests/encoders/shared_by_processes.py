@@ -13,6 +13,7 @@ from longseq.attention import Conv, Dynamic, Gaussian, Linear, Linformer, Max, M
 from longseq.attention.mechanism import Mechanism
 from longseq.encoders import Conv1d, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.encoders.sharding import Sharding
+from longseq.tasks.pooling import make_pooling
 
 SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
 MECHANISMS: dict[str, Mechanism] = {
@@ -36,13 +37,30 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 
 
-def cases() -> dict[str, tuple[Encoder, Any]]:
+class Pooled(nn.Module):
+    """An encoder whose tokens are scored, and their scores pooled."""
+
+    def __init__(self, encoder: Encoder, pool: Any) -> None:
+        super().__init__()
+        pooling = make_pooling(pool, encoder.dim)
+        assert pooling is not None
+        self.encoder, self.head, self.pooling = encoder, nn.Linear(encoder.dim, 3), pooling
+
+    def forward(self, inputs: Any) -> Tensor:
+        tokens, present = self.encoder.token_features(inputs)
+        return self.pooling(tokens, self.head(tokens), present)
+
+    def measure(self, batches: list[Any]) -> None:
+        self.encoder.measure(batches)
+
+
+def cases() -> dict[str, tuple[Any, Any]]:
     """Encoders in float64, with inputs whose rows cannot be divided equally; the same in every process."""
     torch.manual_seed(0)
     images = torch.randint(0, 256, (3, 1, 7, 5))
     lengths = torch.tensor([2000, 1100, 90])
     clips = {"waveforms": torch.randn(3, 2000, dtype=torch.float64), "lengths": lengths}
-    made: dict[str, tuple[Encoder, Any]] = {}
+    made: dict[str, tuple[Any, Any]] = {}
     for name, mechanism in MECHANISMS.items():
         made[f"{name} image"] = ImageEncoder((1, 7, 5), mechanism, pool="token", local=Conv2d(3), **SMALL), images
         made[f"{name} sound"] = SpectrogramEncoder(8000, 0.3, mechanism, num_mels=12, local=Conv1d(5), **SMALL), clips
@@ -52,6 +70,9 @@ def cases() -> dict[str, tuple[Encoder, Any]]:
     made["any size"] = ImageEncoder((1, 9, 9), Verma(), local=Conv2d(3), **free), images
     made["waveforms"] = WaveformEncoder(8000, 0.3, Linformer(6), patch_size=50, **SMALL), clips
     made["recomputed"] = ImageEncoder((1, 7, 5), Linformer(6), checkpointing=True, **SMALL), images
+    for pool in ("avg", "max", "linear_softmax", "attention"):
+        made[f"pool {pool} image"] = Pooled(ImageEncoder((1, 7, 5), Linformer(6), pool="token", **SMALL), pool), images
+        made[f"pool {pool} sound"] = Pooled(SpectrogramEncoder(8000, 0.3, Verma(), num_mels=12, **SMALL), pool), clips
     for encoder, inputs in made.values():
         encoder.double()
         for parameter in encoder.parameters():  # local mixing starts at zero
@@ -93,7 +114,9 @@ def run(rank: int, size: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     results = {}
     for name, (encoder, inputs) in cases().items():
-        sharding = Sharding(encoder, dist.group.WORLD)
+        sharding = Sharding(getattr(encoder, "encoder", encoder), dist.group.WORLD)
+        if isinstance(encoder, Pooled):
+            encoder.pooling.shard = sharding.shard
         features = encoder(inputs)
         loss_of(features).backward()
         gradients = {}

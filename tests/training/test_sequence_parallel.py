@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_another_number_of_processes_that_share_a_sequence(
     [
         (["--model.encoder.attention", "Softmax"], "model.encoder.attention: must meet all tokens in a sum"),
         (["--model.encoder.dropout", "0.1"], "model.encoder.dropout: must be 0 to be shared by several processes"),
-        (["--model.pool", "max"], "trainer.strategy: must keep a sequence whole for pool max; give ddp"),
+        (["--model.task", "Masked"], "trainer.strategy: must keep a sequence whole for Masked; give ddp"),
         (["--model.optimizer", "lamb"], "model.optimizer: must be one of adam"),
     ],
 )
