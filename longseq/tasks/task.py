@@ -99,7 +99,7 @@ class Task(ABC):
     def weight(self, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
         """By what ``loss`` divides the sum over a batch: by default the number of samples. By it the losses of several
         processes become that of all their samples."""
-        return weights.new_tensor(len(targets))
+        return weights.new_full((), len(targets))
 
     def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
         """How far the outputs of a training batch are from a teacher's, times the temperature's square, so that the
