@@ -108,12 +108,12 @@ def sounds(fills: bool, root: str, epochs: int, rate: float) -> tuple[Any, Batch
     )  # fmt: skip
     model = ASTForAudioClassification(config)
     train(Logits(model), theirs(raw_train), epochs, rate)
-    folder = tempfile.mkdtemp()
-    model.save_pretrained(folder)
-    extract.save_pretrained(folder)
 
     def plugged(mechanism: Mechanism) -> nn.Module:
-        encoder = ASTEncoder(16000, 1.0, mechanism, pretrained=folder, fills=fills)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            extract.save_pretrained(folder)
+            encoder = ASTEncoder(16000, 1.0, mechanism, pretrained=folder, fills=fills)
         return nn.Sequential(encoder, copy.deepcopy(model.classifier.dense))
 
     print(f"with transformers: {accuracy(Logits(model), theirs(raw_test)):.4f}", flush=True)

@@ -1,5 +1,8 @@
 """The callbacks of a training from the command line."""
 
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,10 @@ from jsonargparse import Namespace
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
 
+from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import escaped, shown
-from longseq.cli.runs import CONFIG, METRICS
+from longseq.cli.resuming import config_of
+from longseq.cli.runs import CONFIG, METRICS, SERIES, numbered
 from longseq.tasks import Task
 from longseq.training.by_class import ByClass
 from longseq.training.data import data_of
@@ -30,24 +35,32 @@ from longseq.training.tensorboard import (
 from longseq.training.throughput import ThroughputLogger
 from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
+# Settings of data that change no sample.
+_OF_SPLITS_AND_BATCHES = ("seed", "folds", "fold", "val_fraction", "balanced", "batch_size", "num_workers", "in_memory")
+
 # Callbacks that search for a setting before a training. A resumed training has its setting already.
 FINDERS = (LearningRateFinder, BatchSizeFinder)
 
 
 class SavedConfig(SaveConfigCallback):
-    """Lightning's callback that saves the configuration of a run, here in the run's folder also without a logger, and
-    without ckpt_path and resume: with them, a new run that is started from the file would resume this run.
+    """Lightning's callback that saves the configuration of a run, here in the run's folder also without a logger.
+
+    A training that is started from the file is a new one of this run alone: ckpt_path and resume are left out, and
+    --folds or --grow, which would train the other runs too, stand in a file of their own.
     """
 
     def __init__(self, parser: Any, config: Namespace) -> None:
         config = config.clone()
-        config["ckpt_path"], config["resume"] = None, False
+        self.series = {name: config[name] for name in ("folds", "grow") if config[name] is not None}
+        config["ckpt_path"], config["resume"], config["folds"], config["grow"] = None, False, None, None
         super().__init__(parser, config, save_to_log_dir=False)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         (record,) = (callback for callback in callbacks if isinstance(callback, RunRecord))
         write_text(record.run / CONFIG, self.parser.dump(self.config, skip_unset=False))
+        if self.series:
+            write_text(record.run / SERIES, json.dumps(self.series))
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -143,13 +156,31 @@ def callbacks_of_training(
             RateAndNorm(),
             Overview(is_resumed, command, record.run / CONFIG),
             TaskPicture(),
-            InputSamples(),
+            *([] if are_inputs_shown(record.run, settings.data.as_dict()) else [InputSamples()]),
             BestFigure(is_resumed),
             Mistakes(),
             AttentionMaps(),
             Embeddings(),
         ]
     return callbacks
+
+
+def are_inputs_shown(run: Path, data: Mapping[str, Any]) -> bool:
+    """Whether TensorBoard has inputs of the same data from an earlier run of the experiment, with the same shape and
+    augmentation; which of them are in which split may differ."""
+    for earlier in numbered(run.parent):
+        if earlier == run:
+            break
+        with suppress(UserError):  # a run that was killed before it had a configuration
+            before = config_of(earlier).get("data")
+            if _samples(before) == _samples(data) and any(earlier.rglob("events.out.*")):
+                return True
+    return False
+
+
+def _samples(data: Any) -> list[tuple[str, str]]:
+    """What of a configuration of data decides how its samples look."""
+    return [(key, str(value)) for key, value in items_of(data) if key not in _OF_SPLITS_AND_BATCHES]
 
 
 def take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 import traceback
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -42,6 +43,16 @@ class OneLineParser(LightningArgumentParser):
         raise UserError(one_line(message, options_of(self))) from ex
 
 
+class Finder(ArgumentParser):
+    """A parser that finds a few flags among all arguments, before the parser of all flags reads them."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(one_line(message, ()))
+
+
 def one_line(message: str, options: Iterable[str]) -> str:
     """Rewrite an error report of jsonargparse as ``<key>: <what>; <remedy>``.
 
@@ -64,6 +75,8 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "missing":
             what = what.replace("fit.", "") if key == "arguments" else f"{key}.{what}"
             return f"{what}: missing; give --config, one of configs/, or these flags"
+        case "no value":
+            return f"{what}: has no value; give one behind --{what}"
         case "wrong value":
             return f"{key}: got {what}; give {' or '.join(expected)}"
         case "no such file":

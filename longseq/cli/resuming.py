@@ -1,8 +1,8 @@
 """How a run is resumed: which run, from which checkpoint, and what must be the same as before."""
 
+import json
 import re
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import zip_longest
@@ -14,9 +14,9 @@ from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.cli.errors import UserError, items_of, keys_of
+from longseq.cli.errors import Finder, UserError, items_of, keys_of
 from longseq.cli.names import shown
-from longseq.cli.runs import CONFIG, METRICS, experiment_of, numbered
+from longseq.cli.runs import CONFIG, METRICS, SERIES, experiment_of, numbered
 from longseq.training import Classifier
 from longseq.training.storage import CheckpointError, good_checkpoints, write_text
 
@@ -26,7 +26,7 @@ _RESTORED = ("learning_rate", "weight_decay", "betas")
 
 def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
     """The run to resume. Its experiment is the one that the same command line without --resume would train."""
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = Finder()
     finder.add_argument("--experiment")
     finder.add_argument("--trainer.default_root_dir", dest="root")
     known, others = finder.parse_known_args(args)
@@ -104,7 +104,7 @@ def newest_checkpoint(run: Path) -> Path:
 
 
 def config_of(run: Path) -> dict[str, Any]:
-    """The configuration that a run was started with.
+    """The configuration that a run was started with, and --folds or --grow if it is one run of several.
 
     Raises:
         UserError: If it is missing or cannot be read.
@@ -112,23 +112,24 @@ def config_of(run: Path) -> dict[str, Any]:
     path = run / CONFIG
     try:
         config = yaml.safe_load(path.read_text())
+        series = json.loads((run / SERIES).read_text()) if (run / SERIES).exists() else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read, so the run cannot go on; start anew without --resume") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds no configuration, so the run cannot go on; start anew without --resume")
-    return config
+    return {**config, **series}
 
 
 def restore_config(run: Path, config: Mapping[str, Any]) -> None:
     """Write the configuration that a run was started with back to its folder, if the file holds another one now."""
     if config_of(run) != config:
-        write_text(run / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+        write_text(run / CONFIG, yaml.safe_dump({**config, "folds": None, "grow": None}, sort_keys=False))
 
 
 def without_appended(args: list[str]) -> list[str]:
     """The arguments of a resumed run, without those that append to a list (``--data.augment+=X``): the configuration
     of the run already holds the appended values. If a --config among the arguments sets the list, they stay."""
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = Finder()
     finder.add_argument("-c", "--config", action="append", default=[])
     files = [Path(path) for path in finder.parse_known_args(args)[0].config]
     set_anew = {key for file in files if file.is_file() for key in _keys_in(file)}

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from argparse import ArgumentParser
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only
 
 from longseq.arguments import ArgumentError
+from longseq.cli.errors import Finder
 from longseq.cli.resuming import config_of, find_resumed, newest_checkpoint, without_appended
 from longseq.cli.runs import sole_use_of
 from longseq.cli.start import UserError, add_working_folder
@@ -64,7 +64,7 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
         UserError: If the flags contradict each other, or name something that does not exist.
     """
     command, is_help = args[0], bool({"-h", "--help"} & set(args))
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = Finder()
     finder.add_argument("--ckpt_path")
     finder.add_argument("--allow_class", action="append", default=[])
     finder.add_argument("--resume", nargs="?", const="true", default="false")
@@ -94,7 +94,7 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
 
 def without_resume(args: list[str]) -> list[str]:
     """The arguments without --resume and its value."""
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = Finder()
     finder.add_argument("--resume", nargs="?")
     return finder.parse_known_args(args)[1]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
-    "no such option", "no such argument", "not allowed", "no such class", "missing", "wrong value", "no such file",
-    "not YAML", "other",
+    "no such option", "no such argument", "not allowed", "no such class", "missing", "no value", "wrong value",
+    "no such file", "not YAML", "other",
 ]  # fmt: skip
 
 
@@ -44,6 +44,8 @@ def fault_of(message: str) -> Fault:
         return fault("no such class", match[1])
     if match := re.search(r"arguments are required: (.*)", message):
         return fault("missing", match[1])
+    if match := re.search(r"argument (?:-\w/)?--([\w.]+): expected .*argument", message):
+        return fault("no value", match[1])
     if match := re.search(r"Expected a (.*?)\. Got value: (.*)", message):
         return fault("wrong value", match[2], [_type_name(match[1])])
     if match := re.search(r"Given value: (.*)", message):

@@ -226,8 +226,9 @@ class RateAndNorm(pl.Callback):
 
 
 class BestFigure(pl.Callback):
-    """Show each run's best validation value of the task's ``best`` metric, and the one of the test, in the hparams tab,
-    beside its settings.
+    """Show each run's best validation value of the task's ``best`` metric, hp/val_best, and the one of the test,
+    hp/test, in the hparams tab, beside its settings. The names are the same for all tasks, and the setting ``metric``
+    tells them apart: the tab shows only the columns that the first run of a folder declares.
 
     Args:
         is_resumed: Whether the run goes on with earlier curves, which have the settings already.
@@ -240,8 +241,7 @@ class BestFigure(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := board_of(trainer)) is not None and not self.is_resumed:
-            best = pl_module.task.best
-            figures = {f"hp/val_{best}": self.best or math.nan, f"hp/test_{best}": math.nan}  # not known yet
+            figures = {"hp/val_best": self.best or math.nan, "hp/test": math.nan}  # not known yet
             logger.log_hyperparams(_choices(trainer, pl_module), figures, step_of(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
@@ -249,12 +249,12 @@ class BestFigure(pl.Callback):
             task, figure = pl_module.task, float(trainer.callback_metrics[f"val/{pl_module.task.best}"])
             better = max if task.mode == "max" else min
             self.best = figure if self.best is None else better(self.best, figure)
-            logger.log_metrics({f"hp/val_{task.best}": self.best}, step_of(trainer))
+            logger.log_metrics({"hp/val_best": self.best}, step_of(trainer))
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         best = pl_module.task.best
         if (logger := board_of(trainer)) is not None and f"test/{best}" in trainer.callback_metrics:
-            logger.log_metrics({f"hp/test_{best}": float(trainer.callback_metrics[f"test/{best}"])}, step_of(trainer))
+            logger.log_metrics({"hp/test": float(trainer.callback_metrics[f"test/{best}"])}, step_of(trainer))
 
     def state_dict(self) -> dict[str, float | None]:
         return {"best": self.best}
@@ -274,6 +274,7 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
         "data": None if data is None else type(data).__name__,
         "k": str(getattr(attention, "k", None)),
         "learning_rate": model.learning_rate,
+        "metric": model.task.best,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "precision": trainer.precision,
         "seed": getattr(data, "seed", None),

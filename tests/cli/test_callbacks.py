@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from longseq.training import Classifier
@@ -222,3 +223,14 @@ def test_a_stopped_training_with_a_callback_goes_on_as_if_it_had_never_stopped(
     again = ended("x/1")
     assert same(whole["state_dict"], again["state_dict"])
     assert whole["hyper_parameters"] == again["hyper_parameters"]
+
+
+def test_inputs_are_shown_once_in_an_experiment_for_the_same_data(command) -> None:
+    short = [*FIT, "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
+    for flags in ([], ["--data.seed", "1"], ["--data.size", "4"]):
+        assert command(*short, *flags).code == 0
+    shown = {}
+    for folder in Path("runs").glob("*/*/*-seed*"):
+        tags = EventAccumulator(str(folder), {"images": 1}).Reload().Tags()["images"]
+        shown[str(folder.parent)] = "inputs/samples" in tags
+    assert shown == {"runs/x/0": True, "runs/x/1": False, "runs/x/2": True}

@@ -178,6 +178,21 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
     assert not list(tmp_path.glob("runs/*/*")), "nothing is written before the flags are known to be right"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["fit", "--config", DIGITS, "--allow_class"], "allow_class"),
+        (["fit", "--config", DIGITS, "--experiment"], "experiment"),
+        (["fit", "--resume", "--experiment"], "experiment"),
+        (["test", "--ckpt_path"], "ckpt_path"),
+        (["board", "--logdir"], "logdir"),
+    ],
+)
+def test_a_flag_without_its_value_is_one_line(arguments: list[str], flag: str, command: Callable) -> None:
+    done = command(*arguments)
+    assert (done.code, done.err) == (2, f"error: {flag}: has no value; give one behind --{flag}\n")
+
+
 @pytest.mark.parametrize("flag", ["dim", "depth", "mlp_ratio"])
 def test_a_model_beyond_the_machines_memory_is_one_line_and_exit_code_6(flag: str, command: Callable) -> None:
     done = command("fit", "--config", DIGITS, f"--model.encoder.{flag}", "1000000000000")

@@ -2,22 +2,15 @@
 
 import csv
 import json
-import os
 import shutil
-import signal
 import statistics
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
-import torch
 import yaml
 from PIL import Image
-from torch import Tensor
-
-from longseq.training import Classifier
-from longseq.training.storage import read_whole
+from several_runs import killed_in, same, weights
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.max_epochs", "2"]
@@ -25,14 +18,6 @@ SMALL += ["--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "
 FIT = ["fit", "--config", str(ROOT / "configs/image/digits.yaml"), *SMALL, "--trainer.logger", "false"]
 FIT += ["--experiment", "x"]
 FOLDS = [*FIT, "--folds", "3"]
-
-
-def weights(run: str) -> dict[str, Tensor]:
-    return read_whole(Path(f"runs/{run}/last.ckpt"))["state_dict"]
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def rows_of(table: str) -> list[dict[str, str]]:
@@ -60,9 +45,14 @@ def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(command
     found = [float(rows[name]["test accuracy"]) for name in ("mean", "standard deviation", "lowest", "highest")]
     assert found == pytest.approx(expected, abs=1e-4)
     assert Path("runs/x/2/folds.md").read_text().split("\n\n", 2)[2].strip() in done.out
-    # the same as the ordinary command of one fold, whose checkpoint is enough to test it
+    # the same as the ordinary command of one fold, whose checkpoint is enough to test it, and whose configuration is of
+    # one run
     assert command(*FIT, "--data.folds", "3", "--data.fold", "2").code == 0
     assert same(weights("x/3"), weights("x/1"))
+    again = command("fit", "--config", "runs/x/1/config.yaml")
+    assert again.code == 0 and "fold " not in again.out
+    assert sorted(path.name for path in Path("runs/x").iterdir()) == ["0", "1", "2", "3", "4"]
+    assert same(weights("x/4"), weights("x/1"))
     assert command("test", "--ckpt_path", "runs/x/1/best.ckpt", "--trainer.limit_test_batches", "1").code == 0
 
 
@@ -73,17 +63,9 @@ def test_a_stopped_cross_validation_goes_on_and_repeats_no_finished_fold(
     """Steps 1 to 6 are of the first fold, 7 to 12 of the second."""
     two = [*FIT, "--folds", "2"]
     assert command(*two).code == 0
-    whole, steps = weights("x/1"), []
+    whole = weights("x/1")
     shutil.rmtree("runs")
-    step = Classifier.training_step
-
-    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
-        steps.append(batch_idx)
-        if len(steps) == stop:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(Classifier, "training_step", stopped)
+    steps = killed_in(stop, monkeypatch)
     assert command(*two).code == 143
     run = f"runs/x/{(stop - 1) // 6}"
     done = command(*two, "--resume") if how == "--resume" else command("fit", "--resume", run)

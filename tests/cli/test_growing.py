@@ -1,19 +1,14 @@
 """Trainings that grow from small images to large ones, in one command."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
-import torch
 import yaml
-from torch import Tensor
+from several_runs import killed_in, same, weights
 
-from longseq.training import Classifier
 from longseq.training.storage import read_whole
 
 ROOT = Path(__file__).parents[2]
@@ -21,14 +16,6 @@ SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.li
 SMALL += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1", "--experiment", "x"]
 FIT = ["fit", "--config", str(ROOT / "configs/image/digits.yaml"), *SMALL, "--trainer.logger", "false"]
 GROWING = [*FIT, "--grow", "4x4:2,8:1,12:2"]
-
-
-def weights(run: str, name: str = "last") -> dict[str, Tensor]:
-    return read_whole(Path(f"runs/{run}/{name}.ckpt"))["state_dict"]
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_every_stage_is_a_run_that_starts_from_the_one_before(command) -> None:
@@ -42,6 +29,8 @@ def test_every_stage_is_a_run_that_starts_from_the_one_before(command) -> None:
         assert (config["data"]["init_args"]["size"], config["trainer"]["max_epochs"]) == (size, epochs)
         assert "test/accuracy" in json.loads(Path(f"runs/x/{number}/metrics.json").read_text())
         assert read_whole(Path(f"runs/x/{number}/last.ckpt"))["global_step"] == 3 * epochs
+    assert command("fit", "--config", "runs/x/2/config.yaml", "--experiment", "z").code == 0  # this stage alone
+    assert same(weights("z/0"), weights("x/2")) and not Path("runs/z/1").exists()
     # the same as the three commands of which it consists
     for size, epochs, start in (("4", "2", []), ("8", "1", ["runs/y/0"]), ("12", "2", ["runs/y/1"])):
         flags = ["--data.size", size, "--trainer.max_epochs", epochs, "--experiment", "y"]
@@ -55,17 +44,9 @@ def test_a_stopped_growth_goes_on_as_if_it_had_never_stopped(
 ) -> None:
     """Steps 1 to 6 are of the first stage, 7 to 9 of the second, 10 to 15 of the third."""
     assert command(*GROWING).code == 0
-    whole, steps = weights("x/2"), []
+    whole = weights("x/2")
     shutil.rmtree("runs")
-    step = Classifier.training_step
-
-    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
-        steps.append(batch_idx)
-        if len(steps) == stop:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(Classifier, "training_step", stopped)
+    steps = killed_in(stop, monkeypatch)
     assert command(*GROWING).code == 143
     done = command(*GROWING, "--resume")
     assert done.code == 0, done.err

@@ -15,8 +15,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -24,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
+from longseq.tasks import MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
 from longseq.training.pictures import draw_confusions
 from longseq.training.tensorboard import BestFigure, Confusions, DrawsSeldom, InputSamples, Overview, RateAndNorm
@@ -77,10 +83,12 @@ class Scripted(Classifier):
         return {"outputs": torch.nn.functional.one_hot(answers, 3).float(), "labels": labels}
 
 
-def fit(folder: Path, callbacks: list[pl.Callback], kind: Any = images, **options: Any) -> pl.Trainer:
+def fit(
+    folder: Path, callbacks: list[pl.Callback], kind: Any = images, task: Task | None = None, **options: Any
+) -> pl.Trainer:
     torch.manual_seed(0)
     encoder, dataset = kind()
-    model = Scripted(encoder, 3, NAMES)
+    model = Scripted(encoder, 3, NAMES) if task is None else Classifier(encoder, 3, NAMES, task)
     trainer = pl.Trainer(
         accelerator="cpu", enable_model_summary=False, enable_progress_bar=False, enable_checkpointing=False,
         callbacks=callbacks, limit_train_batches=1,
@@ -220,7 +228,7 @@ def test_the_frequency_axis_tells_where_a_tone_lies(hertz: int) -> None:
 def test_the_hparams_tab_shows_the_best_accuracy_not_the_last_beside_flat_choices(tmp_path: Path) -> None:
     fit(tmp_path, [BestFigure()])
     events = read(tmp_path)
-    before, *best = [scalar.value for scalar in events.Scalars("hp/val_accuracy")]
+    before, *best = [scalar.value for scalar in events.Scalars("hp/val_best")]
     assert math.isnan(before) and best == pytest.approx([2 / 3, 1.0, 1.0])  # TensorBoard shows no point for NaN
     choices = hparams(events)
     assert choices["settings.encoder"] == "ImageEncoder" and choices["settings.encoder.dim"] == 8
@@ -229,6 +237,24 @@ def test_the_hparams_tab_shows_the_best_accuracy_not_the_last_beside_flat_choice
     assert choices["learning_rate"] == 1e-3 and choices["precision"] == "32-true" and choices["tokens"] == 16
     assert choices["parameters"] > 100
     assert not any("class_path" in name or "init_args" in name or "class_names" in name for name in choices)
+
+
+def test_the_hparams_tab_has_the_figures_of_all_tasks_of_a_folder(tmp_path: Path) -> None:
+    """As TensorBoard itself reads a folder with runs of two tasks, whose figures have different names."""
+    dataset = images()[1]
+    for name, task in {"first": SingleLabel(), "second": MultiLabel()}.items():
+        trainer = fit(tmp_path / name, [BestFigure()], task=task, max_epochs=1)
+        trainer.test(trainer.lightning_module, loader(dataset, 12), verbose=False)
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    context = Context(TBContext(data_provider=MultiplexerDataProvider(runs, str(tmp_path))))
+    request = RequestContext()
+    declared = context.experiment_from_metadata(request, "", True, context.hparams_metadata(request, ""), None)
+    columns = [info.name.tag for info in declared.metric_infos]
+    assert columns == ["hp/val_best", "hp/test"]
+    for name, metric in {"first": "accuracy", "second": "average_precision"}.items():
+        events = read(tmp_path / name)
+        last = [events.Scalars(tag)[-1].value for tag in (*columns, f"val/{metric}", f"test/{metric}")]
+        assert last[:2] == last[2:]
 
 
 def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
@@ -248,7 +274,7 @@ def test_the_best_accuracy_outlives_a_resumed_training(tmp_path: Path) -> None:
         ckpt_path=tmp_path / "last.ckpt",
         weights_only=True,
     )
-    assert [scalar.value for scalar in read(tmp_path).Scalars("hp/val_accuracy")] == [1.0, 1.0]
+    assert [scalar.value for scalar in read(tmp_path).Scalars("hp/val_best")] == [1.0, 1.0]
 
 
 def test_the_overview_has_training_and_validation_in_one_chart_and_the_model_as_text(tmp_path: Path) -> None:
