@@ -1,4 +1,4 @@
-"""Draw the README's picture from two runs: python docs/picture.py runs/digits/0 runs/vowels/0.
+"""Draw the first picture of the site from two runs: python docs/picture.py runs/digits/0 runs/vowels/0.
 
 Each run gets one row: an input as the model reads it, the first layer's learned E, and the run's validation accuracy.
 The script needs the run's data where the checkpoint says that it was, or in another folder with ``--root DIR``.
@@ -56,7 +56,7 @@ def draw_accuracy(axes: Axes, run: Path, mechanism: str) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Draw the README's picture from two runs.")
+    parser = ArgumentParser(description="Draw the first picture of the site from two runs.")
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--root", help="where the data is, if it has moved")
     parser.add_argument("--out", type=Path, default=Path("docs/picture.png"))

@@ -2,15 +2,20 @@
 
 import functools
 import inspect
+import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
+import forked
 import numpy as np
 import pytest
 from pages import PAGES, ROOT, SMALL_MODEL, TINY, Block, blocks, commands, flags, snippets
@@ -28,7 +33,7 @@ from longseq.training.data import lacking
 ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
 OTHER_PROGRAMS = {".venv/bin/pip", "source", "export", "tensorboard", "curl"}
 GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
-LONG = ("sweep", "export", "board")  # parsed only: their own tests run them
+RUN = ("sweep", "export", "board")  # of these commands a page's own lines are run, on every page but those of results
 ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
 
 
@@ -229,11 +234,17 @@ def test_snippets_that_are_not_run_here_have_tests_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=ids(GUIDES))
-def test_a_guide_runs_from_its_first_line_to_its_last(page: Path, command: Callable, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_reports")
+def test_a_guide_runs_from_its_first_line_to_its_last(
+    page: Path, command: Callable, place: Path, tmp_path: Path
+) -> None:
     """On the data that the guide writes itself, with few steps of a small model."""
     if page.stem in ("linear-vit", "reading-results"):  # they go on with what another guide has made
         exec(snippets(page.with_name("own-images.md"))[0].text, {})
         thin_out(tmp_path)
+    if page.stem == "reading-results":
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs/digits").symlink_to(place / "runs/digits")
     saved = re.search(r"Save this as `(\w+\.py)`", page.read_text())
     for block in blocks(page):
         if block.language == "python" and saved:
@@ -244,9 +255,55 @@ def test_a_guide_runs_from_its_first_line_to_its_last(page: Path, command: Calla
         elif not block.language:
             for _, words in (each for each in commands(page) if each[0] == block):
                 arguments = words_of_longseq(words)
-                if arguments is not None and arguments[0] not in LONG:
-                    done = command(*arguments, *shortened(arguments))
-                    assert done.code == 0, f"{block}: {' '.join(words)}: {done.err}"
+                if arguments is not None:
+                    run(arguments, command, tmp_path)
+
+
+ELSEWHERE_RUN = {
+    tuple(arguments): block
+    for page in PAGES
+    if page not in GUIDES and page.parent.name != "results"
+    for block, words in commands(page)
+    if (arguments := words_of_longseq(words)) is not None and arguments[0] in RUN
+}
+
+
+@pytest.mark.parametrize("arguments", ELSEWHERE_RUN, ids=[str(block) for block in ELSEWHERE_RUN.values()])
+@pytest.mark.usefixtures("forked_reports")
+def test_every_sweep_export_and_board_of_other_pages_runs(
+    arguments: tuple[str, ...], place: Path, command: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in place.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    run(in_place(list(arguments)), command, tmp_path)
+
+
+def run(arguments: list[str], command: Callable, folder: Path) -> None:
+    """Run a command of a page in a folder, with few steps of a small model."""
+    if arguments[0] == "board":
+        look_at_board(arguments, folder)
+        return
+    if arguments[0] == "export":  # in its own process: traced lengths are torch.SymInt, which beartype refuses for int
+        exported = forked.run(ROOT / "train.py", *arguments, cwd=folder)
+        assert exported.returncode == 0, f"{' '.join(arguments)}: {exported.stderr}"
+        return
+    done = command(*shortened(arguments))
+    assert done.code == 0, f"{' '.join(arguments)}: {done.err}"
+
+
+def look_at_board(arguments: list[str], folder: Path) -> None:
+    """Start a board in a process of its own, open its page, and stop it."""
+    process = forked.start(ROOT / "train.py", *arguments, cwd=folder)
+    try:
+        while not process.said()[0].endswith("\n"):
+            assert process.poll() is None, process.said()[1]
+            time.sleep(0.2)
+        with urlopen(process.said()[0].partition("#")[0]) as answer:
+            assert b"TensorBoard" in answer.read()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
 def quick(text: str) -> str:
@@ -262,10 +319,16 @@ def thin_out(folder: Path) -> None:
 
 
 def shortened(arguments: list[str]) -> list[str]:
+    """A command with few steps of a small model; of a sweep the first setting of each entry, with one seed."""
+    if arguments[0] == "sweep":
+        words = ["=".join(first_of(word)) if "=" in word else word for word in arguments]
+        flags = json.loads(words[words.index("--flags") + 1]) if "--flags" in words else []
+        seconds = ["--seconds", "0.1"] if "--seconds" in words else []
+        return [*words, "--seeds", "1", *seconds, "--flags", json.dumps([*flags, *TINY, *SMALL_MODEL])]
     if arguments[0] != "fit":
-        return []
-    is_timms = "TimmEncoder" in arguments
-    return [*TINY, *(["--model.encoder.pretrained", "false", "--data.batch_size", "4"] if is_timms else SMALL_MODEL)]
+        return arguments
+    of_timm = ["--model.encoder.pretrained", "false", "--data.batch_size", "4"]
+    return [*arguments, *TINY, *(of_timm if "TimmEncoder" in arguments else SMALL_MODEL)]
 
 
 def test_the_reference_has_every_public_name() -> None:
