@@ -1,6 +1,7 @@
 """The command board, and what a person sees on its page, in a real browser (Debian's package chromium).
 
-With SCREENSHOTS=DIR the browser's tests leave their pictures there; docs/board.png and docs/board-images.png are two.
+With SCREENSHOTS=DIR the browser's tests leave their pictures there; docs/board.png and docs/board-images.png (the
+README's) are two.
 """
 
 import json
@@ -177,7 +178,8 @@ def test_the_hparams_tab_shows_what_a_person_compares_without_a_click(tab: Calla
     page.get_by_text("learning_rate").nth(1).wait_for()  # beside its checkbox, as a column too
     for name in ("attention", "batch_size", "data", "k", "learning_rate"):
         assert page.get_by_text(name, exact=True).count() >= 2, name
-    page.get_by_text("hp/test_").first.wait_for(state="attached")  # of one of the two tasks
+    for name in ("hp/val_best", "hp/test"):  # of both tasks
+        page.get_by_text(name, exact=True).first.wait_for(state="attached")
     photographed(page, "board-hparams")
 
 
