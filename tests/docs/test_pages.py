@@ -132,6 +132,7 @@ CONTEXTS = [
     *([*FIT, name] for name in ("image/folder", "audio/folder", "audio/needles")),
     *([*FIT, "image/folder", f"--model.encoder.attention={name}"] for name in ("Verma", "Softmax")),
     *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
+    [*FIT, "image/folder", "--data=ImageShards"],
     [*FIT, "image/folder", "--data=Pathfinder", "--trainer.callbacks+=EMAWeightAveraging"],
     [*FIT, "image/folder", "--model.encoder=TimmEncoder", "--model.encoder.model=vit_tiny_patch16_224"],
     ["predict", "--ckpt_path", "CKPT", "--input", "x"],
