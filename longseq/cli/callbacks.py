@@ -100,7 +100,8 @@ class BestCheckpoint(ModelCheckpoint):
             "kth_best_model_path": here(state_dict["kth_best_model_path"]),
             "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
         }
-        if not Path(state_dict["best_model_path"]).is_file():  # a new run that starts from another run's checkpoint
+        best = state_dict["best_model_path"]
+        if not (best and Path(best).exists()):  # a new run that starts from another run's checkpoint
             state_dict["dirpath"] = None  # so that Lightning ignores the scores of the other run
         else:
             self.figures = state_dict.get("figures", {})  # checkpoints of longseq 0.1 have none

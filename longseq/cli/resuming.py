@@ -18,7 +18,8 @@ from longseq.cli.errors import Finder, UserError, items_of, keys_of
 from longseq.cli.names import shown
 from longseq.cli.runs import CONFIG, METRICS, SERIES, experiment_of, numbered
 from longseq.training import Classifier
-from longseq.training.storage import CheckpointError, good_checkpoints, write_text
+from longseq.training.checkpoint import good_checkpoints
+from longseq.training.storage import CheckpointError, write_text
 
 # A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
 _RESTORED = ("learning_rate", "weight_decay", "betas")

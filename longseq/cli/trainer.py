@@ -176,6 +176,9 @@ def refuse_missing_devices(settings: Namespace) -> None:
     """
     if re.search("spawn|fork|notebook", str(settings.strategy)):
         raise UserError(f"trainer.strategy: {settings.strategy} is for notebooks, and waits here for ever; give ddp")
+    if re.search("ModelParallelStrategy|fsdp|FSDP", str(settings.strategy)):
+        name = str(getattr(settings.strategy, "class_path", settings.strategy)).rpartition(".")[2]
+        raise UserError(f"trainer.strategy: {name} cannot shard weights that layers share; give FullySharded")
     accelerator, devices, cores = settings.accelerator, str(settings.devices), os.cpu_count() or 1
     known = sorted(AcceleratorRegistry.available_accelerators())
     present = [name for name in known if AcceleratorRegistry[name]["accelerator"].is_available()]

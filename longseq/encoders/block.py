@@ -35,7 +35,7 @@ def run_block(
     has_local = type(block) is LocalBlock
     is_ours = (has_local or type(block) is Block) and isinstance(block.attn, TokenMixer)
     if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
-        return block(tokens, attn_mask=mask, **given)
+        return block(tokens, attn_mask=mask, **given, **({"columns": columns} if isinstance(block, LocalBlock) else {}))
     if has_local:
         tokens = block.local1(tokens, mask, columns)
     mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)

@@ -129,11 +129,13 @@ class LocalBlock(Block):
             self.add_module(name, part)
         self.local1, self.local2 = local1, local2
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        x = self.local1(x, attn_mask)
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, columns: int | None = None
+    ) -> Tensor:
+        x = self.local1(x, attn_mask, columns)
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
         if self.local2 is not None:
-            x = self.local2(x, attn_mask)
+            x = self.local2(x, attn_mask, columns)
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 

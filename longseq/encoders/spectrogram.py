@@ -193,9 +193,11 @@ class LogMel(nn.Module):
     def __init__(self, sample_rate_hz: int, num_mels: int, hop: int, window: int) -> None:
         super().__init__()
         bins = fft_length(sample_rate_hz, num_mels, window)
-        self.mel = MelSpectrogram(
-            sample_rate_hz, bins, win_length=window, hop_length=hop, n_mels=num_mels, pad_mode="constant"
-        )
+        with torch.device("cpu"):  # its filters are checked, which the meta device cannot do
+            mel = MelSpectrogram(
+                sample_rate_hz, bins, win_length=window, hop_length=hop, n_mels=num_mels, pad_mode="constant"
+            )
+        self.mel = mel.to(torch.get_default_device())
 
     def forward(self, waveforms: Float[Tensor, "b samples"]) -> Float[Tensor, "b mels frames"]:
         spectrogram: Any = self.mel.spectrogram
@@ -232,7 +234,8 @@ def fft_length(sample_rate_hz: int, num_mels: int, window: int) -> int:
     """
     length = 1 << max(window - 1, 1).bit_length()
     while length <= 16 * window:
-        filters = melscale_fbanks(length // 2 + 1, 0.0, sample_rate_hz / 2, num_mels, sample_rate_hz)
+        with torch.device("cpu"):  # also where an encoder is built on the meta device, which has no values
+            filters = melscale_fbanks(length // 2 + 1, 0.0, sample_rate_hz / 2, num_mels, sample_rate_hz)
         if (filters.amax(0) > 0).all():
             return length
         length *= 2

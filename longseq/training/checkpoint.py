@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from longseq.training.description import flatten
+from longseq.training.sharded import is_sharded, read_sharded
 from longseq.training.shared import read_shared
 from longseq.training.storage import LAYOUT, CheckpointError, read_whole, remove_checkpoint, write_checkpoint
 
@@ -33,12 +34,25 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def read_any(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read the file that a training has written, or a folder to share, as tensors and plain values.
+    """Read what a training has written, a file or a folder of parts, or a folder to share, as tensors and plain values.
 
     Raises:
         CheckpointError: If it is neither, or is damaged.
     """
+    if is_sharded(Path(path)):
+        return read_sharded(Path(path))
     return read_shared(Path(path)) if Path(path).is_dir() else read_whole(path, map_location)
+
+
+def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
+    """The undamaged checkpoints of a run, those with the most steps first, and what is wrong with the others."""
+    good, bad = [], []
+    for path in folder.glob("*.ckpt"):
+        try:
+            good.append((read_any(path).get("global_step", 0), path.name == "last.ckpt", path))
+        except CheckpointError as error:
+            bad.append(str(error).partition(";")[0])
+    return [path for *_, path in sorted(good, reverse=True)], bad
 
 
 def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:

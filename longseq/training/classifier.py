@@ -9,8 +9,10 @@ import pytorch_lightning as pl
 import torch
 from jaxtyping import Bool, Float
 from pytorch_lightning.callbacks import BaseFinetuning
+from pytorch_lightning.strategies import ModelParallelStrategy
 from timm.optim import list_optimizers
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torchmetrics import MetricCollection
 
 from longseq.arguments import ArgumentError, SettingError
@@ -156,6 +158,8 @@ class Classifier(pl.LightningModule):
         self.teaching: Teacher | None = None
         self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
         self.before_sharding: tuple[Any, str] | None = None  # what a strategy that splits weights keeps: cost, summary
+        self.built_on_meta = encoder.mean.is_meta
+        self._drawn_from = torch.get_rng_state()  # a model on the meta device has drawn no number
         self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
         self.encoder = encoder
         self.num_classes = num_classes
@@ -175,12 +179,13 @@ class Classifier(pl.LightningModule):
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         freeze_encoder(encoder, freeze)
-        metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
-        evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
-        self.train_metrics = metrics.clone(prefix="train/")
-        self.val_metrics = evaluated.clone(prefix="val/")
-        self.test_metrics = evaluated.clone(prefix="test/")
-        self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
+        with torch.device("cpu"):  # sums need values, also where the model is built on the meta device
+            metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
+            evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
+            self.train_metrics = metrics.clone(prefix="train/")
+            self.val_metrics = evaluated.clone(prefix="val/")
+            self.test_metrics = evaluated.clone(prefix="test/")
+            self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
         self.save_hyperparameters(describe(self)["init_args"], logger=False)
 
     @property
@@ -203,11 +208,18 @@ class Classifier(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Before a training, set class weights and the weights to start from, and compile; every rank does the same.
 
+        A model on the meta device first gets the weights that it would have had elsewhere. Where weights are sharded
+        only the first rank needs them: the others get their parts from it (fully_sharded.py).
+
         Raises:
             CheckpointError: If the teacher, or the checkpoint to start from, cannot be used.
             TypeError: If the data module cannot be described; a checkpoint needs its description.
             SettingError: If class_weights is balanced, and there is no data module with labels.
         """
+        gets_parts = self.built_on_meta and isinstance(self.trainer.strategy, ModelParallelStrategy)
+        gets_parts = gets_parts and not self.trainer.is_global_zero
+        if self.encoder.mean.is_meta and not gets_parts:
+            self._draw_weights()
         if stage == "fit":
             self._describe_data()
         if stage == "fit" and self.class_weights == "balanced":
@@ -219,11 +231,18 @@ class Classifier(pl.LightningModule):
             self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
         if stage == "fit" and self.teacher is not None:
             self.teaching = Teacher(self.teacher, self)
-        if stage == "fit" and self.trainer.ckpt_path is None:
+        if stage == "fit" and self.trainer.ckpt_path is None and not gets_parts:
             start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and self.encoder._compiled_call_impl is None:
             self.encoder.compile()
             self.encoder.token_features = torch.compile(self.encoder.token_features)
+
+    def _draw_weights(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._drawn_from)
+            drawn = build_from(Classifier, self.hparams)
+        self.encoder, self.head, self.pooling = drawn.encoder, drawn.head, drawn.pooling
+        self.loss_weights = drawn.loss_weights
 
     def on_fit_start(self) -> None:
         """Make a new learning rate schedule if a callback has changed the learning rate, or the batch size and with it
@@ -266,6 +285,8 @@ class Classifier(pl.LightningModule):
         weight = 0 * loss.detach() if is_spare else self.task.weight(targets, self.loss_weights)
         share, of_all = shared_loss(loss, weight, self.trainer)
         if self.bad_steps.count(loss, of_all, self.trainer, batch_idx):
+            if isinstance(self, FSDPModule):  # its backward pass must follow; on_before_optimizer_step drops the result
+                return share
             # every rank must return a loss, or the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
         if not is_spare:

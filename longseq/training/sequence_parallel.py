@@ -9,6 +9,7 @@ import torch.distributed as dist
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError
@@ -145,4 +146,5 @@ def gradient_norm(trainer: pl.Trainer, weights: list[Any]) -> Tensor:
     """The norm of the gradients of some weights, over all devices that hold parts of them."""
     if isinstance(trainer.strategy, SequenceParallel):
         return trainer.strategy.gradient_norm(weights)
-    return torch.nn.utils.get_total_norm([weight.grad for weight in weights])
+    norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm  # of weights that are sharded

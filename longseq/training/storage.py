@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -37,6 +38,8 @@ class StorageError(Exception):
 
 def remove_checkpoint(path: str | PathLike) -> None:
     """Remove a checkpoint and its sum."""
+    if Path(path).is_dir():
+        shutil.rmtree(path)
     for file in (Path(path), _sums_file(Path(path))):
         file.unlink(missing_ok=True)
 
@@ -63,6 +66,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         new = hashing.sha256.hexdigest()
         if sha256_of(temporary) != new:
             raise OSError("what was read back is not what was written")
+        if path.is_dir():  # an earlier part of the run had a strategy that writes folders
+            shutil.rmtree(path)
         _write_sums(path, [new, *(_sums(path) or [])])
         os.replace(temporary, path)
         _write_sums(path, [new])
@@ -120,17 +125,6 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
     return checkpoint
 
 
-def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
-    """The undamaged checkpoints of a run, those with the most steps first, and what is wrong with the others."""
-    good, bad = [], []
-    for path in folder.glob("*.ckpt"):
-        try:
-            good.append((read_whole(path).get("global_step", 0), path.name == "last.ckpt", path))
-        except CheckpointError as error:
-            bad.append(str(error).partition(";")[0])
-    return [path for *_, path in sorted(good, reverse=True)], bad
-
-
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -176,7 +170,7 @@ def _write_sums(path: Path, sums: list[str]) -> None:
 
 
 def _good_one_near(path: Path) -> str:
-    others = [other for other in path.parent.glob("*.ckpt") if other != path]
+    others = [other for other in path.parent.glob("*.ckpt") if other != path and other.is_file()]
     for other in sorted(others, key=lambda file: file.stat().st_mtime, reverse=True):
         sums = _sums(other)
         if sums and sha256_of(other) in sums:

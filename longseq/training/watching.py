@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 
 from longseq.arguments import ArgumentError
@@ -145,11 +146,12 @@ class AttentionMaps(pl.Callback):
     ) -> None:
         epoch = trainer.current_epoch
         is_wanted = epoch % self.every_n_epochs == 0 or epoch + 1 == trainer.max_epochs
-        if batch_idx or not is_wanted or board_of(trainer) is None or copies(trainer) > 1:  # a process sees some tokens
+        if batch_idx or not is_wanted or board_of(trainer) is None:
+            return
+        if copies(trainer) > 1 or isinstance(pl_module, FSDPModule):  # a process sees some tokens, or parts of weights
             return
         with torch.inference_mode(False):  # the maps are gradients
             first = tree_map(lambda part: part[:1].clone(), batch[0])
-            # every rank computes them, because sharded weights are gathered
             maps = token_maps(pl_module, first, self.blocks)
         chosen = {f"block {number + 1}": of_block for number, of_block in maps.items()}
         means = {name: of_block.mean[None] for name, of_block in chosen.items()}

@@ -1,7 +1,7 @@
-"""Trains with the tokens of a sequence on several processes: python shared_training.py DEVICES TOKENS FOLDER.
+"""Trains on several processes: python shared_training.py DEVICES TOKENS FOLDER [STRATEGY].
 
-DEVICES processes, of which TOKENS share a sequence; with 1 token, an ordinary training. Sums in another order are other
-numbers in float32, so the precision is float64.
+DEVICES processes, of which TOKENS share a sequence; with 1 token, an ordinary training, or one with STRATEGY. Sums in
+another order are other numbers in float32, so the precision is float64.
 """
 
 import os
@@ -20,17 +20,19 @@ from longseq.training.throughput import ThroughputLogger
 
 if __name__ == "__main__":
     devices, tokens, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    otherwise = sys.argv[4] if sys.argv[4:] else "ddp" if devices > 1 else "auto"
     os.environ.pop("PL_GLOBAL_SEED", None)  # Lightning would seed several processes once more
     torch.manual_seed(0)
     data = Digits(batch_size=32 // (devices // tokens))
     data.setup()
-    data.val_set, data.test_set = (split.subset(torch.arange(64)) for split in (data.val_set, data.test_set))
+    # 65: with two processes one has a batch more than the other
+    data.val_set, data.test_set = (split.subset(torch.arange(65)) for split in (data.val_set, data.test_set))
     size: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "drop_path": 0.1 if devices == tokens else 0.0}
     encoder = ImageEncoder((1, 8, 8), Linformer(8), local=Conv2d(3), pool="token", **size)
     steps = 8 if devices == tokens else 3
     mix = MixUp() if devices == tokens else None  # other processes draw other numbers
     model = Classifier(encoder, 10, mix=mix, learning_rate=0.01)
-    strategy: Any = SequenceParallel(tokens) if tokens > 1 else "ddp" if devices > 1 else "auto"
+    strategy: Any = SequenceParallel(tokens) if tokens > 1 else otherwise
     trainer = pl.Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, max_steps=steps, val_check_interval=steps,
         check_val_every_n_epoch=None, gradient_clip_val=0.5, precision="64-true", log_every_n_steps=max(steps // 2, 1),

@@ -21,11 +21,13 @@ FIT = [
 SHARED = ["--trainer.strategy", "SequenceParallel", "--trainer.devices", "2"]
 
 
-def trained(folder: Path, devices: int, tokens: int) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
+def trained(
+    folder: Path, devices: int, tokens: int, *strategy: str
+) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
     """The checkpoint, the figures and the throughput of a training."""
-    where = folder / f"{devices}x{tokens}"
+    where = folder / "x".join(map(str, (devices, tokens, *strategy)))
     where.mkdir()
-    done = forked.run(SCRIPT, devices, tokens, where, cwd=where)
+    done = forked.run(SCRIPT, devices, tokens, where, *strategy, cwd=where)
     assert done.returncode == 0, done.stderr[-3000:]
     with open(*where.rglob("metrics.csv"), newline="") as file:
         rates = [row for row in csv.DictReader(file) if row.get("throughput/mfu")]
