@@ -20,8 +20,9 @@ from datamodules import Digits
 from longseq import ImageEncoder, Softmax
 from longseq.cli.faults import replace_port_in_use, said_of_the_machine
 from longseq.training import Classifier
+from longseq.training.checkpoint import good_checkpoints
 from longseq.training.divergence import DivergenceError
-from longseq.training.storage import CheckpointError, StorageError, good_checkpoints, read_whole, write_checkpoint
+from longseq.training.storage import CheckpointError, StorageError, read_whole, write_checkpoint
 
 SHORT = [*FIT, "--trainer.max_epochs", "1"]
 
