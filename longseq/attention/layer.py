@@ -16,6 +16,7 @@ from longseq.attention.mixer import TokenMixer, copy_weights
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
 from longseq.attention.rotary import Rotary
+from longseq.attention.shard import Split
 
 # A mechanism's formula, applied after the heads are split. It takes queries (b, h, n, c), keys and values (b, h, k, c),
 # a mask of the queries (b, 1, n, 1) and one of the keys (b, 1, 1, k), False at padding and None without padding, and
@@ -86,21 +87,21 @@ class AttentionLayer(TokenMixer):
         present = None if attn_mask is None else _present(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
-        if num_queries is not None and not self.independent_queries:
-            return self.attend(x, x, present, rope)[:, :num_queries]
-        if self.shard is not None:
-            of_keys = None if present is None else self.shard.of_keys(present)
-            return self.attend(self.shard.of_keys(x), x[:, :num_queries], of_keys)
-        return self.attend(x, x[:, :num_queries], present, rope)
+        queried = x[:, :num_queries] if self.independent_queries else x
+        if self.shard is None:
+            return self.attend(x, queried, present, rope)[:, :num_queries]
+        of_keys = None if present is None else self.shard.of_keys(present)
+        return self.attend(self.shard.of_keys(x), queried, of_keys)[:, :num_queries]
 
     @property
     def can_be_sharded(self) -> bool:
-        """Where keys and values are shortened, and no query depends on others, all sums over tokens are E's and F's."""
+        """Where keys and values are shortened, all sums over tokens are E's and F's, or those of a formula that has a
+        share of its own (a Split)."""
         both: Any = [self.project_keys, self.project_values]
         projections = [part for project in both if project is not None for part in project.modules()]
         projections = [part for part in projections if isinstance(part, ProjectionLayer)]
-        sums = bool(projections) and all(part.can_be_sharded for part in projections)
-        return sums and self.independent_queries and is_plain(self.qkv, nn.Linear)
+        sums = isinstance(self.formula, Split) or (bool(projections) and self.independent_queries)
+        return sums and all(part.can_be_sharded for part in projections) and is_plain(self.qkv, nn.Linear)
 
     def attend(
         self,
@@ -193,7 +194,7 @@ class AttentionLayer(TokenMixer):
         elif project_keys is not None and project_values is not None:
             short = self.shortened_keys_values(x, present, project_keys, project_values)
             return self.linear(queried, slice(0, d)), *short
-        elif queried.shape[1] < x.shape[1]:
+        elif queried.shape[1] != x.shape[1]:
             queries = self.linear(queried, slice(0, d))
             keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
         else:

@@ -18,7 +18,7 @@ from longseq.attention.mechanism import Mechanism
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
-from longseq.attention.shard import exponentials, summed
+from longseq.attention.shard import Shard, Split, exponentials, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import is_transformed
 
@@ -75,7 +75,7 @@ class Verma(Mechanism):
             power = self.length_scaling if self.k is None else 0.0
             return [VermaLayer(trained, E, F_, power) for trained, (E, F_) in zip(stack, pairs, strict=True)]
         return [
-            AttentionLayer(trained, verma_formula_by_columns, *pair, independent_queries=False)
+            AttentionLayer(trained, ByColumns(self.k is None), *pair, independent_queries=False)
             for trained, pair in zip(stack, pairs, strict=True)
         ]
 
@@ -240,20 +240,43 @@ def verma_formula(
     return H @ (F.dropout(L, dropout) @ values)
 
 
-def verma_formula_by_columns(
-    queries: Float[Tensor, "b h n c"],
-    keys: Float[Tensor, "b h k c"],
-    values: Float[Tensor, "b h k c"],
-    query_mask: Bool[Tensor, "b 1 n 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 k"] | None,
-    dropout: float,
-) -> Float[Tensor, "b h n c"]:
-    """H (L V) with normalised columns: H over n tokens, L over c channels; L needs no mask: absent values are zero."""
-    scale = queries.shape[-1] ** -0.5
-    scores = queries * scale
-    H = _softmax(scores if query_mask is None else scores.masked_fill(~query_mask, -float("inf")), dim=-2)
-    L = _softmax(keys.mT * scale, dim=-2)
-    return H @ (F.dropout(L, dropout) @ values)
+class ByColumns(Split):
+    """H (L V) with normalised columns: H over n tokens, L over c channels; L needs no mask: absent values are zero.
+
+    Args:
+        sums_over_tokens: Whether keys and values are those of the tokens; a projection has summed over them already.
+    """
+
+    def __init__(self, sums_over_tokens: bool) -> None:
+        super().__init__()
+        self.sums_over_tokens = sums_over_tokens
+
+    def forward(
+        self,
+        queries: Float[Tensor, "b h n c"],
+        keys: Float[Tensor, "b h k c"],
+        values: Float[Tensor, "b h k c"],
+        query_mask: Bool[Tensor, "b 1 q 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 k"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h n c"]:
+        """The mask of the queries lacks prefix tokens where the process gives no keys of them."""
+        scale = queries.shape[-1] ** -0.5
+        L = _softmax(keys.mT * scale, dim=-2)
+        context = F.dropout(L, dropout) @ values
+        if self.sums_over_tokens:
+            context = summed(context, self.shard)
+        scores = queries * scale
+        if self.shard is not None:
+            return self._over_shards(scores, query_mask, self.shard) @ context
+        return _softmax(scores if query_mask is None else scores.masked_fill(~query_mask, -float("inf")), -2) @ context
+
+    def _over_shards(self, scores: Tensor, query_mask: Tensor | None, shard: Shard) -> Tensor:
+        """H of this process's tokens; a prefix token, of which each has a copy, counts once."""
+        if query_mask is not None:
+            query_mask = F.pad(query_mask, (0, 0, scores.shape[2] - query_mask.shape[2], 0), value=True)
+        H = exponentials(scores, 2, query_mask, shard)
+        return H / summed(shard.of_keys(H.transpose(1, 2)).sum(1).unsqueeze(2), shard)
 
 
 def _softmax(scores: Tensor, dim: int) -> Tensor:

@@ -128,7 +128,7 @@ def refuse_unsharded(encoder: Encoder) -> None:
             what = f"must meet all tokens in a sum {where}, got {encoder.attention}"
             raise ArgumentError(
                 "attention",
-                f"{what}; Linformer, and Verma with normalize rows, do (exact attention needs"
+                f"{what}; Linformer and Verma do (exact attention needs"
                 " torch.distributed.tensor.experimental.context_parallel)",
             )
     if type(trunk) is not VisionTransformer or any(getattr(block.attn, "rotary", None) for block in trunk.blocks):

@@ -34,6 +34,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "verma scaled": Verma(length_scaling=1.5),
     "verma k": Verma(6, projection=Linear("mean")),
     "verma k none": Verma(6, sharing="none"),
+    "verma columns": Verma(normalize="columns"),
+    "verma k columns": Verma(6, normalize="columns"),
 }
 
 

@@ -64,7 +64,6 @@ def test_the_bytes_of_a_step_do_not_grow_with_the_tokens(results: list[dict[str,
     ("attention", "options", "what"),
     [
         (Softmax(), {}, "attention must meet all tokens in a sum .*context_parallel"),
-        (Verma(4, normalize="columns"), {}, "attention must meet all tokens in a sum"),
         (Linformer(4), {"dropout": 0.1}, "dropout must be 0"),
     ],
 )

@@ -129,7 +129,10 @@ def test_a_training_waits_for_the_gpu_at_logged_steps_alone(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 0)
-    best, settings = BestCheckpoint(tmp_path, task), Namespace(peak_flops=None, checkpoint_minutes=10.0, data=Namespace())
+    best, settings = (
+        BestCheckpoint(tmp_path, task),
+        Namespace(peak_flops=None, checkpoint_minutes=10.0, data=Namespace()),
+    )
     settings.trainer = Namespace(logger=None)
     with fake_gpu() as waits:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.note("synchronize"))
