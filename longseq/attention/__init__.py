@@ -5,6 +5,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
+from longseq.attention.others.linear_transformer import LinearTransformer
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.separable import Separable
@@ -18,6 +19,7 @@ __all__ = [
     "Dynamic",
     "Gaussian",
     "Linear",
+    "LinearTransformer",
     "Linformer",
     "Max",
     "Mean",

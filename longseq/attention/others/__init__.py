@@ -1,0 +1,1 @@
+"""Other systems behind the same seam as Linformer and Verma, one file each."""

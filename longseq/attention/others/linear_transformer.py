@@ -1,0 +1,79 @@
+"""Linear Transformer (arXiv:2006.16236): the softmax's exponential of a product becomes a product of features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.mechanism import Mechanism
+
+
+@dataclass(frozen=True)
+class LinearTransformer(Mechanism):
+    """Y = (p(Q) (p(K)' V)) / (p(Q) p(K)' 1) with p(x) = elu(x) + 1, not causal (equations 5 to 7).
+
+    A layer costs 8 n d^2 FLOPs for queries, keys, values and output, and 4 n d c for p(K)' V and its product with p(Q):
+    no term has both n^2 and d. There is no scale and nothing is learned beside timm's weights, so it takes sequences of
+    any length. Every row of the weights is positive and sums to one.
+    """
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls()]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        return [AttentionLayer(trained, linear_formula) for trained in stack]
+
+
+def linear_formula(
+    queries: Float[Tensor, "b h n c"],
+    keys: Float[Tensor, "b h k c"],
+    values: Float[Tensor, "b h k c"],
+    query_mask: Bool[Tensor, "b 1 n 1"] | None,
+    key_mask: Bool[Tensor, "b 1 1 k"] | None,
+    dropout: float,
+) -> Float[Tensor, "b h n c"]:
+    """Attention with the features elu(x) + 1."""
+    of_keys = _elu_plus_one(keys)
+    return mean_by_features(_elu_plus_one(queries), absent_as_zero(of_keys, key_mask), values, dropout)
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    """elu(x) + 1 without its rounding: far below zero, elu(x) is -1 in bfloat16, and the sum would be 0, not e^x."""
+    return x.clamp(max=0).exp() + x.relu()
+
+
+def absent_as_zero(
+    features: Float[Tensor, "b h k r"], key_mask: Bool[Tensor, "b 1 1 k"] | None
+) -> Float[Tensor, "b h k r"]:
+    """Features of keys, zero at padding, so that padding adds nothing to any sum."""
+    return features if key_mask is None else features.masked_fill(~key_mask.mT, 0)
+
+
+def mean_by_features(
+    of_queries: Float[Tensor, "b h n r"],
+    of_keys: Float[Tensor, "b h k r"],
+    values: Float[Tensor, "b h k c"],
+    dropout: float,
+) -> Float[Tensor, "b h n c"]:
+    """The mean of the values with the weights of_queries of_keys' / its row sums, in time n r c.
+
+    Dropout falls on the features of the keys, and not on their sum, as it falls on the weights of a softmax.
+
+    Args:
+        of_queries, of_keys: r features of each query and key, not negative.
+        values: The values, zero at padding.
+        dropout: The dropout rate.
+    """
+    context = F.dropout(of_keys, dropout).mT @ values
+    sums = of_queries @ of_keys.sum(-2, keepdim=True).mT
+    return of_queries @ context / sums.clamp(min=torch.finfo(sums.dtype).tiny)
