@@ -6,6 +6,8 @@ from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.others.linear_transformer import LinearTransformer
+from longseq.attention.others.nystromformer import Nystromformer
+from longseq.attention.others.performer import Performer
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.separable import Separable
@@ -24,6 +26,8 @@ __all__ = [
     "Max",
     "Mean",
     "Mechanism",
+    "Nystromformer",
+    "Performer",
     "Projection",
     "Separable",
     "Softmax",

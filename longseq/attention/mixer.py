@@ -62,6 +62,14 @@ class TokenMixer(Split, ABC):
         """Whether the layer mixes tokens that lie on several processes, if its ``shard`` is set."""
         return False
 
+    def at_step(self, step: int) -> None:
+        """Prepare for a step of a training, such as to draw features anew. It is called before each batch, on every
+        process, so what it does must follow from the step and from the layer's buffers alone.
+
+        Args:
+            step: How many steps the optimizer has taken.
+        """
+
     def no_weight_decay(self) -> set[str]:
         """The names of weights that no optimizer should decay, besides norms and biases."""
         return set()

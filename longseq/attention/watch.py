@@ -80,7 +80,8 @@ def sources(
             heads += list(torch.autograd.grad((result * weights).sum(), values)[0].sum(-1).unbind(1))
         _, project_values = layer.projections_for(x, present)
         if project_values is None:
-            return torch.stack(heads).mean(0)[0]
+            found = torch.stack(heads).mean(0)[0]
+            return found if present is None else found.masked_fill(~present[0, :, 0], 0)  # absent values are zero
         tokens = torch.zeros_like(x, requires_grad=True)
         short = project_values(tokens, present)
         parts = short if isinstance(project_values, RaggedProjection) else short.chunk(len(heads), dim=-1)

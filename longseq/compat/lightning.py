@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from pytorch_lightning.tuner.lr_finder import _LRCallback
@@ -111,6 +111,13 @@ def take_average(callback: StochasticWeightAveraging, model: pl.LightningModule)
     """Give the model the averaged weights; the callback itself does not do so where a training ends early."""
     assert callback._average_model is not None
     callback.transfer_weights(callback._average_model, model)
+
+
+def running_averages(trainer: pl.Trainer) -> list[Any]:
+    """The models, of the class of the one that is trained, that hold running averages of its weights and buffers."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    averages = [item._average_model for item in callbacks if isinstance(item, WeightAveraging)]
+    return [average.module for average in averages if average is not None]
 
 
 def put_before_validation(fit_loop: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
-from longseq.compat.lightning import is_resumed_averaging
+from longseq.compat.lightning import is_resumed_averaging, running_averages
 from longseq.encoders import Encoder
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
@@ -271,6 +271,19 @@ class Classifier(pl.LightningModule):
             if is_resumed_averaging(callback):
                 callback.on_train_epoch_start(self.trainer, self)
 
+    @torch.no_grad()
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Let the layers draw anew what they draw by step. A running average of draws would be no draw, so averaged
+        models get the draws themselves."""
+        mixers = _mixers(self.encoder)
+        for mixer in mixers:
+            if mixer.training:
+                mixer.at_step(self.global_step)
+        for average in running_averages(self.trainer):
+            for mixer, averaged in zip(mixers, _mixers(average.encoder), strict=True):
+                for ours, theirs in zip(mixer.buffers(), averaged.buffers(), strict=True):
+                    theirs.copy_(ours)
+
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         targets = labels
@@ -425,3 +438,7 @@ class Classifier(pl.LightningModule):
             what = "its weights do not fit the model that it describes"
             raise CheckpointError(f"{checkpoint_path}: {what}; another version of longseq has written it") from error
         return model
+
+
+def _mixers(encoder: Encoder) -> list[TokenMixer]:
+    return [module for module in encoder.modules() if isinstance(module, TokenMixer)]

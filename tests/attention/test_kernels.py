@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from performer_pytorch.performer_pytorch import generalized_kernel, linear_attention
+from performer_pytorch.performer_pytorch import generalized_kernel, linear_attention, softmax_kernel
 from torch import Tensor
 
+from longseq.attention.layer import softmax_formula
+from longseq.attention.others import performer
 from longseq.attention.others.linear_transformer import linear_formula
+from longseq.attention.others.performer import RandomFeatures, orthogonal_directions
 
 B, H, N, C = 2, 3, 50, 8
 
@@ -31,7 +34,9 @@ def test_the_linear_transformer_is_performer_pytorchs_linear_attention_with_elu_
         generalized_kernel(x, projection_matrix=None, kernel_fn=F.elu, kernel_epsilon=1.0, normalize_data=False)
         for x in inputs[:2]
     ]
-    assert_equal_with_gradients(linear_formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs)
+    assert_equal_with_gradients(
+        linear_formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -41,3 +46,48 @@ def test_queries_and_keys_far_below_zero_give_a_finite_mean_of_the_values(dtype:
     assert found.isfinite().all() and found.abs().max() > 0.1
     assert (found <= values.amax(-2, keepdim=True) + 0.05).all()
     assert not linear_formula(queries - 1000, keys, values, None, None, 0.0).isnan().any()
+
+
+def test_the_performer_is_performer_pytorchs_with_the_same_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the small number that both add to features, because it is not relative to the same number in both."""
+    monkeypatch.setitem(performer.EPSILON, "softmax", 0.0)
+    inputs = queries_keys_values()
+    formula = RandomFeatures(C, 20, "softmax").double()
+    features = [
+        softmax_kernel(x, projection_matrix=formula.directions, is_query=is_query, eps=0.0)
+        for x, is_query in zip(inputs[:2], (True, False), strict=True)
+    ]
+    assert_equal_with_gradients(formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs)
+
+
+def test_the_relu_kernel_is_performer_pytorchs() -> None:
+    inputs = queries_keys_values()
+    formula = RandomFeatures(C, 20, "relu").double()
+    features = [generalized_kernel(x, projection_matrix=formula.directions) for x in inputs[:2]]
+    assert_equal_with_gradients(formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs)
+
+
+def test_with_many_features_the_performer_is_near_softmax_attention() -> None:
+    inputs = [x.detach() for x in queries_keys_values(0.5)]
+    exact = softmax_formula(*inputs, None, None, 0.0)
+    errors = [
+        float((RandomFeatures(C, m, "softmax").double()(*inputs, None, None, 0.0) - exact).norm() / exact.norm())
+        for m in (16, 256, 4096)
+    ]
+    assert errors[0] > 2.5 * errors[1] > 6 * errors[2]  # their root: four is expected, a draw may give less
+
+
+def test_directions_are_gaussian_and_orthogonal_in_blocks_and_follow_from_their_seed() -> None:
+    directions = orthogonal_directions(4000, C, seed=0).double()
+    torch.testing.assert_close(directions.T @ directions / 4000, torch.eye(C).double(), rtol=0.0, atol=0.1)
+    assert abs(float(directions.norm(dim=1).var()) - (C - float(directions.norm(dim=1).mean()) ** 2)) < 0.2
+    blocks = directions.unflatten(0, (-1, C))
+    products = blocks @ blocks.mT
+    assert (products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))).abs().max() < 1e-5
+    assert torch.equal(orthogonal_directions(13, C, seed=7), orthogonal_directions(13, C, seed=7))
+    assert not torch.equal(orthogonal_directions(13, C, seed=7), orthogonal_directions(13, C, seed=8))
+
+
+def test_large_queries_and_keys_give_the_performer_no_overflow() -> None:
+    inputs = [x.detach().float() for x in queries_keys_values(100.0)]
+    assert RandomFeatures(C, 20, "softmax")(*inputs, None, None, 0.0).isfinite().all()

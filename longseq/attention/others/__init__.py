@@ -1,1 +1,1 @@
-"""Other systems behind the same seam as Linformer and Verma, one file each."""
+"""Other systems that mix the tokens of long sequences, behind the same seam; longseq.attention exports them."""

@@ -1,0 +1,142 @@
+"""Nystromformer (arXiv:2102.03902): softmax attention from its rows and columns at a few landmarks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.window import MeanProjection
+from longseq.compat.torch import without_autocast
+
+
+@dataclass(frozen=True)
+class Nystromformer(Mechanism):
+    """Y = softmax_k(Q Kl' / sqrt(c)) pinv(softmax_k(Ql Kl' / sqrt(c))) softmax_n(Ql K' / sqrt(c)) V (equation 13).
+
+    Ql and Kl, the landmarks, are the means of queries and of keys over k windows of the sequence. A window has
+    ceil(n / k) tokens, n those of the grid, so a shorter sequence has fewer landmarks and a longer one more. Padding is
+    in no mean, and a window that holds only padding is no landmark. A layer costs 8 n d^2 FLOPs for queries, keys,
+    values and output, 8 n k d for the scores and their products, and 8 k^3 h for each iteration of the inverse.
+
+    Args:
+        k: Landmarks, 1 <= k <= n.
+        iterations: Of the inverse: Z (13 - A Z (15 - A Z (7 - A Z))) / 4 (equation 11).
+        kernel_size: Tokens that a convolution of the values spans, which is added to Y: along the sequence, with one
+            kernel for each head; odd. 0 leaves it out.
+    """
+
+    k: int = 64
+    iterations: int = 6
+    kernel_size: int = 0
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(7), cls(7, kernel_size=5)]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        n = grid.num_tokens
+        if not 1 <= self.k <= n:
+            raise ArgumentError("k", f"must be in 1..{n} (the sequence length), got {self.k}; choose fewer landmarks")
+        if self.iterations < 1:
+            raise ArgumentError("iterations", f"must be positive, got {self.iterations}; 6 is usual")
+        if self.kernel_size < 0 or (self.kernel_size and self.kernel_size % 2 == 0):
+            raise ArgumentError("kernel_size", f"must be odd, got {self.kernel_size}; 0 leaves the convolution out")
+        formulas = [
+            NystromFormula(MeanProjection(n, self.k), self.iterations, trained.num_heads, self.kernel_size)
+            for trained in stack
+        ]
+        # a query's result depends on the landmarks, and so on all other queries
+        return [
+            AttentionLayer(trained, formula, independent_queries=False)
+            for trained, formula in zip(stack, formulas, strict=True)
+        ]
+
+
+class NystromFormula(nn.Module):
+    """Nystrom attention with landmarks, and a convolution of the values.
+
+    Args:
+        windows: The means that make landmarks of tokens.
+        iterations: As Nystromformer takes it.
+        heads: h.
+        kernel_size: As Nystromformer takes it.
+    """
+
+    def __init__(self, windows: MeanProjection, iterations: int, heads: int, kernel_size: int) -> None:
+        super().__init__()
+        self.windows, self.iterations = windows, iterations
+        self.convolution = None
+        if kernel_size:
+            self.convolution = nn.Conv2d(
+                heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), groups=heads, bias=False
+            )
+
+    def forward(
+        self,
+        queries: Float[Tensor, "b h n c"],
+        keys: Float[Tensor, "b h n c"],
+        values: Float[Tensor, "b h n c"],
+        query_mask: Bool[Tensor, "b 1 n 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 n"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h n c"]:
+        """Dropout falls on the weights of the n tokens, as on softmax attention's."""
+        queries = queries * queries.shape[-1] ** -0.5
+        present = None if key_mask is None else key_mask[:, 0].mT
+        of_queries, of_keys = self._landmarks(queries, present), self._landmarks(keys, present)
+        filled = None if present is None else self.windows.filled(present)[:, None].mT  # (b, 1, 1, k)
+        of_tokens = _softmax(of_queries @ keys.mT, key_mask)
+        summaries = F.dropout(of_tokens, dropout) @ values
+        with without_autocast(queries):
+            inverse = self._inverse(of_queries, of_keys, filled).to(summaries.dtype)
+        mixed = _softmax(queries @ of_keys.mT, filled) @ (inverse @ summaries)
+        return mixed if self.convolution is None else mixed + self.convolution(values)
+
+    def _landmarks(self, x: Float[Tensor, "b h n c"], present: Bool[Tensor, "b n 1"] | None) -> Tensor:
+        """The means over windows, (b, h, k, c)."""
+        heads = x.shape[1]
+        return self.windows(x.transpose(1, 2).flatten(2), present).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def _inverse(
+        self,
+        of_queries: Float[Tensor, "b h k c"],
+        of_keys: Float[Tensor, "b h k c"],
+        filled: Bool[Tensor, "b 1 1 k"] | None,
+    ) -> Float[Tensor, "b h k k"]:
+        """The pseudo-inverse of the landmarks' weights, in float32 or better.
+
+        Rows and columns of landmarks that hold no token are zero, and stay so in every iteration: the others are then
+        those of the shorter sequence alone.
+        """
+        dtype = torch.promote_types(of_queries.dtype, torch.float32)
+        A = _softmax(of_queries.to(dtype) @ of_keys.to(dtype).mT, filled)
+        if filled is not None:
+            A = A.masked_fill(~filled.mT, 0)
+        return iterative_inverse(A, self.iterations)
+
+
+def iterative_inverse(A: Float[Tensor, "*b k k"], iterations: int) -> Float[Tensor, "*b k k"]:
+    """The pseudo-inverse of each matrix, approached from A' / (|A|_1 |A|_inf) by iterations of the third order."""
+    largest_sums = A.abs().sum(-2).amax(-1) * A.abs().sum(-1).amax(-1)
+    Z = A.mT / largest_sums[..., None, None]
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    for _ in range(iterations):
+        AZ = A @ Z
+        Z = Z @ (13 * one - AZ @ (15 * one - AZ @ (7 * one - AZ))) / 4
+    return Z
+
+
+def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the last axis, in the scores' own precision, where the mask lets it look."""
+    return (scores if mask is None else scores.masked_fill(~mask, -float("inf"))).softmax(-1, dtype=scores.dtype)

@@ -1,0 +1,141 @@
+"""Performer (arXiv:2009.14794): softmax attention estimated with positive orthogonal random features, FAVOR+."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.linear_transformer import absent_as_zero, mean_by_features
+from longseq.compat.torch import without_autocast
+
+Kernel = Literal["softmax", "relu"]
+# added to features so that no row of weights is zero, as in the authors' code
+EPSILON = {"softmax": 1e-6, "relu": 1e-3}
+
+
+@dataclass(frozen=True)
+class Performer(Mechanism):
+    """Y = (p(Q) (p(K)' V)) / (p(Q) p(K)' 1) with random features p, E[p(q) p(k)'] = exp(q k' / sqrt(c)).
+
+    p(x) = exp(W x - |x|^2 / 2) of x / c^(1/4) (lemma 1), with m rows in W, Gaussian and orthogonal in blocks of c
+    (section 2.4). All heads of a layer share W. A layer costs 8 n d^2 FLOPs for queries, keys, values and output, and
+    8 n m d for the features and their products, m features. It takes sequences of any length.
+
+    Args:
+        num_features: m; None for c log(c), which theorem 4 asks for, and at least c.
+        kernel: ``softmax``, or ``relu`` for p(x) = relu(W x), a generalised kernel that estimates no softmax.
+        redraw_every: Steps of a training after which W is drawn anew, from a seed of the layer and the step, so that a
+            resumed training draws the same; 0 never does. In evaluation W stays as it was last.
+    """
+
+    num_features: int | None = None
+    kernel: Kernel = "softmax"
+    redraw_every: int = 1000
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(), cls(num_features=13, kernel="relu")]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        if self.num_features is not None and self.num_features < 1:
+            raise ArgumentError("num_features", f"must be positive, got {self.num_features}; leave it out")
+        if self.kernel not in get_args(Kernel):
+            raise ArgumentError("kernel", f"must be softmax or relu, got {self.kernel!r}; choose one of them")
+        if self.redraw_every < 0:
+            raise ArgumentError("redraw_every", f"must be 0 or more steps, got {self.redraw_every}; 0 never redraws")
+        return [PerformerLayer(trained, self) for trained in stack]
+
+
+class PerformerLayer(AttentionLayer):
+    """Attention by random features, which are drawn anew in the course of a training.
+
+    Args:
+        trained: As AttentionLayer takes it.
+        described: The mechanism.
+    """
+
+    formula: "RandomFeatures"
+
+    def __init__(self, trained: "AttentionLayer | nn.Module", described: Performer) -> None:
+        channels = trained.attn_dim // trained.num_heads  # type: ignore[operator]
+        num_features = described.num_features or max(int(channels * math.log(channels)), channels)
+        super().__init__(trained, RandomFeatures(channels, num_features, described.kernel))  # type: ignore[arg-type]
+        self.redraw_every = described.redraw_every
+
+    def at_step(self, step: int) -> None:
+        if self.redraw_every and step % self.redraw_every == 0:
+            self.formula.redraw(step // self.redraw_every)
+
+
+class RandomFeatures(nn.Module):
+    """The formula of FAVOR+ and its random matrix W. A checkpoint holds W and the seed that it is drawn from.
+
+    Args:
+        channels: c.
+        num_features: m.
+        kernel: As Performer takes it.
+    """
+
+    def __init__(self, channels: int, num_features: int, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel: Kernel = kernel
+        self.seed = nn.Buffer(torch.randint(2**31, ()))
+        self.directions = nn.Buffer(torch.empty(num_features, channels))
+        self.redraw(0)
+
+    @torch.no_grad()
+    def redraw(self, number: int) -> None:
+        """Draw the W of this number: the same one whenever and wherever it is asked for."""
+        self.directions.copy_(orthogonal_directions(*self.directions.shape, seed=int(self.seed) + number))
+
+    def forward(
+        self,
+        queries: Float[Tensor, "b h n c"],
+        keys: Float[Tensor, "b h k c"],
+        values: Float[Tensor, "b h k c"],
+        query_mask: Bool[Tensor, "b 1 n 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 k"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h n c"]:
+        with without_autocast(queries):  # exponents in bfloat16 would be off by percents
+            of_queries = self._features(queries, None, is_query=True).to(values.dtype)
+            of_keys = absent_as_zero(self._features(keys, key_mask, is_query=False), key_mask).to(values.dtype)
+        return mean_by_features(of_queries, of_keys, values, dropout)
+
+    def _features(
+        self, x: Float[Tensor, "b h n c"], mask: Bool[Tensor, "b 1 1 n"] | None, is_query: bool
+    ) -> Float[Tensor, "b h n m"]:
+        """p(x), but for factors that cancel in the quotient: one for each query, and one for all keys of a head."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * x.shape[-1] ** -0.25
+        scores = x @ self.directions.to(x.dtype).mT
+        if self.kernel == "relu":
+            return scores.relu() + EPSILON["relu"]
+        if is_query:
+            highest = scores.amax(-1, keepdim=True)
+        else:
+            scores = scores - x.square().sum(-1, keepdim=True) / 2
+            highest = (scores if mask is None else scores.masked_fill(~mask.mT, -float("inf"))).amax((-2, -1), True)
+        return (scores - highest.detach()).exp() + EPSILON["softmax"]
+
+
+def orthogonal_directions(num_features: int, channels: int, seed: int) -> Float[Tensor, "m c"]:
+    """Rows that are each a Gaussian vector, N(0, 1) in every channel, and orthogonal to the others of a block of c."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [
+        nn.init.orthogonal_(torch.empty(channels, channels, device="cpu"), generator=generator)
+        for _ in range(math.ceil(num_features / channels))
+    ]
+    lengths = torch.randn(num_features, channels, device="cpu", generator=generator).norm(dim=1, keepdim=True)
+    return lengths * torch.cat(blocks)[:num_features]
