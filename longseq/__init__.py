@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from longseq.attention import (
         Conv,
         Dynamic,
+        EfficientAttention,
         Gaussian,
         Linear,
         LinearTransformer,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         Projection,
         Separable,
         Softmax,
+        TransformerLS,
         Verma,
         plug,
     )
@@ -38,6 +40,7 @@ __all__ = [
     "ASTEncoder",
     "Conv",
     "Dynamic",
+    "EfficientAttention",
     "Gaussian",
     "ImageEncoder",
     "Linear",
@@ -54,6 +57,7 @@ __all__ = [
     "SpecAugment",
     "SpectrogramEncoder",
     "TimmEncoder",
+    "TransformerLS",
     "Verma",
     "WaveformEncoder",
     "load",

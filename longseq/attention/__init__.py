@@ -8,17 +8,19 @@ from longseq.attention.mixer import TokenMixer
 from longseq.attention.others.linear_transformer import LinearTransformer
 from longseq.attention.others.nystromformer import Nystromformer
 from longseq.attention.others.performer import Performer
+from longseq.attention.others.transformer_ls import TransformerLS
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.separable import Separable
 from longseq.attention.softmax import Softmax
 from longseq.attention.start import start_from_inputs
-from longseq.attention.verma import Verma
+from longseq.attention.verma import EfficientAttention, Verma
 from longseq.attention.window import Conv, Max, Mean
 
 __all__ = [
     "Conv",
     "Dynamic",
+    "EfficientAttention",
     "Gaussian",
     "Linear",
     "LinearTransformer",
@@ -33,6 +35,7 @@ __all__ = [
     "Softmax",
     "TokenGrid",
     "TokenMixer",
+    "TransformerLS",
     "Verma",
     "carry",
     "plug",

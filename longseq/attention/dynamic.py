@@ -68,6 +68,10 @@ class GivenMatrix:
     ) -> None:
         self.matrix, self.commutes, self.norm, self.shard = matrix, commutes, norm, shard
 
+    @property
+    def unnormed(self) -> "GivenMatrix":
+        return GivenMatrix(self.matrix, self.commutes, False, self.shard)
+
     def __call__(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "_ k d"]:

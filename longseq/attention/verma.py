@@ -33,7 +33,7 @@ class Verma(Mechanism):
     and its size depends on neither k nor n. The paper's O(n d^2), independent of k, counts this and the linear maps of
     width d (4 n d^2 for queries and output, 4 k d^2 for keys and values), but not E itself: a learned E costs 2 n k d
     more (twice where F is another matrix). Without k there is no E, and keys and values cost 4 n d^2: the mechanism is
-    then the Efficient Attention of Shen et al. (arXiv:1812.01243) with a scale of 1/sqrt(c) in both softmaxes.
+    then EfficientAttention with a scale of 1/sqrt(c) in both softmaxes.
 
     Args:
         k: Length of the shortened sequence, 1 <= k <= n: one number, a list with one number per layer, or, with sharing
@@ -80,6 +80,26 @@ class Verma(Mechanism):
         ]
 
 
+@dataclass(frozen=True)
+class EfficientAttention(Mechanism):
+    """H = softmax_c(Q), L = softmax_n(K'), Y = H (L V): Efficient Attention (arXiv:1812.01243, equations 5 and 7).
+
+    It is Verma without E and without its scale. A layer costs 8 n d^2 FLOPs for queries, keys, values and output, and
+    4 d^2 c for the heads' matrices; n meets nothing wider than d. It takes sequences of any length.
+    """
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls()]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        return [VermaLayer(trained, None, None, scale=1.0) for trained in stack]
+
+
 class VermaLayer(AttentionLayer):
     """Verma with normalised rows, in an order that leaves only two matrix products of n tokens after the softmaxes.
 
@@ -91,6 +111,7 @@ class VermaLayer(AttentionLayer):
         trained: As AttentionLayer takes it.
         project_keys, project_values: As AttentionLayer takes them.
         length_scaling: The power by which the scores of L are scaled; 0 with projections.
+        scale: What queries and keys are multiplied by; None for 1/sqrt(c).
     """
 
     def __init__(
@@ -98,11 +119,15 @@ class VermaLayer(AttentionLayer):
         trained: Attention | AttentionLayer,
         project_keys: ProjectionLayer | RaggedProjection | None,
         project_values: ProjectionLayer | RaggedProjection | None,
-        length_scaling: float,
+        length_scaling: float = 0.0,
+        scale: float | None = None,
     ) -> None:
-        formula = partial(verma_formula, length_scaling=length_scaling) if length_scaling else verma_formula
+        formula = verma_formula
+        if length_scaling or scale is not None:
+            formula = partial(verma_formula, length_scaling=length_scaling, scale=scale)
         super().__init__(trained, formula, project_keys, project_values)
         self.length_scaling = length_scaling
+        self.scale = (self.attn_dim // self.num_heads) ** -0.5 if scale is None else scale
 
     @property
     def can_be_sharded(self) -> bool:
@@ -128,16 +153,12 @@ class VermaLayer(AttentionLayer):
         out = torch.bmm(H, folded) if self.proj.bias is None else torch.baddbmm(self.proj.bias, H, folded)
         return self.proj_drop(out)
 
-    @property
-    def _scale(self) -> float:
-        return (self.attn_dim // self.num_heads) ** -0.5
-
     def _scores(self, tokens: Float[Tensor, "b n d"], rows: slice, norm: nn.Module) -> Float[Tensor, "b n h c"]:
-        """Queries or keys of tokens, divided by sqrt(c); without a norm it scales d x d weights, not n x d scores."""
+        """Queries or keys of tokens, scaled; without a norm it scales d x d weights, not n x d scores."""
         heads = (self.num_heads, -1)
         if is_plain(norm, nn.Identity):
-            return self.linear(tokens, rows, self._scale).unflatten(-1, heads)
-        return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self._scale
+            return self.linear(tokens, rows, self.scale).unflatten(-1, heads)
+        return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self.scale
 
     def _token_weights(self, scores: Float[Tensor, "b k hc"], filled: Bool[Tensor, "b k 1"] | None) -> Tensor:
         """L', (b, k, hc): laid out token by token as the keys are, because a transpose would copy it."""
@@ -166,7 +187,7 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b h c c"]:
         """L V of some heads."""
         channels = (-1, self.attn_dim // self.num_heads)
-        scores = self.k_norm(keys.unflatten(-1, channels)).flatten(2) * self._scale
+        scores = self.k_norm(keys.unflatten(-1, channels)).flatten(2) * self.scale
         L = self._token_weights(scores, None if present is None else project_keys.filled(present))
         return L.mT.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
 
@@ -231,11 +252,12 @@ def verma_formula(
     key_mask: Bool[Tensor, "b 1 1 k"] | None,
     dropout: float,
     length_scaling: float = 0.0,
+    scale: float | None = None,
 ) -> Float[Tensor, "b h n c"]:
     """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
-    scale = queries.shape[-1] ** -0.5
-    H = _softmax(queries * scale, dim=-1)
-    scores = scaled_by_length(keys.mT * scale, keys.shape[-2], key_mask, length_scaling)
+    factor = queries.shape[-1] ** -0.5 if scale is None else scale
+    H = _softmax(queries * factor, dim=-1)
+    scores = scaled_by_length(keys.mT * factor, keys.shape[-2], key_mask, length_scaling)
     L = _softmax(scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf")), dim=-1)
     return H @ (F.dropout(L, dropout) @ values)
 

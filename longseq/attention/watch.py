@@ -83,7 +83,7 @@ def sources(
             found = torch.stack(heads).mean(0)[0]
             return found if present is None else found.masked_fill(~present[0, :, 0], 0)  # absent values are zero
         tokens = torch.zeros_like(x, requires_grad=True)
-        short = project_values(tokens, present)
+        short = _unnormed(project_values)(tokens, present)
         parts = short if isinstance(project_values, RaggedProjection) else short.chunk(len(heads), dim=-1)
         total: Any = sum((part[..., 0] * of_head).sum() for part, of_head in zip(parts, heads, strict=True))
         return torch.autograd.grad(total, tokens)[0].sum(-1)[0] / len(heads)
@@ -112,7 +112,7 @@ def summary_rows(
         with torch.no_grad(), watched(layer) as calls:
             AttentionLayer.attend(layer, x, x, present, rope)
         ((_, keys, *_),) = calls
-        scores = keys * keys.shape[-1] ** -0.5
+        scores = keys * layer.scale
         there = None if present is None else present[:, None]
         L = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
         L = L if there is None else L.masked_fill(~there, -float("inf"))
@@ -120,11 +120,16 @@ def summary_rows(
         return rows[spread(len(rows), most)]
     tokens = torch.zeros_like(x, requires_grad=True)
     with torch.enable_grad():
-        short = project_keys(tokens, present)
+        short = _unnormed(getattr(project_keys, "summaries", project_keys))(tokens, present)
         first = (short[0] if isinstance(project_keys, RaggedProjection) else short)[0, :, 0]
         chosen = spread(len(first), most)
         rows = [torch.autograd.grad(first[row], tokens, retain_graph=True)[0].sum(-1)[0] for row in chosen]
     return torch.stack(rows)
+
+
+def _unnormed(project: Any) -> Any:
+    """A projection without its norm, which changes how much the tokens give, and not which ones."""
+    return getattr(project, "unnormed", project)
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -1,5 +1,6 @@
 """The spectrum of the context matrix, by layer and head: what Linformer's figure 1 shows (arXiv:2006.04768)."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ import torch
 import torch.nn.functional as F
 import yaml
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
-from longseq.attention import Verma
+from longseq.attention import Linformer, Softmax
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.watch import inputs_of, watched
 from longseq.reports.plots import machine, markdown, panels, styled, write_csv
@@ -44,7 +45,7 @@ def spectrum(
         root: Folder of the checkpoint's data, if the data has moved.
         num_inputs: How many inputs of the test split to average over.
         energy: The share of the sum of singular values.
-        out: Folder for table.md, table.csv, spectrum.png and, except for Verma, linformer.yaml.
+        out: Folder for table.md, table.csv, spectrum.png and, for Softmax and Linformer, linformer.yaml.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
@@ -86,7 +87,7 @@ def spectrum(
     written = "table.md, table.csv, spectrum.png"
     suggested = folder / "linformer.yaml"
     suggested.unlink(missing_ok=True)  # remove a suggestion left by an earlier model
-    if not isinstance(model.encoder.attention, Verma) and int(needed["P"].max()) <= most:
+    if isinstance(model.encoder.attention, Softmax | Linformer) and int(needed["P"].max()) <= most:
         per_layer = [int(heads.max()) for heads in needed["P"]]
         suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
         text += f"for a Linformer with a k for each layer (the most that one of its heads needs):\n\n{suggestion}"
@@ -115,12 +116,15 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
             # all queries by the formula, as the model may take short cuts
             AttentionLayer.attend(layer, x, x, None, rope)
         most = max(keys.shape[2] for _, keys, *_ in calls)
+        formula = layer.formula
+        if isinstance(formula, nn.Module):
+            formula = copy.deepcopy(formula).double()
         contexts, logits = [], []
         for queries, keys, *_ in calls:  # one call for all heads, or one for each head
             queries, keys = queries.double(), keys.double()
             k, channels = keys.shape[2:]
             identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
-            parts = [layer.formula(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
+            parts = [formula(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
             contexts.append(F.pad(torch.cat(parts, dim=-1)[0, ..., :k], (0, most - k)))
             logits.append(F.pad((queries @ keys.mT)[0] * channels**-0.5, (0, most - k)))
         yield torch.cat(contexts), torch.cat(logits)

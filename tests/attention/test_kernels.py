@@ -3,9 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_attention_transformer.linear_attention_transformer import SelfAttention
 from performer_pytorch.performer_pytorch import generalized_kernel, linear_attention, softmax_kernel
+from timm.layers.attention import Attention
 from torch import Tensor
 
+from longseq.attention import EfficientAttention, TokenGrid
 from longseq.attention.layer import softmax_formula
 from longseq.attention.others import performer
 from longseq.attention.others.linear_transformer import linear_formula
@@ -91,3 +94,28 @@ def test_directions_are_gaussian_and_orthogonal_in_blocks_and_follow_from_their_
 def test_large_queries_and_keys_give_the_performer_no_overflow() -> None:
     inputs = [x.detach().float() for x in queries_keys_values(100.0)]
     assert RandomFeatures(C, 20, "softmax")(*inputs, None, None, 0.0).isfinite().all()
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_efficient_attention_is_that_of_linear_attention_transformer(is_padded: bool) -> None:
+    """It divides the queries' softmax by sqrt(c) once more, which the paper does not."""
+    torch.manual_seed(0)
+    (layer,) = EfficientAttention().layers([Attention(H * C, H)], TokenGrid((N, 1)))
+    theirs = SelfAttention(H * C, H).double()
+    layer = layer.double()
+    for linear, weight in zip((theirs.to_q, theirs.to_k, theirs.to_v), layer.qkv.weight.chunk(3), strict=True):
+        linear.weight = torch.nn.Parameter(weight.detach())
+    theirs.to_out.weight = torch.nn.Parameter(layer.proj.weight.detach() * C**0.5)
+    theirs.to_out.bias = layer.proj.bias
+    x = torch.randn(B, N, H * C, dtype=torch.float64, requires_grad=True)
+    present = torch.arange(N) < torch.tensor([[N], [30]]) if is_padded else None
+    ours = layer(x, None if present is None else present[:, None, None])
+    expected = theirs(x, input_mask=present)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    cotangent = torch.randn_like(x)
+    of_x, of_qkv = torch.autograd.grad(ours, [x, layer.qkv.weight], cotangent)
+    expected_x, *rest = torch.autograd.grad(
+        expected, [x, theirs.to_q.weight, theirs.to_k.weight, theirs.to_v.weight], cotangent
+    )
+    torch.testing.assert_close(of_x, expected_x, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(of_qkv, torch.cat(rest), rtol=1e-10, atol=1e-10)

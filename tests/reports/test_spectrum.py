@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from longseq import ImageEncoder, Linformer, Softmax, Verma
+from longseq import ImageEncoder, Linformer, Nystromformer, Softmax, Verma
 from longseq.reports.spectrum import context_matrices, cumulative, stacked
 from longseq.training import Classifier
 
@@ -33,6 +33,11 @@ def test_the_context_matrix_takes_values_to_outputs_and_its_rows_sum_to_one(mech
         else:
             assert torch.linalg.matrix_rank(P).max() <= 4  # c, the number of channels of a head
     assert all(layer.attn.formula.__module__.startswith("longseq.attention") for layer in model.encoder.trunk.blocks)
+
+
+def test_a_formula_with_weights_of_its_own_is_asked_in_float64():
+    found = context_matrices(model_with(Nystromformer(5, kernel_size=3)), torch.randint(0, 256, (1, 1, 4, 4)).byte())
+    assert [(tuple(P.shape), P.dtype) for P, _ in found] == [((2, 16, 16), torch.float64)] * 2
 
 
 def test_every_layer_and_head_may_have_its_own_k():
