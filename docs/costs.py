@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from longseq.attention import Mechanism, plug
 from longseq.attention.examples import every_mechanism
+from longseq.attention.others.fourier import FFT_FLOPS
 
 SIDE, K, DIM, HEADS = 32, 64, 128, 4
 
@@ -37,7 +38,7 @@ def table() -> str:
         layer = layer_of(described)
         plain = sum(weight.numel() for name, weight in layer.named_parameters() if name.startswith(("qkv.", "proj.")))
         weights = sum(weight.numel() for weight in layer.parameters()) - plain
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=FFT_FLOPS) as counter:
             layer.to("meta")(torch.empty(1, SIDE * SIDE, DIM, device="meta"))
         lines.append(f"| `{shown(described)}` | {counter.get_total_flops() / 1e6:.1f} | {weights:,} |")
     return "\n".join(lines)

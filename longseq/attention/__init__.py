@@ -8,6 +8,7 @@ from longseq.attention.mixer import TokenMixer
 from longseq.attention.others.linear_transformer import LinearTransformer
 from longseq.attention.others.nystromformer import Nystromformer
 from longseq.attention.others.performer import Performer
+from longseq.attention.others.s4d import S4D
 from longseq.attention.others.transformer_ls import TransformerLS
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
@@ -18,6 +19,7 @@ from longseq.attention.verma import EfficientAttention, Verma
 from longseq.attention.window import Conv, Max, Mean
 
 __all__ = [
+    "S4D",
     "Conv",
     "Dynamic",
     "EfficientAttention",

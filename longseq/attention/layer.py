@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.groups import attend_in_groups, groups_for
-from longseq.attention.mixer import TokenMixer, copy_weights
+from longseq.attention.mixer import TokenMixer, copy_weights, present_tokens
 from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
 from longseq.attention.rotary import Rotary
@@ -84,7 +84,7 @@ class AttentionLayer(TokenMixer):
         """
         if is_causal:
             raise ArgumentError("is_causal", "must be False: shortened keys mix the future into every token")
-        present = None if attn_mask is None else _present(attn_mask, x.shape[1])
+        present = None if attn_mask is None else present_tokens(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
         queried = x[:, :num_queries] if self.independent_queries else x
@@ -285,16 +285,6 @@ def _is_small(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"])
     """Whether the n x k scores may be kept: as few as those of a shortened sequence, or as fit into 32 MiB."""
     n, k = queries.shape[-2], keys.shape[-2]
     return 8 * k <= n or queries[..., 0].numel() * k <= 1 << 24
-
-
-def _present(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
-    if mask.ndim != 4 or mask.shape[1:] != (1, 1, n) or mask.dtype != torch.bool:
-        raise ArgumentError(
-            "attn_mask",
-            f"must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
-            f"{mask.dtype} and {tuple(mask.shape)}; a shortened key sums over tokens, so it cannot be masked per query",
-        )
-    return mask[:, 0, 0, :, None]
 
 
 def _split(tokens: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:

@@ -24,6 +24,11 @@ class Mechanism(ABC):
         not."""
         return False
 
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile takes a layer in one graph; otherwise it runs parts of the layer as they are."""
+        return True
+
     @classmethod
     @abstractmethod
     def examples(cls) -> "Sequence[Mechanism]":

@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.shard import Split
 
@@ -73,6 +74,25 @@ class TokenMixer(Split, ABC):
     def no_weight_decay(self) -> set[str]:
         """The names of weights that no optimizer should decay, besides norms and biases."""
         return set()
+
+    def learning_rates(self, learning_rate: float) -> dict[str, float]:
+        """The learning rates of weights, by name, that differ from the rate of all others, which is given."""
+        return {}
+
+
+def present_tokens(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
+    """False where a token is padding.
+
+    Raises:
+        ValueError: If the mask is not a padding mask of n tokens.
+    """
+    if mask.ndim != 4 or mask.shape[1:] != (1, 1, n) or mask.dtype != torch.bool:
+        raise ArgumentError(
+            "attn_mask",
+            f"must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
+            f"{mask.dtype} and {tuple(mask.shape)}; a shortened key sums over tokens, so it cannot be masked per query",
+        )
+    return mask[:, 0, 0, :, None]
 
 
 @torch.no_grad()

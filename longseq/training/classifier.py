@@ -257,7 +257,7 @@ class Classifier(pl.LightningModule):
             optimizer = config.scheduler.optimizer
             num_steps = self.trainer.estimated_stepping_batches
             if self._planned_for != (self.learning_rate, num_steps):
-                set_rates(optimizer, self.learning_rate)
+                set_rates(self, optimizer, self.learning_rate)
                 config.scheduler = self._course(optimizer, num_steps)
             if is_resumed_finetuning:  # the callback has frozen the encoder again
                 for group in optimizer.param_groups:
@@ -366,11 +366,18 @@ class Classifier(pl.LightningModule):
         self.log_dict(metrics, prog_bar=stage == "val")
         return {"outputs": outputs, "labels": labels}
 
+    def _mixers(self) -> list[tuple[str, TokenMixer]]:
+        return [(name, module) for name, module in self.named_modules() if isinstance(module, TokenMixer)]
+
     def no_weight_decay(self) -> set[str]:
         """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""
-        layers = [(name, module) for name, module in self.named_modules() if isinstance(module, TokenMixer)]
-        of_layers = {f"{name}.{weight}" for name, layer in layers for weight in layer.no_weight_decay()}
+        of_layers = {f"{name}.{weight}" for name, layer in self._mixers() for weight in layer.no_weight_decay()}
         return {"*pos_embed", "*cls_token", "*reg_token"} | of_layers
+
+    def learning_rates(self, learning_rate: float) -> dict[str, float]:
+        """Parameters that have another learning rate than the others, whose rate is given."""
+        of_layers = ((name, layer.learning_rates(learning_rate)) for name, layer in self._mixers())
+        return {f"{name}.{weight}": rate for name, rates in of_layers for weight, rate in rates.items()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters belong to which layer, for timm's layer-wise decay of the learning rate."""

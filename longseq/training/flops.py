@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
+from longseq.attention.others.fourier import FFT_FLOPS
 from longseq.encoders.encode import encode, token_features
 from longseq.training.classifier import Classifier
 
@@ -52,8 +53,8 @@ class Flops(NamedTuple):
 
 
 def flops_per_sample(model: Classifier) -> Flops:
-    """Count the matrix products and convolutions of trunk, head and pooling for one sample, on the meta device; in
-    training those of a teacher's forward pass too.
+    """Count the matrix products, convolutions and FFTs of trunk, head and pooling for one sample, on the meta device;
+    in training those of a teacher's forward pass too.
 
     The spectrogram, which has no parameters, the optimizer, and all elementwise operations are not counted. Nor is
     recomputation under activation checkpointing or in a fused attention's backward pass: it is not the model's work.
@@ -79,7 +80,8 @@ def _count(model: Classifier, backward: bool) -> Flops:
     trunk, head, pooling = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
     picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder.mean.dtype, device="meta")
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _of_gradients})
+    formulas = {torch.ops.aten.convolution_backward: _of_gradients, **FFT_FLOPS}
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
     # torch's formula for a fused attention kernel adds the recomputed scores; MATH has the plain products only
     with sdpa_kernel(SDPBackend.MATH), counter:
         if model.pooling is None:

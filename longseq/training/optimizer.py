@@ -33,7 +33,8 @@ def make_optimizer(
     """Any optimizer that timm knows, with weight decay on matrices but not on norms and biases.
 
     Args:
-        model: Its parameters are optimised; those that its ``no_weight_decay()`` names are not decayed.
+        model: Its parameters are optimised; those that its ``no_weight_decay()`` names are not decayed, and those that
+            its ``learning_rates()`` names have rates of their own.
         name: One of ``timm.optim.list_optimizers()``.
         learning_rate: The peak of the schedule.
         weight_decay: For matrices.
@@ -56,14 +57,30 @@ def make_optimizer(
     except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
         why = str(error).split("\n")[0] or "it needs a GPU or another package"
         raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw works everywhere") from error
-    set_rates(optimizer, learning_rate)
+    own = _own_rates(model, learning_rate)
+    for group in [*optimizer.param_groups]:  # weights with other rates leave the group for new ones
+        of_rate: dict[float | None, list[nn.Parameter]] = {}
+        for weight in group["params"]:
+            of_rate.setdefault(own.get(weight), []).append(weight)
+        group["params"], *others = of_rate.values()
+        for weights in others:
+            optimizer.add_param_group({**group, "params": weights})
+    set_rates(model, optimizer, learning_rate)
     return optimizer
 
 
-def set_rates(optimizer: Optimizer, learning_rate: float) -> None:
-    """Give each group its rate: this one, times the group's own factor if it has one."""
+def set_rates(model: nn.Module, optimizer: Optimizer, learning_rate: float) -> None:
+    """Give each group its rate: this one or the weights' own, times the group's own factor if it has one."""
+    own = _own_rates(model, learning_rate)
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] = learning_rate * group.get("lr_scale", 1.0)
+        rate = own.get(group["params"][0], learning_rate) if group["params"] else learning_rate
+        group["lr"] = group["initial_lr"] = rate * group.get("lr_scale", 1.0)
+
+
+def _own_rates(model: Any, learning_rate: float) -> dict[nn.Parameter, float]:
+    """The rates of the weights that the model's ``learning_rates()`` names, if it has that method."""
+    rates = model.learning_rates(learning_rate) if hasattr(model, "learning_rates") else {}
+    return {weight: rates[name] for name, weight in model.named_parameters() if name in rates}
 
 
 class Course(LambdaLR):

@@ -5,6 +5,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from longseq.attention import plug
 from longseq.attention.examples import every_mechanism
+from longseq.attention.layer import AttentionLayer
 
 MECHANISMS = every_mechanism()
 
@@ -30,12 +31,18 @@ def gradients(vit, mask=None):
     return {name: p.grad.clone() for name, p in vit.named_parameters()}
 
 
+# Those with queries, keys and values, of which the contract asks more.
+ATTENTION = [mechanism for mechanism in MECHANISMS if isinstance(model(mechanism).blocks[0].attn, AttentionLayer)]
+
+
 def kind_of_layer(mechanism):
-    """The layer's class, its formula and the classes of its projections: together they decide which code runs."""
+    """The layer's class, its formula and the classes of its parts: together they decide which code runs."""
     layer = model(mechanism).blocks[0].attn
-    formula = type(layer.formula) if isinstance(layer.formula, torch.nn.Module) else layer.formula
+    formula = getattr(layer, "formula", None)
+    formula = type(formula) if isinstance(formula, torch.nn.Module) else formula
     return type(layer), formula, tuple(type(part) for part in layer.modules())
 
 
-# One mechanism for every kind of layer.
-COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in reversed(MECHANISMS)}.values())
+# One mechanism for every kind of layer that compiles.
+COMPILED = [mechanism for mechanism in reversed(MECHANISMS) if mechanism.compiles]
+COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in COMPILED}.values())

@@ -1,0 +1,100 @@
+"""S4D, a diagonal state-space model (arXiv:2206.11893), in both directions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.fourier import convolve
+from longseq.attention.others.sequence import FilterLayer, at_least_float32, width_and_dropout
+
+Start = Literal["lin", "inv"]
+_BLOCK = 64  # a kernel of n numbers is a product of n / 64 and 64 powers, not n powers
+
+
+@dataclass(frozen=True)
+class S4D(Mechanism):
+    """x' = A x + B u, y = Re(C x) + D u, with a diagonal A for each channel, discretised by a zero-order hold.
+
+    As a convolution: y = K * u, K_l = 2 Re(sum_i C_i (exp(dt A_i) - 1) / A_i exp(l dt A_i)) with B = 1, over N / 2
+    states (their conjugates give the factor 2). The backward direction has the same A and dt and a C of its own, and
+    begins at the next token, as in S4's code. Then GELU and a gated linear unit.
+
+    A layer costs 4 n d^2 FLOPs for the gated unit, 15 n d log2(2 n) for three FFTs and 4 n d N for the kernels, once
+    in a batch. Padding is zero and changes nothing, and no weight depends on n.
+
+    Args:
+        state: N, the states of a channel with their conjugates; even.
+        start: ``lin``: A_i = -1/2 + i pi i (S4D-Lin). ``inv``: -1/2 + i (N / pi) (N / (2 i + 1) - 1) (S4D-Inv).
+        lr: The highest learning rate of A and dt, which have no weight decay, as in S4's code.
+    """
+
+    state: int = 64
+    start: Start = "lin"
+    lr: float = 0.001
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(), cls(state=16, start="inv")]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> "list[S4DLayer]":
+        if self.state < 2 or self.state % 2:
+            raise ArgumentError("state", f"must be even and positive, got {self.state}; 64 is usual")
+        if self.start not in get_args(Start):
+            raise ArgumentError("start", f"must be lin or inv, got {self.start!r}; choose one of them")
+        if not self.lr > 0:
+            raise ArgumentError("lr", f"must be positive, got {self.lr}; 0.001 is usual")
+        return [S4DLayer(dim, drop, self.state, self.start, self.lr) for dim, drop in width_and_dropout(stack)]
+
+
+class S4DLayer(FilterLayer):
+    """A layer of S4D; its arguments are those of the mechanism.
+
+    Attributes:
+        log_dt: log(dt), (d).
+        log_A_real, A_imag: A = -exp(log_A_real) + i A_imag, (d, N / 2).
+        C: Real and imaginary parts for each direction, (2, d, N / 2, 2).
+    """
+
+    def __init__(self, dim: int, proj_drop: nn.Module, state: int, start: Start, lr: float) -> None:
+        super().__init__(dim, proj_drop)
+        self.lr = lr
+        low, high = math.log(0.001), math.log(0.1)
+        self.log_dt = nn.Parameter(low + (high - low) * torch.rand(dim))
+        number = torch.arange(state // 2)
+        imag = math.pi * number if start == "lin" else state / math.pi * (state / (2 * number + 1) - 1)
+        self.log_A_real = nn.Parameter(torch.full((dim, state // 2), math.log(0.5)))
+        self.A_imag = nn.Parameter(imag.repeat(dim, 1))
+        self.C = nn.Parameter(torch.randn(2, dim, state // 2, 2) * 0.5**0.5)
+
+    def kernels(self, n: int) -> Float[Tensor, "2 d n"]:
+        """K of each direction. The powers exp(l dt A) are products of exp(64 i dt A) and exp(j dt A)."""
+        dt, C = at_least_float32(self.log_dt).exp()[:, None], torch.view_as_complex(at_least_float32(self.C))
+        A = torch.complex(-at_least_float32(self.log_A_real).exp(), at_least_float32(self.A_imag))
+        C = 2 * C * torch.expm1(dt * A) / A
+        steps = torch.arange(-(-n // _BLOCK), device=dt.device) * _BLOCK
+        coarse = C[..., None] * torch.exp((dt * A)[..., None] * steps)
+        fine = torch.exp((dt * A)[..., None] * torch.arange(_BLOCK, device=dt.device))
+        left, right = torch.cat([coarse.real, -coarse.imag], dim=-2), torch.cat([fine.real, fine.imag], dim=-2)
+        return (left.mT @ right).flatten(-2)[..., :n]
+
+    def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        return convolve(x, *self.kernels(x.shape[1]))
+
+    def no_weight_decay(self) -> set[str]:
+        return {"log_dt", "log_A_real", "A_imag"}
+
+    def learning_rates(self, learning_rate: float) -> dict[str, float]:
+        return dict.fromkeys(sorted(self.no_weight_decay()), min(self.lr, learning_rate))

@@ -1,0 +1,108 @@
+"""What layers without queries, keys and values share: masks, dropout, prefix tokens, and the way backwards.
+
+They read the tokens in their order: class and register tokens first, then the grid, row by row. So a prefix token sees
+the others through the backward direction alone.
+"""
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.layer import Stack
+from longseq.attention.mixer import TokenMixer, present_tokens
+from longseq.compat.torch import without_autocast
+
+
+class SequenceLayer(TokenMixer):
+    """Mixes the tokens of a sequence in both directions.
+
+    Args:
+        dim: d, the width of a token.
+        proj_drop: The dropout of the outcome, which timm's attention has.
+    """
+
+    def __init__(self, dim: int, proj_drop: nn.Module) -> None:
+        super().__init__()
+        self.dim, self.proj_drop = dim, proj_drop
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n d"],
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        num_queries: int | None = None,
+        rope: Tensor | None = None,
+    ) -> Float[Tensor, "b q d"]:
+        """Mix, as a TokenMixer. A trunk's rotary positions (``rope``) turn queries and keys, so they change nothing.
+
+        Raises:
+            ValueError: If is_causal is True, or the mask is not a padding mask.
+        """
+        if is_causal:
+            raise ArgumentError("is_causal", "must be False: the layer reads a sequence in both directions")
+        present = None if attn_mask is None else present_tokens(attn_mask, x.shape[1])
+        if present is not None:
+            x = x.masked_fill(~present, 0)
+        return self.proj_drop(self.mix(x, present, num_queries))
+
+    @abstractmethod
+    def mix(
+        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None, num_queries: int | None
+    ) -> Float[Tensor, "b q d"]:
+        """The outcome for the first q tokens.
+
+        Args:
+            x: The tokens; those that are absent are zero.
+            present: False where a token is padding, which follows all other tokens; None without padding.
+            num_queries: q; None for all.
+        """
+
+
+class FilterLayer(SequenceLayer):
+    """A filter along the tokens in the block of S4 (arXiv:2111.00396): Y = GLU(GELU(filter(X) + D X) W).
+
+    The filter is computed in float32 also under autocast: torch has no bfloat16 FFT.
+
+    Args:
+        dim: As SequenceLayer takes it.
+        proj_drop: As SequenceLayer takes it.
+    """
+
+    def __init__(self, dim: int, proj_drop: nn.Module) -> None:
+        super().__init__(dim, proj_drop)
+        self.D = nn.Parameter(torch.randn(dim))
+        self.output = nn.Linear(dim, 2 * dim)
+
+    def mix(
+        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None, num_queries: int | None
+    ) -> Float[Tensor, "b q d"]:
+        with without_autocast(x):
+            filtered = self.filter(at_least_float32(x)) + at_least_float32(self.D) * x
+        return F.glu(self.output(F.gelu(filtered[:, :num_queries].to(x.dtype))), dim=-1)
+
+    @abstractmethod
+    def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """A linear map along the tokens, in which zeros change nothing; x has at least the precision of float32."""
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The same numbers, in float32 if their own precision is lower."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def backwards(tokens: Float[Tensor, "b n c"], present: Bool[Tensor, "b n 1"] | None) -> Float[Tensor, "b n c"]:
+    """The tokens from the last to the first; padding stays behind them. Applied twice it changes nothing."""
+    if present is None:
+        return tokens.flip(1)
+    places, count = torch.arange(tokens.shape[1], device=tokens.device), present.sum(1)
+    places = torch.where(places < count, count - 1 - places, places)
+    return tokens.gather(1, places[..., None].expand_as(tokens))
+
+
+def width_and_dropout(stack: Stack) -> list[tuple[int, nn.Module]]:
+    """d and the dropout of the outcome of each attention layer that a SequenceLayer replaces."""
+    return [(trained.qkv.in_features, trained.proj_drop) for trained in stack]
