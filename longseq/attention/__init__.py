@@ -6,6 +6,7 @@ from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.others.linear_transformer import LinearTransformer
+from longseq.attention.others.longconv import LongConv
 from longseq.attention.others.nystromformer import Nystromformer
 from longseq.attention.others.performer import Performer
 from longseq.attention.others.s4d import S4D
@@ -27,6 +28,7 @@ __all__ = [
     "Linear",
     "LinearTransformer",
     "Linformer",
+    "LongConv",
     "Max",
     "Mean",
     "Mechanism",

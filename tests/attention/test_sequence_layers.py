@@ -6,9 +6,9 @@ import torch
 from small_vit import model
 from torch import nn
 
-from longseq import ImageEncoder
+from longseq import ImageEncoder, SpectrogramEncoder, resize
 from longseq.arguments import ArgumentError
-from longseq.attention import S4D
+from longseq.attention import S4D, LongConv
 from longseq.attention.others.sequence import backwards
 from longseq.training import Classifier
 from longseq.training.optimizer import make_optimizer
@@ -85,6 +85,9 @@ def test_s4d_starts_at_the_states_of_its_paper():
     [
         (S4D(state=5), "state must be even and positive, got 5; 64 is usual"),
         (S4D(lr=0.0), "lr must be positive, got 0.0; 0.001 is usual"),
+        (LongConv(lam=-1.0), "lam must be 0 or more, got -1.0; 0.003 is usual"),
+        (LongConv(smooth=4), "smooth must be odd and positive, got 4; 1 for no moving average"),
+        (LongConv(lr=0.0), "lr must be positive, got 0.0; 0.001 is usual"),
     ],
     ids=repr,
 )
@@ -128,3 +131,56 @@ def test_a_layer_says_which_masks_it_takes():
         layer(x, is_causal=True)
     with pytest.raises(ArgumentError, match="^attn_mask must be bool and of the shape"):
         layer(x, torch.ones(2, 1, N, N, dtype=torch.bool))
+
+
+def long_convolution_by_sums(layer, x):
+    """y_l = sum_j K_j x_(l-j) + sum_j K'_j x_(l+1+j), token by token, of the squashed moving average of the weights."""
+    lam, width = layer.options.lam, layer.options.smooth
+    around = nn.functional.pad(layer.kernel, (width // 2, width // 2)).unfold(-1, width, 1).mean(-1)
+    after, before = torch.where(around.abs() > lam, around - lam * around.sign(), 0.0)
+    n, places = x.shape[1], torch.arange(x.shape[1])
+    lag = places[:, None] - places
+    kernel = torch.where(lag >= 0, after[:, lag.clamp(0, n)], before[:, (-lag - 1).clamp(0, n)])
+    return torch.einsum("dlm,bmd->bld", kernel, x)
+
+
+@pytest.mark.parametrize("mechanism", [LongConv(), LongConv(lam=0.001, smooth=5)], ids=repr)
+def test_a_long_convolution_is_a_sum_over_all_lags_of_the_squashed_and_smoothed_kernel(mechanism):
+    layer, x = layer_of(mechanism), tokens()
+    compare(layer.filter(x), long_convolution_by_sums(layer, x), x, layer)
+    assert layer.kernel.shape == (2, DIM, 65)  # as long as the sequence, of which x has the first tokens
+
+
+def test_a_resized_long_convolution_says_the_same_of_the_same_sound():
+    def encoder(seconds, hop_ms):
+        torch.manual_seed(0)
+        return SpectrogramEncoder(8000, seconds, LongConv(lam=0.0), num_mels=8, dim=16, depth=1, heads=2, hop_ms=hop_ms)
+
+    coarse = encoder(0.4, 10.0).double()
+    kernel = coarse.trunk.blocks[0].attn.kernel
+    lags = torch.linspace(0, 1, kernel.shape[-1], dtype=torch.float64)
+    kernel.data.copy_(torch.exp(-5 * lags))
+    fine = resize(coarse, hop_ms=2.5)
+    grown = fine.trunk.blocks[0].attn.kernel
+    assert grown.shape[-1] > 3.5 * kernel.shape[-1]
+    torch.testing.assert_close(grown.sum(-1), kernel.sum(-1), rtol=0.05, atol=0)
+    layers = [each.trunk.blocks[0].attn for each in (coarse, fine)]
+    times = [torch.linspace(0, 1, layer.kernel.shape[-1], dtype=torch.float64) for layer in layers]
+    outcomes = [
+        layer.filter(torch.sin(6 * t)[None, :, None].repeat(1, 1, 16)) for layer, t in zip(layers, times, strict=True)
+    ]
+    at_the_same_times = nn.functional.interpolate(outcomes[1].mT, len(times[0]), mode="linear", align_corners=True).mT
+    torch.testing.assert_close(at_the_same_times, outcomes[0], rtol=0.1, atol=0.1 * outcomes[0].abs().max().item())
+    assert torch.equal(resize(coarse).trunk.blocks[0].attn.kernel, kernel)
+
+
+def test_a_long_convolution_refuses_what_its_kernel_does_not_reach():
+    layer = layer_of(LongConv())
+    with pytest.raises(ArgumentError, match="^tokens must be at most the 65 that the kernel was built for, got 66; "):
+        layer(tokens(66))
+
+
+def test_the_kernel_of_a_long_convolution_has_the_rate_of_its_paper_and_no_decay():
+    rates = rates_of(LongConv(), 0.01)
+    assert rates["kernel"] == (0.001, 0)
+    assert rates["output.weight"] == (0.01, 0.1)
