@@ -7,6 +7,9 @@ from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.others.linear_transformer import LinearTransformer
 from longseq.attention.others.longconv import LongConv
+from longseq.attention.others.lru import LRU
+from longseq.attention.others.lstm import LSTM
+from longseq.attention.others.mamba2 import Mamba2
 from longseq.attention.others.nystromformer import Nystromformer
 from longseq.attention.others.performer import Performer
 from longseq.attention.others.s4d import S4D
@@ -20,6 +23,8 @@ from longseq.attention.verma import EfficientAttention, Verma
 from longseq.attention.window import Conv, Max, Mean
 
 __all__ = [
+    "LRU",
+    "LSTM",
     "S4D",
     "Conv",
     "Dynamic",
@@ -29,6 +34,7 @@ __all__ = [
     "LinearTransformer",
     "Linformer",
     "LongConv",
+    "Mamba2",
     "Max",
     "Mean",
     "Mechanism",

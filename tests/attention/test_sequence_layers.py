@@ -1,14 +1,19 @@
 """Layers that read a sequence in both directions give what a recurrence, step by step, and other packages give."""
 
+from types import SimpleNamespace
+
+import LRU_pytorch
 import pytest
 import scipy.signal
 import torch
 from small_vit import model
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers.models.mamba2 import Mamba2Config, modeling_mamba2
 
 from longseq import ImageEncoder, SpectrogramEncoder, resize
 from longseq.arguments import ArgumentError
-from longseq.attention import S4D, LongConv
+from longseq.attention import LRU, LSTM, S4D, LongConv, Mamba2
 from longseq.attention.others.sequence import backwards
 from longseq.training import Classifier
 from longseq.training.optimizer import make_optimizer
@@ -88,6 +93,10 @@ def test_s4d_starts_at_the_states_of_its_paper():
         (LongConv(lam=-1.0), "lam must be 0 or more, got -1.0; 0.003 is usual"),
         (LongConv(smooth=4), "smooth must be odd and positive, got 4; 1 for no moving average"),
         (LongConv(lr=0.0), "lr must be positive, got 0.0; 0.001 is usual"),
+        (LRU(state=0), "state must be positive, got 0; 256 is usual"),
+        (LRU(r_min=0.9, r_max=0.5), "r_min must be in 0..r_max, and r_max at most 1, got 0.9 and 0.5"),
+        (LRU(lr_factor=0.0), "lr_factor must be positive, got 0.0; leave it out for the usual one"),
+        (Mamba2(conv=0), "conv must be positive, got 0; leave it out for the paper's"),
     ],
     ids=repr,
 )
@@ -184,3 +193,90 @@ def test_the_kernel_of_a_long_convolution_has_the_rate_of_its_paper_and_no_decay
     rates = rates_of(LongConv(), 0.01)
     assert rates["kernel"] == (0.001, 0)
     assert rates["output.weight"] == (0.01, 0.1)
+
+
+def test_lstm_is_torchs_bidirectional_one_on_packed_sequences():
+    layer, x = layer_of(LSTM()), tokens()
+    theirs = nn.LSTM(DIM, DIM // 2, batch_first=True, bidirectional=True).double()
+    for name, weight in layer.from_first.named_parameters():
+        setattr(theirs, name, weight)
+        setattr(theirs, f"{name}_reverse", getattr(layer.from_last, name))
+    lengths = torch.tensor([N, 9])
+    packed = theirs(pack_padded_sequence(x, lengths, batch_first=True))[0]
+    present = (torch.arange(N) < lengths[:, None])[..., None]
+    expected = layer.output(pad_packed_sequence(packed, batch_first=True)[0])
+    compare(layer(x, present[:, None].mT) * present, expected * present, x, layer)
+
+
+def lru_of_package(layer, x, direction, monkeypatch):
+    """The public package's LRU, which goes step by step, with the layer's weights."""
+    state = len(layer.nu)
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **options: torch.zeros(*sizes, dtype=x.dtype))
+    theirs = LRU_pytorch.LRU(DIM, DIM, state).double()
+    for name, weight in {
+        "nu_log": layer.nu,
+        "theta_log": layer.theta,
+        "gamma_log": layer.gamma,
+        "B": torch.complex(*layer.B),
+        "C": torch.complex(*layer.C[direction]),
+        "D": torch.zeros(DIM, DIM, dtype=x.dtype),
+    }.items():
+        delattr(theirs, name)
+        setattr(theirs, name, weight)
+    outcome = theirs(x, torch.zeros(state, dtype=torch.complex128))
+    monkeypatch.undo()
+    return outcome
+
+
+@pytest.mark.parametrize("mechanism", LRU.examples(), ids=repr)
+def test_lru_is_that_of_a_public_package_in_both_directions(mechanism, monkeypatch):
+    layer, x = layer_of(mechanism), tokens(12)
+    forward, backward = (lru_of_package(layer, y, i, monkeypatch) for i, y in enumerate((x, x.flip(1))))
+    compare(layer.filter(x), forward + backward.flip(1), x, layer)
+
+
+def test_lru_starts_in_its_ring_and_its_recurrent_weights_have_the_rate_of_its_paper():
+    layer = layer_of(LRU(state=1000, r_min=0.5, r_max=0.9, max_phase=0.3))
+    size, phase = torch.exp(-layer.nu.exp()), layer.theta.exp()
+    assert 0.5 <= size.min() < 0.52 and 0.89 < size.max() <= 0.9 and phase.max() <= 0.3
+    assert size.square().mean().item() == pytest.approx((0.25 + 0.81) / 2, abs=0.01)  # uniform by area
+    torch.testing.assert_close(layer.gamma.exp().square(), 1 - size.square(), rtol=1e-5, atol=1e-6)
+    rates = rates_of(LRU(), 0.01)
+    assert rates["nu"] == rates["theta"] == rates["gamma"] == rates["B"] == (0.0025, 0)
+    assert rates["C"] == rates["output.weight"] == (0.01, 0.1)
+
+
+def mamba2_of_transformers(direction, heads, x, monkeypatch):
+    """The mixer of transformers in float64, with a direction's weights; it casts to float32 by these two names."""
+    inner, state = direction.sizes[0], (direction.sizes[1] - direction.sizes[0]) // 2
+    config = Mamba2Config(
+        hidden_size=DIM, num_heads=heads, head_dim=inner // heads, state_size=state, expand=inner // DIM, n_groups=1,
+        conv_kernel=direction.conv1d.kernel_size[0], chunk_size=16, num_hidden_layers=1,
+    )  # fmt: skip
+    mixer = modeling_mamba2.Mamba2Mixer(config, 0).double()
+    mixer.in_proj, mixer.out_proj = direction.in_proj, direction.out_proj
+    mixer.conv1d.weight, mixer.conv1d.bias = direction.conv1d.weight, direction.conv1d.bias
+    mixer.A_log, mixer.D, mixer.dt_bias, mixer.norm.weight = (
+        direction.A_log, direction.D, direction.dt_bias, direction.norm,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(modeling_mamba2, "torch", SimpleNamespace(**{**vars(torch), "float32": torch.float64}))
+    outcome = mixer.eval()(x)
+    monkeypatch.undo()
+    return outcome
+
+
+@pytest.mark.parametrize("mechanism", Mamba2.examples(), ids=repr)
+def test_mamba2_is_that_of_transformers_in_both_directions(mechanism, monkeypatch):
+    layer, x = layer_of(mechanism), tokens(200)  # four chunks
+    forward = mamba2_of_transformers(layer.from_first, 4, x, monkeypatch)
+    backward = mamba2_of_transformers(layer.from_last, 4, x.flip(1), monkeypatch).flip(1)
+    compare(layer(x), forward + backward, x, layer)
+
+
+def test_long_sequences_of_mamba2_do_not_overflow():
+    layer = model(Mamba2(state=16)).blocks[0].attn
+    nn.init.constant_(layer.from_first.dt_bias, 10.0)  # states are forgotten within a token
+    x = torch.randn(1, 300, DIM, requires_grad=True)
+    layer(x).square().sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in [x, *layer.parameters()])

@@ -1,0 +1,104 @@
+"""LRU, the linear recurrent unit (arXiv:2303.06349), in both directions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.sequence import FilterLayer, at_least_float32, width_and_dropout
+
+
+@dataclass(frozen=True)
+class LRU(Mechanism):
+    """x_k = Lambda x_(k-1) + exp(gamma) B u_k, y_k = Re(C x_k) + D u_k; then GELU and a gated linear unit.
+
+    Lambda = exp(-exp(nu) + i exp(theta)) is diagonal, N complex numbers. The states of both directions have the same
+    Lambda and B, and matrices C of their own: y_k = Re(C x_k + C' x'_k) + D u_k, where x' comes from the last token.
+
+    A layer costs 4 n d^2 FLOPs for the gated unit, 4 n d N for B, 8 n d N for C and C', and 30 n N log2(2 n) for three
+    complex FFTs, by which the recurrence is a convolution with the powers of Lambda. Padding is zero and changes
+    nothing, and no weight depends on n.
+
+    Args:
+        state: N.
+        r_min, r_max: The ring in which Lambda starts, uniform by its area, 0 <= r_min < r_max <= 1.
+        max_phase: The largest angle at which Lambda starts.
+        lr_factor: The rate of nu, theta, gamma and B, as a share of that of other weights; the paper's settings are
+            0.25 and 0.5. These weights have no weight decay.
+    """
+
+    state: int = 256
+    r_min: float = 0.0
+    r_max: float = 1.0
+    max_phase: float = 2 * math.pi
+    lr_factor: float = 0.25
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(state=24), cls(state=8, r_min=0.9, r_max=0.99, max_phase=0.3)]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> "list[LRULayer]":
+        if self.state < 1:
+            raise ArgumentError("state", f"must be positive, got {self.state}; 256 is usual")
+        if not 0 <= self.r_min < self.r_max <= 1:
+            raise ArgumentError("r_min", f"must be in 0..r_max, and r_max at most 1, got {self.r_min} and {self.r_max}")
+        for name, value in {"max_phase": self.max_phase, "lr_factor": self.lr_factor}.items():
+            if not value > 0:
+                raise ArgumentError(name, f"must be positive, got {value}; leave it out for the usual one")
+        return [LRULayer(dim, drop, self) for dim, drop in width_and_dropout(stack)]
+
+
+class LRULayer(FilterLayer):
+    """A layer of LRU.
+
+    Args:
+        dim, proj_drop: As FilterLayer takes them.
+        options: The mechanism.
+
+    Attributes:
+        nu, theta, gamma: (N), logarithms as in the paper.
+        B: Real and imaginary parts, (2, N, d).
+        C: Real and imaginary parts for each direction, (2, 2, d, N).
+    """
+
+    def __init__(self, dim: int, proj_drop: nn.Module, options: LRU) -> None:
+        super().__init__(dim, proj_drop)
+        self.lr_factor, state = options.lr_factor, options.state
+        area = options.r_min**2 + (options.r_max**2 - options.r_min**2) * torch.rand(state)
+        area = area.clamp(1e-6, 1 - 1e-6)  # of |Lambda|^2; its logarithm and that of 1 - |Lambda|^2 must be finite
+        self.nu = nn.Parameter(torch.log(-0.5 * torch.log(area)))
+        self.theta = nn.Parameter(torch.log(options.max_phase * torch.rand(state).clamp(min=1e-6)))
+        self.gamma = nn.Parameter(0.5 * torch.log(1 - area))
+        self.B = nn.Parameter(torch.randn(2, state, dim) * (2 * dim) ** -0.5)
+        self.C = nn.Parameter(torch.randn(2, 2, dim, state) * state**-0.5)
+
+    def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        n = x.shape[1]
+        nu, theta, gamma, B, C = map(at_least_float32, (self.nu, self.theta, self.gamma, self.B, self.C))
+        log_of_powers = torch.complex(-nu.exp(), theta.exp())[:, None] * torch.arange(n, device=x.device)
+        of_first = torch.fft.fft(torch.exp(log_of_powers), 2 * n)
+        of_last = of_first.flip(-1).roll(1, -1)  # the spectrum of the powers in the other direction
+        inputs = F.linear(x, (B * gamma.exp()[:, None]).flatten(0, 1)).mT
+        spectrum = torch.fft.fft(torch.complex(*inputs.chunk(2, dim=1)), 2 * n)
+        states = [torch.fft.ifft(spectrum * powers)[..., :n] for powers in (of_first, of_last)]
+        parts = torch.cat([part for each in states for part in (each.real, each.imag)], dim=1)
+        rows = torch.cat([part for real, imag in C for part in (real, -imag)], dim=1)
+        return F.linear(parts.mT, rows)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"nu", "theta", "gamma", "B"}
+
+    def learning_rates(self, learning_rate: float) -> dict[str, float]:
+        return dict.fromkeys(sorted(self.no_weight_decay()), self.lr_factor * learning_rate)

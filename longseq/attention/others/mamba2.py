@@ -1,0 +1,147 @@
+"""Mamba-2 (arXiv:2405.21060), a state-space model whose states depend on the tokens, in both directions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.sequence import SequenceLayer, at_least_float32, backwards, width_and_dropout
+from longseq.compat.torch import without_autocast
+
+_CHUNK = 64  # Q, tokens whose products are made at once: as in the paper's listing 1
+
+
+@dataclass(frozen=True)
+class Mamba2(Mechanism):
+    """H_t = exp(dt_t A) H_(t-1) + dt_t B_t x_t', y_t = C_t' H_t + D x_t, with a number A for each head.
+
+    x (P channels in each head), B, C (N channels, for all heads) and dt come from the tokens, the first three through
+    a short causal convolution. The outcome is RMSNorm(y silu(z)) W. Each direction has weights of its own, the
+    backward one begins at the last token, before the padding, and their outcomes are summed.
+
+    The states are computed in chunks of Q = 64 tokens (section 6). For e = ``expand``, a direction costs 6 e n d^2
+    FLOPs for the linear maps of x, z and W, 4 n d N for those of B and C, and 2 n Q (N + e d) + 4 n e d N in the
+    chunks. No weight depends on n.
+
+    Args:
+        state: N.
+        expand: e, the width of x and z as a multiple of d; the trunk's heads share it, P = e d / h. (The paper has
+            P = 64, so use d / 32 heads.)
+        conv: Tokens that the convolution sees.
+    """
+
+    state: int = 128
+    expand: int = 2
+    conv: int = 4
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(state=16), cls(state=8, expand=1, conv=3)]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> "list[Mamba2Layer]":
+        for name, value in {"state": self.state, "expand": self.expand, "conv": self.conv}.items():
+            if value < 1:
+                raise ArgumentError(name, f"must be positive, got {value}; leave it out for the paper's")
+        heads = [trained.num_heads for trained in stack]
+        return [
+            Mamba2Layer(dim, drop, num_heads, self)
+            for (dim, drop), num_heads in zip(width_and_dropout(stack), heads, strict=True)
+        ]
+
+
+class Mamba2Layer(SequenceLayer):
+    """A layer of Mamba2.
+
+    Args:
+        dim, proj_drop: As SequenceLayer takes them.
+        num_heads: h.
+        options: The mechanism.
+    """
+
+    def __init__(self, dim: int, proj_drop: nn.Module, num_heads: int, options: Mamba2) -> None:
+        super().__init__(dim, proj_drop)
+        self.from_first = Direction(dim, num_heads, options)
+        self.from_last = Direction(dim, num_heads, options)
+
+    def mix(
+        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None, num_queries: int | None
+    ) -> Float[Tensor, "b q d"]:
+        after = backwards(self.from_last(backwards(x, present)), present)[:, :num_queries]
+        return self.from_first.out_proj(self.from_first(x)[:, :num_queries]) + self.from_last.out_proj(after)
+
+
+class Direction(nn.Module):
+    """Mamba-2 from the first token to the last: (b, n, d) -> (b, n, e d), before ``out_proj``.
+
+    Weights have the names and the starting values of the paper's code.
+    """
+
+    def __init__(self, dim: int, num_heads: int, options: Mamba2) -> None:
+        super().__init__()
+        inner = options.expand * dim
+        self.sizes = [inner, inner + 2 * options.state, num_heads]
+        self.in_proj = nn.Linear(dim, sum(self.sizes), bias=False)
+        self.conv1d = nn.Conv1d(self.sizes[1], self.sizes[1], options.conv, groups=self.sizes[1])
+        low, high = math.log(0.001), math.log(0.1)
+        dt = torch.exp(low + (high - low) * torch.rand(num_heads))
+        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus of it is dt
+        self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(num_heads))
+        self.norm = nn.Parameter(torch.ones(inner))
+        self.out_proj = nn.Linear(inner, dim, bias=False)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n e"]:
+        z, x_B_C, dt = self.in_proj(x).split(self.sizes, dim=-1)
+        x_B_C = F.silu(self.conv1d(F.pad(x_B_C.mT, (self.conv1d.kernel_size[0] - 1, 0)))).mT
+        inner, state = self.sizes[0], (self.sizes[1] - self.sizes[0]) // 2
+        with without_autocast(x):
+            dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
+            values, B, C = at_least_float32(x_B_C).split([inner, state, state], dim=-1)
+            values = values.unflatten(-1, (self.sizes[2], -1))
+            mixed = state_space_dual(values * dt[..., None], -at_least_float32(self.A_log).exp() * dt, B, C)
+            mixed = (mixed + at_least_float32(self.D)[:, None] * values).flatten(-2)
+            gated = mixed * F.silu(at_least_float32(z))
+            return F.rms_norm(gated, [inner], at_least_float32(self.norm), eps=1e-5).to(x_B_C.dtype)
+
+
+def state_space_dual(
+    x: Float[Tensor, "b n h p"], log_decay: Float[Tensor, "b n h"], B: Float[Tensor, "b n s"], C: Float[Tensor, "b n s"]
+) -> Float[Tensor, "b n h p"]:
+    """y_t = C_t' H_t, H_t = exp(log_decay_t) H_(t-1) + B_t x_t', by products within chunks and states between them."""
+    n, h = x.shape[1:3]
+    padding = -n % _CHUNK
+    x, log_decay, B, C = (
+        F.pad(each, (0, 0) * (each.ndim - 2) + (0, padding)).unflatten(1, (-1, _CHUNK)) for each in (x, log_decay, B, C)
+    )
+    total = log_decay.cumsum(2)  # (b, chunks, Q, h), from the chunk's first token on
+    past = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=x.device).tril()
+    of_heads = total.mT
+    between = (of_heads[..., :, None] - of_heads[..., None, :]).masked_fill(~past, -float("inf")).exp()
+    within = ((C @ B.mT)[:, :, None] * between) @ x.transpose(2, 3)  # (b, chunks, h, Q, p)
+    left = (total[:, :, -1:] - total).exp()[..., None] * x
+    states = (left.flatten(-2).mT @ B).unflatten(2, (h, -1))  # (b, chunks, h, p, s), at the end of each chunk
+    before = F.pad(_accumulated(states, total[:, :, -1]), (0, 0) * 3 + (1, -1))
+    from_before = (C @ before.flatten(2, 3).mT).unflatten(-1, (h, -1)) * total.exp()[..., None]
+    return (within.transpose(2, 3) + from_before).flatten(1, 2)[:, :n]
+
+
+def _accumulated(states: Float[Tensor, "b m h p s"], log_decay: Float[Tensor, "b m h"]) -> Float[Tensor, "b m h p s"]:
+    """H_i = exp(log_decay_i) H_(i-1) + states_i; each step sums over twice as many i, so m take log2(m) steps."""
+    step, count = 1, states.shape[1]
+    while step < count:
+        states = states + log_decay.exp()[..., None, None] * F.pad(states, (0, 0) * 3 + (step, -step))
+        log_decay = log_decay + F.pad(log_decay, (0, 0, step, -step))
+        step *= 2
+    return states
