@@ -23,9 +23,9 @@ class LRU(Mechanism):
     Lambda = exp(-exp(nu) + i exp(theta)) is diagonal, N complex numbers. The states of both directions have the same
     Lambda and B, and matrices C of their own: y_k = Re(C x_k + C' x'_k) + D u_k, where x' comes from the last token.
 
-    A layer costs 4 n d^2 FLOPs for the gated unit, 4 n d N for B, 8 n d N for C and C', and 30 n N log2(2 n) for three
-    complex FFTs, by which the recurrence is a convolution with the powers of Lambda. Padding is zero and changes
-    nothing, and no weight depends on n.
+    A layer costs 4 n d^2 FLOPs for the gated unit, 4 n d N for B, 8 n d N for C and C', and 40 n N log2(2 n) for four
+    complex FFTs (one of them once in a batch), by which the recurrence is a convolution with the powers of Lambda.
+    Padding is zero and changes nothing, and no weight depends on n.
 
     Args:
         state: N.
