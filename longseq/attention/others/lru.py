@@ -87,12 +87,13 @@ class LRULayer(FilterLayer):
     def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         n = x.shape[1]
         nu, theta, gamma, B, C = map(at_least_float32, (self.nu, self.theta, self.gamma, self.B, self.C))
-        log_of_powers = torch.complex(-nu.exp(), theta.exp())[:, None] * torch.arange(n, device=x.device)
-        of_first = torch.fft.fft(torch.exp(log_of_powers), 2 * n)
+        steps = torch.arange(n, device=x.device)
+        powers = torch.polar(torch.exp(-nu.exp()[:, None] * steps), theta.exp()[:, None] * steps)
+        of_first = torch.fft.fft(powers, 2 * n)
         of_last = of_first.flip(-1).roll(1, -1)  # the spectrum of the powers in the other direction
         inputs = F.linear(x, (B * gamma.exp()[:, None]).flatten(0, 1)).mT
         spectrum = torch.fft.fft(torch.complex(*inputs.chunk(2, dim=1)), 2 * n)
-        states = [torch.fft.ifft(spectrum * powers)[..., :n] for powers in (of_first, of_last)]
+        states = [torch.fft.ifft(spectrum * each)[..., :n] for each in (of_first, of_last)]
         parts = torch.cat([part for each in states for part in (each.real, each.imag)], dim=1)
         rows = torch.cat([part for real, imag in C for part in (real, -imag)], dim=1)
         return F.linear(parts.mT, rows)

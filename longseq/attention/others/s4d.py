@@ -17,7 +17,6 @@ from longseq.attention.others.fourier import convolve
 from longseq.attention.others.sequence import FilterLayer, at_least_float32, width_and_dropout
 
 Start = Literal["lin", "inv"]
-_BLOCK = 64  # a kernel of n numbers is a product of n / 64 and 64 powers, not n powers
 
 
 @dataclass(frozen=True)
@@ -80,15 +79,30 @@ class S4DLayer(FilterLayer):
         self.C = nn.Parameter(torch.randn(2, dim, state // 2, 2) * 0.5**0.5)
 
     def kernels(self, n: int) -> Float[Tensor, "2 d n"]:
-        """K of each direction. The powers exp(l dt A) are products of exp(64 i dt A) and exp(j dt A)."""
-        dt, C = at_least_float32(self.log_dt).exp()[:, None], torch.view_as_complex(at_least_float32(self.C))
-        A = torch.complex(-at_least_float32(self.log_A_real).exp(), at_least_float32(self.A_imag))
-        C = 2 * C * torch.expm1(dt * A) / A
-        steps = torch.arange(-(-n // _BLOCK), device=dt.device) * _BLOCK
-        coarse = C[..., None] * torch.exp((dt * A)[..., None] * steps)
-        fine = torch.exp((dt * A)[..., None] * torch.arange(_BLOCK, device=dt.device))
-        left, right = torch.cat([coarse.real, -coarse.imag], dim=-2), torch.cat([fine.real, fine.imag], dim=-2)
-        return (left.mT @ right).flatten(-2)[..., :n]
+        """K of each direction. The powers exp(l dt A) are products of exp(s i dt A) and exp(j dt A), s near sqrt(n).
+
+        Complex numbers are pairs here: their exponential is slow on a CPU, and ONNX has none.
+        """
+        dt, C = at_least_float32(self.log_dt).exp()[:, None], at_least_float32(self.C)
+        A_real, A_imag = -at_least_float32(self.log_A_real).exp(), at_least_float32(self.A_imag)
+        growth, angle = dt * A_real, dt * A_imag
+        # (exp(dt A) - 1) / A, without the difference of nearly equal numbers
+        real, imag = torch.expm1(growth) * angle.cos() - 2 * (angle / 2).sin().square(), growth.exp() * angle.sin()
+        size = A_real.square() + A_imag.square()
+        real, imag = (real * A_real + imag * A_imag) / size, (imag * A_real - real * A_imag) / size
+        C_real, C_imag = C.unbind(-1)
+        C_real, C_imag = 2 * (C_real * real - C_imag * imag), 2 * (C_real * imag + C_imag * real)
+
+        def powers(steps: Tensor) -> tuple[Tensor, Tensor]:
+            size = torch.exp(growth[..., None] * steps)
+            return size * torch.cos(angle[..., None] * steps), size * torch.sin(angle[..., None] * steps)
+
+        block = 1 << (n.bit_length() // 2)
+        real, imag = powers(torch.arange(0, n, block, device=dt.device))
+        C_real, C_imag = C_real[..., None], C_imag[..., None]
+        coarse = torch.cat([C_real * real - C_imag * imag, -C_real * imag - C_imag * real], dim=-2)
+        fine = torch.cat(powers(torch.arange(block, device=dt.device)), dim=-2)
+        return (coarse.mT @ fine).flatten(-2)[..., :n]
 
     def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return convolve(x, *self.kernels(x.shape[1]))
