@@ -8,7 +8,7 @@ import pytest
 import torch
 from shared_by_processes import MECHANISMS, SMALL, cases, loss_of
 
-from longseq.attention import Linformer, Softmax, Verma
+from longseq.attention import Linformer, Softmax
 from longseq.encoders import ImageEncoder
 from longseq.encoders.sharding import refuse_unsharded
 
