@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from small_vit import ATTENTION
 from timm.layers.attention import Attention
 
 from longseq.attention import Linformer, Mechanism, Softmax, Verma
-from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.verma import VermaLayer
@@ -43,7 +43,7 @@ def test_the_sources_are_those_of_the_products_written_out(mechanism: Mechanism)
     torch.testing.assert_close(sources(layer, x, None, weights), (weights @ (P @ F)).mean(0), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("mechanism", every_mechanism(), ids=repr)
+@pytest.mark.parametrize("mechanism", ATTENTION, ids=repr)
 def test_padding_is_no_source_and_gets_no_row(mechanism: Mechanism) -> None:
     layer = layers_of(mechanism)[0]
     x = torch.randn(1, 24, HEADS * CHANNELS).double()
