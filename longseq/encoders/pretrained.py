@@ -103,7 +103,7 @@ class TimmEncoder(Encoder):
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         image = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
-        return [(cls("vit_tiny_patch16_224", attention, shape=(3, 64, 64), pretrained=False, **options), image)]
+        return [(cls("test_vit", attention, shape=(3, 64, 64), pretrained=False, **options), image)]
 
     def front_end(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         return inputs.float()
