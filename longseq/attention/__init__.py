@@ -7,6 +7,7 @@ from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.others.linear_transformer import LinearTransformer
 from longseq.attention.others.longconv import LongConv
+from longseq.attention.others.longformer import Longformer
 from longseq.attention.others.lru import LRU
 from longseq.attention.others.lstm import LSTM
 from longseq.attention.others.mamba2 import Mamba2
@@ -34,6 +35,7 @@ __all__ = [
     "LinearTransformer",
     "Linformer",
     "LongConv",
+    "Longformer",
     "Mamba2",
     "Max",
     "Mean",

@@ -80,7 +80,8 @@ def sources(
             heads += list(torch.autograd.grad((result * weights).sum(), values)[0].sum(-1).unbind(1))
         _, project_values = layer.projections_for(x, present)
         if project_values is None:
-            found = torch.stack(heads).mean(0)[0]
+            # a layer may have several keys and values for each token
+            found = torch.stack(heads).mean(0)[0].unflatten(0, (-1, x.shape[1])).sum(0)
             return found if present is None else found.masked_fill(~present[0, :, 0], 0)  # absent values are zero
         tokens = torch.zeros_like(x, requires_grad=True)
         short = _unnormed(project_values)(tokens, present)

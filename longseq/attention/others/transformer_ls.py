@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.dynamic import DynamicProjection, GivenMatrix
 from longseq.attention.grid import TokenGrid
-from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
+from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.pattern import Blocks, PatternFormula
 from longseq.attention.projection import Shortening
 
 
@@ -53,7 +54,8 @@ class TransformerLS(Mechanism):
             raise ArgumentError("k", f"must be in 1..{grid.num_tokens} (the sequence length), got {self.k}; lower it")
         if self.window < 1:
             raise ArgumentError("window", f"must be positive, got {self.window}; 8 is usual")
-        formula = LongShortFormula(grid, self.k, self.window, self.grid)
+        blocks = Blocks.of_windows(grid.size[1] if self.grid else 1, self.window, beside=max(self.window // 2, 1))
+        formula = PatternFormula(grid.num_prefix_tokens, blocks, num_summaries=self.k)
         projections = [
             LongShortProjection(trained.num_heads, self.k, trained.qkv.in_features, self.norm) for trained in stack
         ]
@@ -114,81 +116,3 @@ class WithSummaries:
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b m 1"]:
         return F.pad(present, (0, 0, 0, self.summaries.matrix.shape[-2]), value=True)
-
-
-class LongShortFormula:
-    """Softmax attention of each token over its window, the prefix tokens and k summaries.
-
-    Args:
-        grid: The tokens.
-        k: Summaries, which follow the n keys and values.
-        window: w.
-        on_grid: Whether windows are windows of the grid.
-    """
-
-    def __init__(self, grid: TokenGrid, k: int, window: int, on_grid: bool) -> None:
-        self.num_prefix_tokens, self.k = grid.num_prefix_tokens, k
-        self.columns = grid.size[1] if on_grid else 1
-        beside = max(window // 2, 1)
-        # (tokens of a block, tokens on each side of it), along rows and along columns
-        self.along = (window, beside), (window, beside) if self.columns > window else (self.columns, 0)
-
-    def __call__(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h m c"],
-        values: Float[Tensor, "b h m c"],
-        query_mask: Bool[Tensor, "b 1 q 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 m"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
-        prefix, n = self.num_prefix_tokens, keys.shape[2] - self.k
-        of_prefix = softmax_formula(queries[:, :, :prefix], keys, values, None, key_mask, dropout)
-        if queries.shape[2] <= prefix:
-            return of_prefix
-        num_queries = queries.shape[2] - prefix
-        here = self._blocks(F.pad(queries[:, :, prefix:], (0, 0, 0, n - prefix - num_queries)), is_query=True)
-        near_keys, near_values = self._blocks(keys[:, :, prefix:n]), self._blocks(values[:, :, prefix:n])
-        everywhere = torch.ones_like(keys[:1, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask.mT
-        near_mask, far_mask = self._blocks(everywhere[:, :, prefix:n]).mT, _global(everywhere, prefix, n).mT
-        here = here * here.shape[-1] ** -0.5
-        near = (here @ near_keys.mT).masked_fill(~near_mask, -float("inf"))
-        blocks = here.shape[2:5]
-        far = (here.flatten(2, 4) @ _global(keys, prefix, n).mT).masked_fill(~far_mask, -float("inf"))
-        scores = torch.cat([near, far.unflatten(2, blocks)], dim=-1)
-        weights = F.dropout(scores.softmax(-1, dtype=scores.dtype), dropout)
-        of_near, of_far = weights.split([near.shape[-1], far.shape[-1]], dim=-1)
-        mixed = of_near @ near_values + (of_far.flatten(2, 4) @ _global(values, prefix, n)).unflatten(2, blocks)
-        return torch.cat([of_prefix, self._sequence(mixed, n - prefix)[:, :, :num_queries]], dim=2)
-
-    def _blocks(self, x: Shaped[Tensor, "b h m c"], is_query: bool = False) -> Tensor:
-        """The tokens of each block, for keys and values with those beside it: (b, h, rows, columns of blocks, _, c)."""
-        rows = -(-x.shape[2] // self.columns)
-        x = F.pad(x, (0, 0, 0, rows * self.columns - x.shape[2])).unflatten(2, (rows, self.columns))
-        for dim, (block, beside) in zip((2, 4), self.along, strict=True):
-            x = _in_blocks(x, dim, block, 0 if is_query else beside)
-        return x.transpose(3, 4).flatten(4, 5)
-
-    def _sequence(self, blocks: Float[Tensor, "b h y x t c"], num_tokens: int) -> Float[Tensor, "b h m c"]:
-        """The tokens of blocks, row by row."""
-        grid = blocks.unflatten(4, tuple(block for block, _ in self.along)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
-        return grid[:, :, :, : self.columns].flatten(2, 3)[:, :, :num_tokens]
-
-
-def _global(x: Tensor, prefix: int, n: int) -> Tensor:
-    """What every token attends to: the prefix tokens, and the summaries behind the n tokens."""
-    return torch.cat([x[:, :, :prefix], x[:, :, n:]], dim=2)
-
-
-def _in_blocks(x: Tensor, dim: int, block: int, beside: int) -> Tensor:
-    """A dimension as blocks, each with the ends of its neighbours, zeros at the border: (..., blocks, tokens, ...)."""
-    missing = -x.shape[dim] % block
-    x = F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)).unflatten(dim, (-1, block))
-    if not beside:
-        return x
-    first, last = x.narrow(dim + 1, 0, beside), x.narrow(dim + 1, block - beside, beside)
-    nothing = torch.zeros_like(first.narrow(dim, 0, 1))
-    count = x.shape[dim] - 1
-    before = torch.cat([nothing, last.narrow(dim, 0, count)], dim)
-    behind = torch.cat([first.narrow(dim, 1, count), nothing], dim)
-    return torch.cat([before, x, behind], dim + 1)

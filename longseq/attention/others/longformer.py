@@ -1,0 +1,144 @@
+"""Longformer (arXiv:2004.05150): softmax attention over a window round each token, and over global tokens."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.pattern import Blocks, PatternFormula
+
+
+@dataclass(frozen=True)
+class Longformer(Mechanism):
+    """Y_t = softmax(q_t [K_G; K_t]' / sqrt(c)) [V_G; V_t], K_t and V_t at most w / 2 tokens from t (section 3.1).
+
+    Prefix tokens are the global tokens G: all tokens attend to them, and they attend to all tokens with queries, keys
+    and values of a matrix of their own, which starts as a copy of the other (section 3.1, "Linear Projections").
+    Windows are not dilated.
+
+    A layer costs 8 n d^2 FLOPs for queries, keys, values and output, 6 n w d for the scores and weights of windows (on
+    a grid 9 n w^2 d), and with g global tokens 8 n g d and 4 n d^2 more; it has 3 d^2 more weights. Tokens are
+    multiplied by blocks of w / 2, so time and memory grow with n w.
+
+    Args:
+        window: w, even; a token attends to w / 2 tokens on each side of it.
+        grid: Whether a window is w + 1 rows by w + 1 columns of the token grid. Otherwise it is a window of the
+            sequence, which may have any length.
+    """
+
+    window: int = 512
+    grid: bool = False
+
+    @property
+    def any_length(self) -> bool:
+        return not self.grid  # the columns of a grid are those that it was built for
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(8), cls(4, grid=True)]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> "list[AttentionLayer]":
+        if self.window < 2 or self.window % 2:
+            raise ArgumentError("window", f"must be even and positive, got {self.window}; 512 is the paper's")
+        beside = self.window // 2
+        blocks = Blocks.of_windows(grid.size[1] if self.grid else 1, beside, beside)
+        if not grid.num_prefix_tokens:
+            return [AttentionLayer(trained, PatternFormula(0, blocks, is_banded=True)) for trained in stack]
+        return [LongformerLayer(trained, LongformerFormula(grid.num_prefix_tokens, blocks)) for trained in stack]
+
+
+class LongformerLayer(AttentionLayer):
+    """A layer with global tokens. Its formula gets the keys and values of both matrices, 2 n of them.
+
+    Args:
+        trained, formula: As AttentionLayer takes them.
+
+    Attributes:
+        qkv_global: The matrix of queries, keys and values for what global tokens attend to.
+    """
+
+    def __init__(self, trained: "nn.Module", formula: "LongformerFormula") -> None:
+        super().__init__(trained, formula)  # type: ignore[arg-type]
+        self.qkv_global = trained.qkv_global if isinstance(trained, LongformerLayer) else copy.deepcopy(self.qkv)
+        self.num_prefix_tokens = formula.num_prefix_tokens
+
+    def _queries_keys_values(
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: None,
+        project_values: None,
+    ) -> list[Tensor]:
+        local = super()._queries_keys_values(x, queried, present, project_keys, project_values)
+        everywhere = list(self.qkv_global(x).split(self.attn_dim, dim=-1))
+        return self._both(local, everywhere, present, dim=1)
+
+    def _turned(
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: None,
+        project_values: None,
+        rope: Tensor,
+    ) -> list[Tensor]:
+        local = super()._turned(x, queried, present, project_keys, project_values, rope)
+        queries, keys, values = self.qkv_global(x).split(self.attn_dim, dim=-1)
+        heads = (self.num_heads, -1)
+        queries = self.turn(self.q_norm(queries.unflatten(-1, heads).transpose(1, 2)), rope)
+        keys = self.turn(self.k_norm(keys.unflatten(-1, heads).transpose(1, 2)), rope).transpose(1, 2).flatten(2)
+        return self._both(local, [queries, keys, values], present, dim=2)
+
+    def _both(
+        self, local: Sequence[Tensor], everywhere: Sequence[Tensor], present: Tensor | None, dim: int
+    ) -> list[Tensor]:
+        """The prefix tokens' queries of the second matrix, the others' of the first; all keys and values of both."""
+        (queries, *of_windows), (of_prefix, keys, values) = local, everywhere
+        values = values if present is None else values.masked_fill(~present, 0)
+        of_prefix = of_prefix.narrow(dim, 0, min(self.num_prefix_tokens, queries.shape[dim]))
+        rest = queries.narrow(dim, of_prefix.shape[dim], queries.shape[dim] - of_prefix.shape[dim])
+        both = (torch.cat(pair, dim=1) for pair in zip(of_windows, (keys, values), strict=True))
+        return [torch.cat([of_prefix, rest], dim=dim), *both]
+
+    @torch.no_grad()
+    def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
+        """Copy all weights; what a layer without global tokens lacks starts as a copy of its matrix."""
+        fresh = super().carry(trained, old, new)
+        if any(name.startswith("qkv_global.") for name in fresh):
+            self.qkv_global.load_state_dict(self.qkv.state_dict())
+        return fresh
+
+
+class LongformerFormula(PatternFormula):
+    """Windows, and global tokens with keys and values of their own, which follow the n of the windows.
+
+    Args:
+        num_prefix_tokens, blocks: As PatternFormula takes them.
+    """
+
+    def __init__(self, num_prefix_tokens: int, blocks: Blocks) -> None:
+        super().__init__(num_prefix_tokens, blocks, is_banded=True)
+
+    def __call__(
+        self,
+        queries: Float[Tensor, "b h q c"],
+        keys: Float[Tensor, "b h m c"],
+        values: Float[Tensor, "b h m c"],
+        query_mask: Bool[Tensor, "b 1 q 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 n"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h q c"]:
+        (keys, global_keys), (values, global_values) = keys.chunk(2, dim=2), values.chunk(2, dim=2)
+        of_prefix, rest = queries.tensor_split([self.num_prefix_tokens], dim=2)
+        of_prefix = softmax_formula(of_prefix, global_keys, global_values, None, key_mask, dropout)
+        if not rest.shape[2]:
+            return of_prefix
+        return torch.cat([of_prefix, self.of_rest(rest, keys, values, key_mask, dropout)], dim=2)

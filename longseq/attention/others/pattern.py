@@ -1,0 +1,152 @@
+"""Softmax attention where each token attends to few others: one softmax over several sets of keys, never n x n."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from longseq.attention.layer import softmax_formula
+
+# The keys and values of a set, (b, h, ..., c), its dimensions as letters of einsum (b, h; y and x count blocks of
+# queries, t the queries of one and u its keys), and a mask that broadcasts against the scores (b, h, y, x, t, u).
+KeySet = tuple[Tensor, Tensor, str, Tensor]
+
+
+class Blocks:
+    """Tokens of a grid as blocks that tile it; a block of keys also holds the tokens beside it.
+
+    Args:
+        columns: Columns of the grid; 1 for a sequence.
+        along: Tokens of a block and tokens on each side of it (at most a block), along rows and along columns.
+    """
+
+    def __init__(self, columns: int, along: tuple[tuple[int, int], tuple[int, int]]) -> None:
+        self.columns, self.along = columns, along
+
+    @classmethod
+    def of_windows(cls, columns: int, block: int, beside: int) -> "Blocks":
+        """Square blocks; they are as wide as a grid that has no more columns than a block."""
+        return cls(columns, ((block, beside), (block, beside) if columns > block else (columns, 0)))
+
+    def split(self, x: Shaped[Tensor, "b h m c"], beside: bool) -> Shaped[Tensor, "b h y x u c"]:
+        """The tokens of each block, zeros beyond the last, with or without those beside it."""
+        rows = -(-x.shape[2] // self.columns)
+        x = F.pad(x, (0, 0, 0, rows * self.columns - x.shape[2])).unflatten(2, (rows, self.columns))
+        for dim, (block, width) in zip((2, 4), self.along, strict=True):
+            x = _in_blocks(x, dim, block, width if beside else 0)
+        return x.transpose(3, 4).flatten(4, 5)
+
+    def join(self, blocks: Shaped[Tensor, "b h y x t c"], num_tokens: int) -> Shaped[Tensor, "b h m c"]:
+        """The tokens of blocks, row by row."""
+        grid = blocks.unflatten(4, tuple(block for block, _ in self.along)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+        return grid[:, :, :, : self.columns].flatten(2, 3)[:, :, :num_tokens]
+
+    def near(self, device: torch.device) -> Bool[Tensor, "t u"]:
+        """Whether a key is, along rows and along columns, at most as far from a query as the tokens beside a block."""
+        masks = []
+        for block, width in self.along:
+            here, there = torch.arange(block, device=device), torch.arange(-width, block + width, device=device)
+            masks.append((here[:, None] - there).abs() <= (width or block))
+        rows, columns = masks
+        return (rows[:, None, :, None] & columns[None, :, None]).flatten(2).flatten(0, 1)
+
+
+class PatternFormula:
+    """Softmax attention of each token over its set of blocks, the prefix tokens, and k more keys behind the n tokens.
+
+    Prefix tokens are global: they attend to everything, and everything attends to them.
+
+    Args:
+        num_prefix_tokens: Prefix tokens.
+        blocks: The blocks of the other tokens.
+        num_summaries: k.
+        is_banded: Whether a token attends only to tokens as near as those beside a block are to it, and not to its
+            whole block and all beside it.
+    """
+
+    def __init__(self, num_prefix_tokens: int, blocks: Blocks, num_summaries: int = 0, is_banded: bool = False) -> None:
+        self.num_prefix_tokens, self.blocks = num_prefix_tokens, blocks
+        self.num_summaries, self.is_banded = num_summaries, is_banded
+
+    def __call__(
+        self,
+        queries: Float[Tensor, "b h q c"],
+        keys: Float[Tensor, "b h m c"],
+        values: Float[Tensor, "b h m c"],
+        query_mask: Bool[Tensor, "b 1 q 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 m"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h q c"]:
+        prefix = self.num_prefix_tokens
+        of_prefix = softmax_formula(queries[:, :, :prefix], keys, values, None, key_mask, dropout)
+        if queries.shape[2] <= prefix:
+            return of_prefix
+        rest = self.of_rest(queries[:, :, prefix:], keys, values, key_mask, dropout)
+        return torch.cat([of_prefix, rest], dim=2) if prefix else rest
+
+    def of_rest(
+        self,
+        queries: Float[Tensor, "b h q c"],
+        keys: Float[Tensor, "b h m c"],
+        values: Float[Tensor, "b h m c"],
+        key_mask: Bool[Tensor, "b 1 1 m"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h q c"]:
+        """The outcome for queries behind the prefix tokens."""
+        num_queries, num_tokens = queries.shape[2], keys.shape[2] - self.num_summaries - self.num_prefix_tokens
+        there = torch.ones_like(keys[:1, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask.mT
+        here = self.blocks.split(F.pad(queries, (0, 0, 0, num_tokens - num_queries)), beside=False)
+        here = here * here.shape[-1] ** -0.5
+        sets = list(self.key_sets(keys, values, there))
+        scores = [
+            # finite, because a query among padding may have no key at all
+            torch.einsum(f"bhyxtc,{dims}->bhyxtu", here, K).masked_fill(~mask, torch.finfo(here.dtype).min)
+            for K, _, dims, mask in sets
+        ]
+        scores = torch.cat(scores, dim=-1)
+        weights = F.dropout(scores.softmax(-1, dtype=scores.dtype), dropout)
+        sizes = [K.shape[dims.index("u")] for K, _, dims, _ in sets]
+        mixed = [
+            torch.einsum(f"bhyxtu,{dims}->bhyxtc", part, V)
+            for part, (_, V, dims, _) in zip(weights.split(sizes, dim=-1), sets, strict=True)
+        ]
+        return self.blocks.join(functools.reduce(torch.add, mixed), num_tokens)[:, :, :num_queries]
+
+    def key_sets(self, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]) -> Iterator[KeySet]:
+        """The sets of keys, which have no key in common; ``there`` is False at padding."""
+        yield self.beside(keys, values, there)
+        yield from self.everywhere(keys, values, there)
+
+    def beside(self, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
+        """The tokens of each block and those beside it."""
+        K, V, present = (self.blocks.split(self.of_grid(x), beside=True) for x in (keys, values, there))
+        mask = present.mT & self.blocks.near(keys.device) if self.is_banded else present.mT
+        return K, V, "bhyxuc", mask
+
+    def everywhere(self, keys: Tensor, values: Tensor, there: Tensor) -> Iterator[KeySet]:
+        """What every token attends to: the prefix tokens, and what is behind the n tokens."""
+        prefix, n = self.num_prefix_tokens, keys.shape[2] - self.num_summaries
+        if prefix + self.num_summaries:
+            K, V, present = (torch.cat([x[:, :, :prefix], x[:, :, n:]], dim=2) for x in (keys, values, there))
+            yield K, V, "bhuc", present.mT[:, :, None, None]
+
+    def of_grid(self, x: Tensor) -> Tensor:
+        """The tokens between."""
+        return x[:, :, self.num_prefix_tokens : x.shape[2] - self.num_summaries]
+
+
+def _in_blocks(x: Tensor, dim: int, block: int, beside: int) -> Tensor:
+    """A dimension as blocks, each with the ends of its neighbours, zeros at the border: (..., blocks, tokens, ...)."""
+    missing = -x.shape[dim] % block
+    x = F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)).unflatten(dim, (-1, block))
+    if not beside:
+        return x
+    first, last = x.narrow(dim + 1, 0, beside), x.narrow(dim + 1, block - beside, beside)
+    nothing = torch.zeros_like(first.narrow(dim, 0, 1))
+    count = x.shape[dim] - 1
+    before = torch.cat([nothing, last.narrow(dim, 0, count)], dim)
+    behind = torch.cat([first.narrow(dim, 1, count), nothing], dim)
+    return torch.cat([before, x, behind], dim + 1)
