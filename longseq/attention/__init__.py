@@ -14,6 +14,7 @@ from longseq.attention.others.mamba2 import Mamba2
 from longseq.attention.others.nystromformer import Nystromformer
 from longseq.attention.others.performer import Performer
 from longseq.attention.others.s4d import S4D
+from longseq.attention.others.sparse_transformer import SparseTransformer
 from longseq.attention.others.transformer_ls import TransformerLS
 from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
@@ -45,6 +46,7 @@ __all__ = [
     "Projection",
     "Separable",
     "Softmax",
+    "SparseTransformer",
     "TokenGrid",
     "TokenMixer",
     "TransformerLS",

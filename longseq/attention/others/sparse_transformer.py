@@ -1,0 +1,155 @@
+"""Sparse Transformer (arXiv:1904.10509): attention in two factors, near tokens and tokens spread over the sequence."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.others.pattern import Blocks, KeySet, PatternFormula
+
+Pattern = Literal["strided", "fixed"]
+Factors = Literal["merged", "interleaved", "heads"]
+
+
+@dataclass(frozen=True)
+class SparseTransformer(Mechanism):
+    """Y_t = softmax(q_t K_S(t)' / sqrt(c)) V_S(t), S(t) of about sqrt(n) tokens, not causal (sections 4.2 and 4.3).
+
+    The sequence is read in rows of l tokens. Two factors, A1 and A2, take any token to any other in two steps:
+
+    - ``strided``: A1 are the tokens at most l from t; A2 is the column of t, every l-th token.
+    - ``fixed``: A1 is the row of t; A2 are the last tokens of every row.
+
+    Prefix tokens are global: they attend to all tokens, and all tokens attend to them. Where a sequence has no last
+    token of a row and no prefix token, A2 is empty and its outcome zero. A layer costs 8 n d^2 FLOPs for
+    queries, keys, values and output, and, in r = n / l rows with s last tokens, for scores and weights: strided 12 n l
+    d (A1) and 4 n r d (A2), fixed 4 n l d (A1) and 4 n r s d (A2). So time and memory grow with n sqrt(n).
+
+    Args:
+        pattern: ``strided`` or ``fixed``.
+        stride: l; None for the whole rows of the token grid that come next to sqrt(n) tokens: the row of a square
+            image. A sequence (one column) has sqrt(n).
+        last: s (c in the paper), the last tokens of a row.
+        factors: ``merged``: every head attends to A1 and A2; ``interleaved``: layers attend to A1 and A2 in turns;
+            ``heads``: the first half of the heads attends to A1 and the second to A2.
+    """
+
+    pattern: Pattern = "strided"
+    stride: int | None = None
+    last: int = 8
+    factors: Factors = "merged"
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(), cls("fixed", stride=6, last=2), cls(factors="interleaved")]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        if self.pattern not in get_args(Pattern):
+            raise ArgumentError("pattern", f"must be strided or fixed, got {self.pattern!r}; choose one of them")
+        if self.factors not in get_args(Factors):
+            raise ArgumentError(
+                "factors", f"must be merged, interleaved or heads, got {self.factors!r}; choose one of them"
+            )
+        if self.stride is not None and self.stride < 1:
+            raise ArgumentError("stride", f"must be positive, got {self.stride}; leave it out for about sqrt(n)")
+        stride = self.stride or _nearest_rows(grid)
+        if self.pattern == "fixed" and not 1 <= self.last <= stride:
+            raise ArgumentError("last", f"must be in 1..{stride} (the stride), got {self.last}; lower it")
+        if self.factors == "heads" and any(trained.num_heads % 2 for trained in stack):
+            raise ArgumentError(
+                "factors", "must be merged or interleaved with an odd number of heads, got heads; change one of them"
+            )
+
+        def formula(near: bool, far: bool) -> FactorFormula:
+            last = self.last if self.pattern == "fixed" else None
+            return FactorFormula(grid.num_prefix_tokens, stride, last, near, far)
+
+        near, far = formula(True, False), formula(False, True)
+        if self.factors == "interleaved":
+            return [AttentionLayer(trained, far if depth % 2 else near) for depth, trained in enumerate(stack)]
+        both = HalvesFormula(near, far) if self.factors == "heads" else formula(True, True)
+        return [AttentionLayer(trained, both) for trained in stack]
+
+
+def _nearest_rows(grid: TokenGrid) -> int:
+    """The tokens of as many whole rows of the grid as come next to the square root of its tokens."""
+    columns = grid.size[1]
+    return columns * max(1, round(math.sqrt(math.prod(grid.size)) / columns))
+
+
+class FactorFormula(PatternFormula):
+    """Softmax attention over A1, A2 or both.
+
+    Args:
+        num_prefix_tokens: Prefix tokens.
+        stride: l.
+        last: s, or None for the strided pattern.
+        near: Whether A1 is attended to.
+        far: Whether A2 is attended to.
+    """
+
+    def __init__(self, num_prefix_tokens: int, stride: int, last: int | None, near: bool, far: bool) -> None:
+        blocks = Blocks(1, ((stride, stride if last is None else 0), (1, 0)))
+        super().__init__(num_prefix_tokens, blocks, is_banded=last is None)
+        self.last, self.near, self.far = last, near, far
+
+    def key_sets(self, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]) -> Iterator[KeySet]:
+        if self.near:
+            yield self.beside(keys, values, there)
+        if self.far:
+            yield self._spread(keys, values, there)
+        yield from self.everywhere(keys, values, there)
+
+    def _spread(self, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
+        """A2, and not what is also in A1 if that is attended to."""
+        K, V, present = (self.blocks.split(self.of_grid(x), beside=False) for x in (keys, values, there))
+        row = torch.arange(K.shape[2], device=keys.device)
+        if self.last is None:
+            dims, of_key, reach = "bhuxtc", row, 1
+            present = present.squeeze(-1).movedim(2, -1).unsqueeze(2)  # (b, 1, 1, x, t, u)
+        else:
+            K, V, present = (x[:, :, :, 0, -self.last :].flatten(2, 3) for x in (K, V, present))
+            dims, of_key, reach = "bhuc", row.repeat_interleave(self.last), 0
+            present = present.mT[:, :, None, None]  # (b, 1, 1, 1, 1, u)
+        if self.near:
+            present = present & ((row[:, None] - of_key).abs() > reach)[:, None, None]
+        return K, V, dims, present
+
+
+class HalvesFormula:
+    """One formula for the first half of the heads, and another for the second.
+
+    Args:
+        first, second: The formulas.
+    """
+
+    def __init__(self, first: PatternFormula, second: PatternFormula) -> None:
+        self.first, self.second = first, second
+
+    def __call__(
+        self,
+        queries: Float[Tensor, "b h q c"],
+        keys: Float[Tensor, "b h n c"],
+        values: Float[Tensor, "b h n c"],
+        query_mask: Bool[Tensor, "b 1 q 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 n"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h q c"]:
+        halves = zip(*(x.chunk(2, dim=1) for x in (queries, keys, values)), strict=True)
+        mixed = [
+            formula(Q, K, V, query_mask, key_mask, dropout)
+            for formula, (Q, K, V) in zip((self.first, self.second), halves, strict=True)
+        ]
+        return torch.cat(mixed, dim=1)
