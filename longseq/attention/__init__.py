@@ -13,6 +13,7 @@ from longseq.attention.others.lstm import LSTM
 from longseq.attention.others.mamba2 import Mamba2
 from longseq.attention.others.nystromformer import Nystromformer
 from longseq.attention.others.performer import Performer
+from longseq.attention.others.reformer import Reformer
 from longseq.attention.others.s4d import S4D
 from longseq.attention.others.sparse_transformer import SparseTransformer
 from longseq.attention.others.transformer_ls import TransformerLS
@@ -44,6 +45,7 @@ __all__ = [
     "Nystromformer",
     "Performer",
     "Projection",
+    "Reformer",
     "Separable",
     "Softmax",
     "SparseTransformer",

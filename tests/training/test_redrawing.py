@@ -1,4 +1,4 @@
-"""What layers draw by the step of a training: random features of a Performer."""
+"""What layers draw by the step of a training: random features of a Performer, rotations of a Reformer."""
 
 from pathlib import Path
 
@@ -8,16 +8,20 @@ import torch
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from datamodules import Digits
-from longseq.attention import Performer
+from longseq.attention import Mechanism, Performer, Reformer
 from longseq.attention.others.performer import orthogonal_directions
 from longseq.encoders import ImageEncoder
 from longseq.training import Classifier
 from longseq.training.generators import GeneratorStates
 
+PERFORMER = Performer(num_features=5, redraw_every=3)
 
-def trained(folder: Path, steps: int, resume: str | None = None, averaging: bool = False, seed: int = 0) -> pl.Trainer:
+
+def trained(
+    folder: Path, steps: int, resume: str | None = None, averaging: bool = False, seed: int = 0,
+    attention: Mechanism = PERFORMER,
+) -> pl.Trainer:  # fmt: skip
     pl.seed_everything(seed)
-    attention = Performer(num_features=5, redraw_every=3)
     model = Classifier(ImageEncoder((1, 8, 8), attention, dim=8, depth=2, heads=2, dropout=0.1), 10)
     saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = pl.Trainer(
@@ -43,6 +47,20 @@ def test_features_are_redrawn_by_seed_and_step_and_a_resumed_training_is_bit_equ
         resumed = trained(tmp_path / str(stop), 8, str(tmp_path / f"whole/step={stop}.ckpt"), seed=1)
         for name, weight in resumed.model.state_dict().items():
             assert torch.equal(weight, whole[name]), name
+
+
+def test_rotations_are_redrawn_at_every_step_and_a_resumed_training_is_bit_equal(tmp_path: Path) -> None:
+    attention = Reformer(rounds=2, chunk=8)
+    whole = trained(tmp_path / "whole", 4, attention=attention).model.state_dict()
+    (name, *_) = (name for name in whole if name.endswith("formula.rotations"))
+    drawn = [torch.load(tmp_path / f"whole/step={step}.ckpt")["state_dict"] for step in range(1, 5)]
+    seed = int(whole[name.replace("rotations", "seed")])
+    for step, state in enumerate(drawn):
+        expected = torch.randn(state[name].shape, generator=torch.Generator().manual_seed(seed + step))
+        assert torch.equal(state[name], expected), step
+    resumed = trained(tmp_path / "2", 4, str(tmp_path / "whole/step=2.ckpt"), seed=1, attention=attention)
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, whole[name]), name
 
 
 def test_averaged_weights_are_saved_with_features_that_were_drawn(tmp_path: Path) -> None:

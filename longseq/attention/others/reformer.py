@@ -1,0 +1,224 @@
+"""Reformer (arXiv:2001.04451): attention among tokens that locality-sensitive hashing puts into the same buckets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.attention.grid import TokenGrid
+from longseq.attention.layer import AttentionLayer, Stack
+from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import copy_weights
+from longseq.attention.plain import is_plain
+from longseq.compat.torch import without_autocast
+
+AT_ITSELF = -1e5  # a token's score with itself, so that it attends to itself only if there is no other token
+
+
+@dataclass(frozen=True)
+class Reformer(Mechanism):
+    """Y_t = sum_r exp(z_tr - z_t) softmax(q_t K_S(t,r)') V_S(t,r), K = Q / |Q|, z_tr the log of the softmax's sum.
+
+    In each of r rounds, tokens are sorted by the bucket argmax([x R; -x R]) of a random R and then by place, and cut
+    into chunks of m tokens; S(t, r) is the chunk of t with those beside it (section 2, z_t is the log of the sum over
+    rounds). Queries and keys are the same (the matrix of the keys takes no part), and a token attends to itself only
+    if there is no other. Class tokens are hashed like all others.
+
+    A layer costs 6 n d^2 FLOPs for queries, values and output, n d r B for hashing (B buckets; if that is more than
+    2 m, numbers of buckets f, f are drawn with f^2 >= B, which cost 2 n d r f), and 4 n d r m (1 + before + after)
+    for scores and weights. There are 2 n / m buckets of the configured n. A sequence may have any length.
+
+    Padding changes nothing: it is sorted behind all tokens, and the first chunk has none before it (in the authors'
+    code this is the last chunk of the round before). Reversible layers (section 3) are not part of this mechanism.
+
+    Args:
+        rounds: r, how often the tokens are hashed.
+        chunk: m.
+        before, after: How many chunks before and after its own a token attends to.
+        redraw_every: Steps of a training after which R is drawn anew, from a seed of the layer and the step, so that a
+            resumed training draws the same; 0 never does. In evaluation R stays as it was last.
+    """
+
+    rounds: int = 4
+    chunk: int = 64
+    before: int = 1
+    after: int = 1
+    redraw_every: int = 1
+
+    @property
+    def any_length(self) -> bool:
+        return True
+
+    @classmethod
+    def examples(cls) -> "Sequence[Mechanism]":
+        return [cls(rounds=2, chunk=16), cls(rounds=1, chunk=4, after=0)]
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> "list[ReformerLayer]":
+        for name in ("rounds", "chunk"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(name, f"must be positive, got {getattr(self, name)}; leave it out")
+        for name in ("before", "after", "redraw_every"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(name, f"must be 0 or more, got {getattr(self, name)}; leave it out")
+        return [ReformerLayer(trained, self, grid.num_tokens) for trained in stack]
+
+
+class ReformerLayer(AttentionLayer):
+    """Attention with shared queries and keys, whose rotations are drawn anew in the course of a training.
+
+    Args:
+        trained: As AttentionLayer takes it; the rows of its keys stay, and are not used.
+        described: The mechanism.
+        n: The tokens that the number of buckets follows from.
+    """
+
+    formula: "HashedAttention"
+
+    def __init__(self, trained: "AttentionLayer | nn.Module", described: Reformer, n: int) -> None:
+        channels = trained.attn_dim // trained.num_heads  # type: ignore[operator]
+        super().__init__(trained, HashedAttention(trained.num_heads, channels, n, described))  # type: ignore[arg-type]
+        self.redraw_every = described.redraw_every
+
+    def at_step(self, step: int) -> None:
+        if self.redraw_every and step % self.redraw_every == 0:
+            self.formula.redraw(step // self.redraw_every)
+
+    @torch.no_grad()
+    def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
+        """Copy all weights. For another number of buckets, rotations are drawn from the same seed."""
+        theirs = getattr(trained, "formula", None)
+        if not isinstance(theirs, HashedAttention) or theirs.rotations.shape == self.formula.rotations.shape:
+            return super().carry(trained, old, new)
+        self.formula.seed.copy_(theirs.seed)
+        self.formula.redraw(0)
+        return copy_weights(self, trained, {"formula"})
+
+    def _queries_keys_values(
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: None,
+        project_values: None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        d = self.attn_dim
+        if is_plain(self.qkv, nn.Linear):
+            shared, values = self.linear(x, slice(0, d)), self.linear(x, slice(2 * d, 3 * d))
+        else:
+            shared, _, values = self.qkv(x).split(d, dim=-1)
+        return shared[:, : queried.shape[1]], shared, values if present is None else values.masked_fill(~present, 0)
+
+    def _turned(
+        self,
+        x: Float[Tensor, "b n d"],
+        queried: Float[Tensor, "b q d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project_keys: None,
+        project_values: None,
+        rope: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        queries, shared, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
+        by_head = shared.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        turned = self.turn(self.k_norm(by_head), rope)
+        return turned[:, :, : queries.shape[1]], turned.transpose(1, 2).flatten(2), values
+
+
+class HashedAttention(nn.Module):
+    """The formula of a Reformer, and its rotations R. A checkpoint holds R and the seed that it is drawn from.
+
+    Args:
+        heads, channels: h and c.
+        n: The tokens that the number of buckets follows from.
+        described: The mechanism.
+
+    Attributes:
+        buckets: The numbers of buckets, whose product is that of all.
+        rotations: R of each head and round, (h, c, r, half the sum of the numbers of buckets).
+    """
+
+    def __init__(self, heads: int, channels: int, n: int, described: Reformer) -> None:
+        super().__init__()
+        self.chunk, self.before, self.after = described.chunk, described.before, described.after
+        buckets = 2 * math.ceil(n / self.chunk)
+        side = 2 * math.ceil(math.sqrt(buckets) / 2)
+        self.buckets = (buckets,) if buckets <= 2 * self.chunk else (side, side)
+        self.seed = nn.Buffer(torch.randint(2**31, ()))
+        self.rotations = nn.Buffer(torch.empty(heads, channels, described.rounds, sum(self.buckets) // 2))
+        self.seed_was_read: tuple[Tensor, int, int] | None = None
+        self.redraw(0)
+
+    @torch.no_grad()
+    def redraw(self, number: int) -> None:
+        """Draw the R of this number: the same one whenever and wherever it is asked for."""
+        seed, read = self.seed, self.seed_was_read
+        if read is None or read[0] is not seed or read[1] != seed._version:  # to read it each time would wait for a GPU
+            read = self.seed_was_read = (seed, seed._version, int(seed))
+        generator = torch.Generator().manual_seed(read[2] + number)
+        drawn = torch.randn(self.rotations.shape, device="cpu", generator=generator)
+        self.rotations.copy_(drawn, non_blocking=True)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "b h q c"],
+        keys: Float[Tensor, "b h n c"],
+        values: Float[Tensor, "b h n c"],
+        query_mask: Bool[Tensor, "b 1 q 1"] | None,
+        key_mask: Bool[Tensor, "b 1 1 n"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h q c"]:
+        """Attend; the queries are the keys, of which the first q are asked for."""
+        num_queries, n, missing = queries.shape[2], keys.shape[2], -keys.shape[2] % self.chunk
+        shared, values = F.pad(keys, (0, 0, 0, missing)), F.pad(values, (0, 0, 0, missing))
+        present = keys.new_ones(1, 1, n, dtype=torch.bool) if key_mask is None else key_mask[:, 0]
+        present = F.pad(present, (0, missing))[:, None]  # (b, 1, 1, n)
+        order = self.hashed(shared).masked_fill(~present, math.prod(self.buckets)).argsort(dim=-1, stable=True)
+        places = self._chunks(order.where(present.expand_as(order).gather(-1, order), -1)[..., None])
+        queries = self._chunks(_by_round(shared, order))
+        near_keys = self._with_neighbours(F.rms_norm(queries, queries.shape[-1:], eps=1e-6) * queries.shape[-1] ** -0.5)
+        near_values = self._with_neighbours(self._chunks(_by_round(values, order)))
+        near_places = self._with_neighbours(places, nothing=-1).mT
+        scores = queries @ near_keys.mT
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.masked_fill(near_places < 0, torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(places == near_places, AT_ITSELF)
+        sums = scores.logsumexp(-1, keepdim=True)
+        weights = F.dropout((scores - sums).exp().to(values.dtype), dropout)
+        unsort = order.argsort(dim=-1)[..., :num_queries]
+        mixed = _sorted((weights @ near_values).flatten(3, 4), unsort)
+        of_rounds = _sorted(sums.flatten(3, 4), unsort).softmax(2).to(mixed.dtype)
+        return (mixed * of_rounds).sum(2)
+
+    @torch.no_grad()
+    def hashed(self, x: Float[Tensor, "b h n c"]) -> Int[Tensor, "b h r n"]:
+        """The bucket of each token, in each head and round."""
+        with without_autocast(x):
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            turned = torch.einsum("bhnc,hcrf->bhrnf", x, self.rotations.to(x.dtype))
+            parts = turned.split([number // 2 for number in self.buckets], dim=-1)
+            bucket = torch.zeros_like(turned[..., 0], dtype=torch.int64)
+            for part, factor in zip(parts, (1, self.buckets[0]), strict=False):
+                bucket = bucket + factor * torch.cat([part, -part], dim=-1).argmax(-1)
+        return bucket
+
+    def _chunks(self, x: Shaped[Tensor, "b h r n c"]) -> Shaped[Tensor, "b h r g m c"]:
+        return x.unflatten(3, (-1, self.chunk))
+
+    def _with_neighbours(self, chunks: Shaped[Tensor, "b h r g m c"], nothing: int = 0) -> Tensor:
+        """Each chunk behind those before it, and those after it behind it: (b, h, r, g, (before + 1 + after) m, c)."""
+        padded = F.pad(chunks, (0, 0, 0, 0, self.before, self.after), value=nothing)
+        count = self.before + 1 + self.after
+        return torch.cat([padded.narrow(3, first, chunks.shape[3]) for first in range(count)], dim=4)
+
+
+def _by_round(x: Float[Tensor, "b h n c"], order: Int[Tensor, "b h r n"]) -> Float[Tensor, "b h r n c"]:
+    """The tokens in the order of each round."""
+    return _sorted(x[:, :, None].expand(-1, -1, order.shape[2], -1, -1), order)
+
+
+def _sorted(x: Float[Tensor, "b h r n c"], order: Int[Tensor, "b h r q"]) -> Float[Tensor, "b h r q c"]:
+    return x.gather(3, order[..., None].expand(-1, -1, -1, -1, x.shape[-1]))
