@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from longseq import Dynamic, Linformer, Mechanism, Softmax, Verma, plug, resize
+from longseq import Dynamic, Linformer, Longformer, Mechanism, Reformer, Softmax, Verma, plug, resize
 from longseq.attention.projection import LinearProjection, LinearProjectionByHead
 from longseq.attention.watch import inputs_of, sources
 from longseq.encoders.encode import encode
@@ -46,7 +46,21 @@ def test_rotary_positions_are_kept_exactly_by_an_identity_projection(name: str, 
 
 
 @pytest.mark.parametrize("name", TURNED)
-@pytest.mark.parametrize("mechanism", [Softmax(), Verma(), Verma(3), Linformer(4, projection=Dynamic())], ids=repr)
+def test_rotary_positions_are_kept_exactly_by_windows_as_long_as_the_sequence(name: str) -> None:
+    model, images = turned(name)
+    expected = model(images)
+    plug(model, Longformer()).double()
+    torch.testing.assert_close(model(images), expected, rtol=1e-10, atol=1e-10)
+    model.reset_classifier(0)
+    torch.testing.assert_close(encode(model, images), model(images), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize(
+    "mechanism",
+    [Softmax(), Verma(), Verma(3), Linformer(4, projection=Dynamic()), Reformer(1, 8)],
+    ids=repr,
+)
 def test_the_encoders_path_is_that_of_the_model_and_every_weight_learns(name: str, mechanism: Mechanism) -> None:
     model, images = turned(name)
     expected = model(images)

@@ -122,10 +122,10 @@ class ReformerLayer(AttentionLayer):
         project_values: None,
         rope: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        queries, shared, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
-        by_head = shared.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        turned = self.turn(self.k_norm(by_head), rope)
-        return turned[:, :, : queries.shape[1]], turned.transpose(1, 2).flatten(2), values
+        _, shared, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
+        shared = shared.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        queries, keys = (self.turn(norm(shared), rope) for norm in (self.q_norm, self.k_norm))
+        return queries[:, :, : queried.shape[1]], keys.transpose(1, 2).flatten(2), values
 
 
 class HashedAttention(nn.Module):
@@ -171,16 +171,19 @@ class HashedAttention(nn.Module):
         key_mask: Bool[Tensor, "b 1 1 n"] | None,
         dropout: float,
     ) -> Float[Tensor, "b h q c"]:
-        """Attend; the queries are the keys, of which the first q are asked for."""
+        """Attend; the queries are the first q keys, but for the norms that each may have gone through."""
         num_queries, n, missing = queries.shape[2], keys.shape[2], -keys.shape[2] % self.chunk
-        shared, values = F.pad(keys, (0, 0, 0, missing)), F.pad(values, (0, 0, 0, missing))
+        queries = F.pad(queries, (0, 0, 0, n + missing - num_queries))
+        keys, values = F.pad(keys, (0, 0, 0, missing)), F.pad(values, (0, 0, 0, missing))
         present = keys.new_ones(1, 1, n, dtype=torch.bool) if key_mask is None else key_mask[:, 0]
         present = F.pad(present, (0, missing))[:, None]  # (b, 1, 1, n)
-        order = self.hashed(shared).masked_fill(~present, math.prod(self.buckets)).argsort(dim=-1, stable=True)
+        buckets = self.hashed(keys).masked_fill(~present, math.prod(self.buckets))
+        length = buckets.shape[-1]
+        order = (buckets * length + torch.arange(length, device=buckets.device)).argsort(dim=-1)
         places = self._chunks(order.where(present.expand_as(order).gather(-1, order), -1)[..., None])
-        queries = self._chunks(_by_round(shared, order))
-        near_keys = self._with_neighbours(F.rms_norm(queries, queries.shape[-1:], eps=1e-6) * queries.shape[-1] ** -0.5)
-        near_values = self._with_neighbours(self._chunks(_by_round(values, order)))
+        queries, keys, values = (self._chunks(_by_round(x, order)) for x in (queries, keys, values))
+        near_values = self._with_neighbours(values)
+        near_keys = self._with_neighbours(F.rms_norm(keys, keys.shape[-1:], eps=1e-6) * keys.shape[-1] ** -0.5)
         near_places = self._with_neighbours(places, nothing=-1).mT
         scores = queries @ near_keys.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
