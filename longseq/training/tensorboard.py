@@ -141,7 +141,7 @@ class InputSamples(pl.Callback):
 
 class Overview(pl.Callback):
     """Put what belongs together into one chart (the tab Custom Scalars): loss and the task's best figure, of training
-    and validation; learning rate, gradient norm and tokens a second. And show the model as text (the tab Text).
+    and validation; learning rate, tokens a second and gradient norm. And show the model as text (the tab Text).
 
     Args:
         is_resumed: Whether the run goes on with earlier curves, which have this already.
@@ -162,8 +162,8 @@ class Overview(pl.Callback):
             "loss": ["train/loss", "val/loss"],
             best: [f"train/{best}", f"val/{best}"],
             "learning rate": ["learning_rate"],
-            "gradient norm": ["gradient_norm"],
             "tokens a second": ["throughput/tokens_per_second"],
+            "gradient norm": ["gradient_norm"],
         }
         layout = {"training": {name: ["Multiline", tags] for name, tags in charts.items()}}
         logger.experiment.add_custom_scalars(layout)

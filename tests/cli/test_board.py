@@ -127,15 +127,15 @@ def test_a_port_that_is_taken_is_named(command: Callable) -> None:
 
 
 @needs_browser
-def test_the_first_screen_is_loss_accuracy_learning_rate_and_gradient_norm_of_named_runs(tab: Callable) -> None:
+def test_the_first_screen_is_loss_accuracy_learning_rate_and_tokens_a_second_of_named_runs(tab: Callable) -> None:
     page = tab("custom_scalars")
     for run in RUNS:
         page.get_by_text(run).first.wait_for()
-    for chart in ("loss", "accuracy", "learning rate", "gradient norm"):
+    for chart in ("loss", "accuracy", "learning rate", "tokens a second"):
         title = page.locator("tf-custom-scalar-multi-line-chart-card", has_text=chart).first
         title.locator("svg .line, svg path").first.wait_for(state="attached")
         assert title.bounding_box()["y"] < 900, chart
-    assert page.get_by_text("tokens a second").count() == 1
+    assert page.get_by_text("gradient norm").count() == 1
     photographed(page, "board")
 
 
