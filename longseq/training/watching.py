@@ -108,7 +108,8 @@ class Mistakes(pl.Callback):
         right = {name for name, share in zip(names, shares, strict=True) if share > 0.5}
         if {answer.class_name for answer in answers} == right:
             return
-        said = ", ".join(f"{answer.class_name} {answer.probability:.2f}" for answer in answers) or "no class"
+        named = [f"{answer.class_name} {answer.probability:.2f}" for answer in answers]
+        said = ", ".join(named[:2] + ["..."] * (len(named) > 2)) or "no class"  # more would not fit above a picture
         (picture,), sounds = pictures_of(model, inputs), model.encoder.sounds(inputs)
         truth = task.names(label[0].cpu(), names)
         self._found.append(Mistake(loss, truth, said, picture, sounds[0].cpu() if sounds else None))
