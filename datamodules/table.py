@@ -32,9 +32,8 @@ def read_table(path: Path, separator: str | None = None, groups: str | None = No
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            if (
-                "path" not in (names := list(rows.fieldnames or [])) and "file_name" in names
-            ):  # as Hugging Face calls it
+            names = list(rows.fieldnames or [])
+            if "path" not in names and "file_name" in names:  # as Hugging Face calls it
                 rows.fieldnames = ["path" if name == "file_name" else name for name in names]
             missing = {"path", "label", *([] if groups is None else [groups])} - set(rows.fieldnames or [])
             if missing:

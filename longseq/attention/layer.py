@@ -214,11 +214,16 @@ class AttentionLayer(TokenMixer):
         them. Keys are normalised and turned before they are shortened, because a shortened key has no place: with
         k = n and E = I the result is the trunk's. So keys and values are made from all n tokens."""
         queries, keys, values = self.qkv(x).split(self.attn_dim, dim=-1)
-        queries = self.turn(self.q_norm(_split(queries, self.num_heads)), rope)[:, :, : queried.shape[1]]
-        keys = self.turn(self.k_norm(_split(keys, self.num_heads)), rope).transpose(1, 2).flatten(2)
+        queries, keys = self.turned_heads(queries, keys, rope)
+        queries = queries[:, :, : queried.shape[1]]
         if project_keys is not None and project_values is not None:
             return queries, project_keys(keys, present), project_values(values, present)
         return queries, keys, values if present is None else values.masked_fill(~present, 0)
+
+    def turned_heads(self, queries: Float[Tensor, "b n d"], keys: Float[Tensor, "b n d"], rope: Tensor):
+        """Queries (b, h, n, c) and keys (b, n, d), normalised in each head and turned by their places."""
+        queries = self.turn(self.q_norm(_split(queries, self.num_heads)), rope)
+        return queries, self.turn(self.k_norm(_split(keys, self.num_heads)), rope).transpose(1, 2).flatten(2)
 
     def shortened_keys_values(
         self,

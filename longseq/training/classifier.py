@@ -275,12 +275,12 @@ class Classifier(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Let the layers draw anew what they draw by step. A running average of draws would be no draw, so averaged
         models get the draws themselves."""
-        mixers = _mixers(self.encoder)
+        mixers = mixers_of(self).values()
         for mixer in mixers:
             if mixer.training:
                 mixer.at_step(self.global_step)
         for average in running_averages(self.trainer):
-            for mixer, averaged in zip(mixers, _mixers(average.encoder), strict=True):
+            for mixer, averaged in zip(mixers, mixers_of(average).values(), strict=True):
                 for ours, theirs in zip(mixer.buffers(), averaged.buffers(), strict=True):
                     theirs.copy_(ours)
 
@@ -366,17 +366,16 @@ class Classifier(pl.LightningModule):
         self.log_dict(metrics, prog_bar=stage == "val")
         return {"outputs": outputs, "labels": labels}
 
-    def _mixers(self) -> list[tuple[str, TokenMixer]]:
-        return [(name, module) for name, module in self.named_modules() if isinstance(module, TokenMixer)]
-
     def no_weight_decay(self) -> set[str]:
         """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""
-        of_layers = {f"{name}.{weight}" for name, layer in self._mixers() for weight in layer.no_weight_decay()}
+        of_layers = {
+            f"{name}.{weight}" for name, layer in mixers_of(self).items() for weight in layer.no_weight_decay()
+        }
         return {"*pos_embed", "*cls_token", "*reg_token"} | of_layers
 
     def learning_rates(self, learning_rate: float) -> dict[str, float]:
         """Parameters that have another learning rate than the others, whose rate is given."""
-        of_layers = ((name, layer.learning_rates(learning_rate)) for name, layer in self._mixers())
+        of_layers = ((name, layer.learning_rates(learning_rate)) for name, layer in mixers_of(self).items())
         return {f"{name}.{weight}": rate for name, rates in of_layers for weight, rate in rates.items()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -447,5 +446,6 @@ class Classifier(pl.LightningModule):
         return model
 
 
-def _mixers(encoder: Encoder) -> list[TokenMixer]:
-    return [module for module in encoder.modules() if isinstance(module, TokenMixer)]
+def mixers_of(model: pl.LightningModule) -> dict[str, TokenMixer]:
+    """The layers that mix tokens, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, TokenMixer)}

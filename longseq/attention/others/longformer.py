@@ -92,10 +92,7 @@ class LongformerLayer(AttentionLayer):
     ) -> list[Tensor]:
         local = super()._turned(x, queried, present, project_keys, project_values, rope)
         queries, keys, values = self.qkv_global(x).split(self.attn_dim, dim=-1)
-        heads = (self.num_heads, -1)
-        queries = self.turn(self.q_norm(queries.unflatten(-1, heads).transpose(1, 2)), rope)
-        keys = self.turn(self.k_norm(keys.unflatten(-1, heads).transpose(1, 2)), rope).transpose(1, 2).flatten(2)
-        return self._both(local, [queries, keys, values], present, dim=2)
+        return self._both(local, [*self.turned_heads(queries, keys, rope), values], present, dim=2)
 
     def _both(
         self, local: Sequence[Tensor], everywhere: Sequence[Tensor], present: Tensor | None, dim: int

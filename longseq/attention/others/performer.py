@@ -14,6 +14,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.others.linear_transformer import absent_as_zero, mean_by_features
+from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
 from longseq.compat.torch import without_autocast
 
 Kernel = Literal["softmax", "relu"]
@@ -55,50 +56,31 @@ class Performer(Mechanism):
             raise ArgumentError("kernel", f"must be softmax or relu, got {self.kernel!r}; choose one of them")
         if self.redraw_every < 0:
             raise ArgumentError("redraw_every", f"must be 0 or more steps, got {self.redraw_every}; 0 never redraws")
-        return [PerformerLayer(trained, self) for trained in stack]
+        return [RedrawnLayer(trained, self._formula(trained.attn_dim // trained.num_heads)) for trained in stack]
+
+    def _formula(self, channels: int) -> "RandomFeatures":
+        num_features = self.num_features or max(int(channels * math.log(channels)), channels)
+        return RandomFeatures(channels, num_features, self.kernel, self.redraw_every)
 
 
-class PerformerLayer(AttentionLayer):
-    """Attention by random features, which are drawn anew in the course of a training.
-
-    Args:
-        trained: As AttentionLayer takes it.
-        described: The mechanism.
-    """
-
-    formula: "RandomFeatures"
-
-    def __init__(self, trained: "AttentionLayer | nn.Module", described: Performer) -> None:
-        channels = trained.attn_dim // trained.num_heads  # type: ignore[operator]
-        num_features = described.num_features or max(int(channels * math.log(channels)), channels)
-        super().__init__(trained, RandomFeatures(channels, num_features, described.kernel))  # type: ignore[arg-type]
-        self.redraw_every = described.redraw_every
-
-    def at_step(self, step: int) -> None:
-        if self.redraw_every and step % self.redraw_every == 0:
-            self.formula.redraw(step // self.redraw_every)
-
-
-class RandomFeatures(nn.Module):
-    """The formula of FAVOR+ and its random matrix W. A checkpoint holds W and the seed that it is drawn from.
+class RandomFeatures(Redrawn):
+    """The formula of FAVOR+ and its random matrix W.
 
     Args:
         channels: c.
         num_features: m.
         kernel: As Performer takes it.
+        redraw_every: As Performer takes it.
     """
 
-    def __init__(self, channels: int, num_features: int, kernel: Kernel) -> None:
-        super().__init__()
+    def __init__(self, channels: int, num_features: int, kernel: Kernel, redraw_every: int = 0) -> None:
+        super().__init__(redraw_every)
         self.kernel: Kernel = kernel
-        self.seed = nn.Buffer(torch.randint(2**31, ()))
         self.directions = nn.Buffer(torch.empty(num_features, channels))
         self.redraw(0)
 
-    @torch.no_grad()
-    def redraw(self, number: int) -> None:
-        """Draw the W of this number: the same one whenever and wherever it is asked for."""
-        self.directions.copy_(orthogonal_directions(*self.directions.shape, seed=int(self.seed) + number))
+    def draw(self, seed: int) -> None:
+        self.directions.copy_(orthogonal_directions(*self.directions.shape, seed=seed))
 
     def forward(
         self,

@@ -14,6 +14,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
+from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
 from longseq.attention.plain import is_plain
 from longseq.compat.torch import without_autocast
 
@@ -68,7 +69,7 @@ class Reformer(Mechanism):
         return [ReformerLayer(trained, self, grid.num_tokens) for trained in stack]
 
 
-class ReformerLayer(AttentionLayer):
+class ReformerLayer(RedrawnLayer):
     """Attention with shared queries and keys, whose rotations are drawn anew in the course of a training.
 
     Args:
@@ -82,11 +83,6 @@ class ReformerLayer(AttentionLayer):
     def __init__(self, trained: "AttentionLayer | nn.Module", described: Reformer, n: int) -> None:
         channels = trained.attn_dim // trained.num_heads  # type: ignore[operator]
         super().__init__(trained, HashedAttention(trained.num_heads, channels, n, described))  # type: ignore[arg-type]
-        self.redraw_every = described.redraw_every
-
-    def at_step(self, step: int) -> None:
-        if self.redraw_every and step % self.redraw_every == 0:
-            self.formula.redraw(step // self.redraw_every)
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
@@ -123,13 +119,12 @@ class ReformerLayer(AttentionLayer):
         rope: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         _, shared, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
-        shared = shared.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        queries, keys = (self.turn(norm(shared), rope) for norm in (self.q_norm, self.k_norm))
-        return queries[:, :, : queried.shape[1]], keys.transpose(1, 2).flatten(2), values
+        queries, keys = self.turned_heads(shared, shared, rope)
+        return queries[:, :, : queried.shape[1]], keys, values
 
 
-class HashedAttention(nn.Module):
-    """The formula of a Reformer, and its rotations R. A checkpoint holds R and the seed that it is drawn from.
+class HashedAttention(Redrawn):
+    """The formula of a Reformer, and its rotations R.
 
     Args:
         heads, channels: h and c.
@@ -142,23 +137,16 @@ class HashedAttention(nn.Module):
     """
 
     def __init__(self, heads: int, channels: int, n: int, described: Reformer) -> None:
-        super().__init__()
+        super().__init__(described.redraw_every)
         self.chunk, self.before, self.after = described.chunk, described.before, described.after
         buckets = 2 * math.ceil(n / self.chunk)
         side = 2 * math.ceil(math.sqrt(buckets) / 2)
         self.buckets = (buckets,) if buckets <= 2 * self.chunk else (side, side)
-        self.seed = nn.Buffer(torch.randint(2**31, ()))
         self.rotations = nn.Buffer(torch.empty(heads, channels, described.rounds, sum(self.buckets) // 2))
-        self.seed_was_read: tuple[Tensor, int, int] | None = None
         self.redraw(0)
 
-    @torch.no_grad()
-    def redraw(self, number: int) -> None:
-        """Draw the R of this number: the same one whenever and wherever it is asked for."""
-        seed, read = self.seed, self.seed_was_read
-        if read is None or read[0] is not seed or read[1] != seed._version:  # to read it each time would wait for a GPU
-            read = self.seed_was_read = (seed, seed._version, int(seed))
-        generator = torch.Generator().manual_seed(read[2] + number)
+    def draw(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(self.rotations.shape, device="cpu", generator=generator)
         self.rotations.copy_(drawn, non_blocking=True)
 
