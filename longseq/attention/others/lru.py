@@ -29,7 +29,8 @@ class LRU(Mechanism):
 
     Args:
         state: N.
-        r_min, r_max: The ring in which Lambda starts, uniform by its area, 0 <= r_min < r_max <= 1.
+        r_min: The inner radius of the ring in which Lambda starts, uniform by its area, 0 <= r_min < r_max.
+        r_max: The ring's outer radius, at most 1.
         max_phase: The largest angle at which Lambda starts.
         lr_factor: The rate of nu, theta, gamma and B, as a share of that of other weights; the paper's settings are
             0.25 and 0.5. These weights have no weight decay.

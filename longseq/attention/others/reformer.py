@@ -40,7 +40,8 @@ class Reformer(Mechanism):
     Args:
         rounds: r, how often the tokens are hashed.
         chunk: m.
-        before, after: How many chunks before and after its own a token attends to.
+        before: How many chunks before its own a token attends to.
+        after: How many after it.
         redraw_every: Steps of a training after which R is drawn anew, from a seed of the layer and the step, so that a
             resumed training draws the same; 0 never does. In evaluation R stays as it was last.
     """
