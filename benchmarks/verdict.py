@@ -1,0 +1,218 @@
+"""Which system learns most in five minutes: every sequence mixer in the same encoder, on pixels, frames and samples.
+
+    python benchmarks/verdict.py --data DIR --out verdict
+
+DIR holds CIFAR-10-images, MNIST and free-spoken-digit-dataset. On each task every system trains for the same time on
+one core. Its learning rate is the best of three on the validation split, in trainings of 100 seconds; then it trains
+for 300 seconds with the local convolutions and without them, and the leaders with two seeds more. Five times in a
+training it is validated, which is not counted, and the best of these checkpoints is tested. What is done is kept
+in the folder: a run that was stopped goes on, and a longer list of tasks adds to the picture. First of all the time of
+a step is measured (`--until speed` ends there), which asks for a machine that does nothing else; the trainings then
+take a fixed number of steps, and may share it. Two tasks in two processes, each on a core of its own, halve the time.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from longseq.arguments import ArgumentError
+from longseq.reports.apart import run_python
+from longseq.reports.equal_time import TRIAL, steps_within
+from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.reports.sweep import sweep
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = ROOT / "docs/results/verdict"
+SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 100, 300, 3, 3
+RATES = "0.001,0.003,0.01"
+
+
+class Task(NamedTuple):
+    """What is learned: its title, and its data's folder in DIR. The rest is in SETTINGS."""
+
+    title: str
+    root: str
+
+
+class System(NamedTuple):
+    """A mechanism: its kind, for colours, and its flags under --model.encoder.attention; sizes are 64, where one is
+    asked for."""
+
+    kind: str
+    flags: str
+
+
+TASKS = {
+    "pixels": Task("1,024 pixels (grey CIFAR-10)", "CIFAR-10-images"),
+    "mnist": Task("784 pixels (MNIST)", "."),
+    "frames-101": Task("101 frames (spoken digits)", "."),
+    "frames-1001": Task("1,001 frames (spoken digits)", "."),
+    "samples": Task("8,000 samples (spoken digits)", "."),
+}
+SYSTEMS = {
+    "no attention": System("none", "benchmarks.pointwise.Pointwise"),
+    "Softmax": System("exact", "Softmax"),
+    "Linformer": System("ours", "Linformer .k=64"),
+    "Linformer, Dynamic": System("ours", "Linformer .k=64 .projection=Dynamic"),
+    "Verma, k = 64": System("ours", "Verma .k=64"),
+    "Verma (Efficient Attention)": System("ours", "Verma .k=null"),
+    "Linear Transformer": System("kernel", "LinearTransformer"),
+    "Performer": System("kernel", "Performer .num_features=64"),
+    "Nystromformer": System("kernel", "Nystromformer .k=64"),
+    "Longformer": System("pattern", "Longformer .window=64"),
+    "Sparse Transformer": System("pattern", "SparseTransformer"),
+    "Reformer": System("pattern", "Reformer .rounds=2 .chunk=32"),
+    "Transformer-LS": System("pattern", "TransformerLS .k=32 .window=16"),
+    "LSTM": System("recurrent", "LSTM"),
+    "LRU": System("recurrent", "LRU .state=64"),
+    "S4D": System("recurrent", "S4D .state=64"),
+    "Mamba-2": System("recurrent", "Mamba2 .state=64"),
+    "long convolution": System("recurrent", "LongConv"),
+}
+KINDS = {
+    "ours": ("Linformer and Verma", COLOURS[3]),
+    "exact": ("exact attention", COLOURS[0]),
+    "kernel": ("kernels and landmarks", COLOURS[2]),
+    "pattern": ("sparse patterns", COLOURS[4]),
+    "recurrent": ("recurrent, and long convolutions", COLOURS[5]),
+    "none": ("no attention", COLOURS[1]),
+}
+
+
+class Setting(NamedTuple):
+    """A system on a task, with the local convolutions or without them, and where its runs are."""
+
+    task: str
+    system: str
+    is_local: bool
+    data: Path
+    out: Path
+
+    @property
+    def flags(self) -> list[str]:
+        name, *arguments = SYSTEMS[self.system].flags.split()
+        attention = "--model.encoder.attention"
+        flags = [f"{attention}={name}", *(attention + argument for argument in arguments)]
+        flags += [] if self.is_local else ["--model.encoder.local=null"]
+        flags += ["--allow_class=benchmarks.pointwise", "--trainer.precision=bf16-mixed"]
+        return [*flags, f"--data.root={self.data / TASKS[self.task].root}"]
+
+    @property
+    def config(self) -> str:
+        return str(SETTINGS / f"{self.task}.yaml")
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.task / self.system / ("local" if self.is_local else "plain")
+
+    def steps_a_second(self) -> float:
+        """Its speed, measured once and kept in a file; 0 if four steps take longer than a trial."""
+        record = self.folder / "steps_a_second.json"
+        if not record.exists():
+            command = ["-m", "longseq", "fit", "--config", self.config, *self.flags, *TRIAL]
+            command += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(self.folder)]
+            process = run_python(*command, "--experiment", "speed")
+            if process.returncode:
+                raise SystemExit(process.stderr.strip().split("\n")[-1])
+            try:
+                speed = steps_within(1000, self.folder / "runs/speed/0") / 1000
+            except ArgumentError:
+                speed = 0.0
+            record.write_text(json.dumps(speed))
+            print(f"{self.task}, {self.system}, {self.folder.name}: {speed:.3g} steps a second", flush=True)
+        return float(json.loads(record.read_text()))
+
+    def sweep(self, name: str, seconds: float, grid: str, seeds: int, metric: str) -> list[dict[str, str]]:
+        """Train a grid, for a number of steps that takes so many seconds alone, and return the rows of its table."""
+        steps = round(seconds * self.steps_a_second())
+        flags = [*self.flags, "--trainer.max_epochs=-1", f"--trainer.max_steps={steps}"]
+        flags += ["--trainer.check_val_every_n_epoch=null", f"--trainer.val_check_interval={max(steps // 5, 1)}"]
+        if metric.startswith("val"):
+            flags.append("--trainer.limit_test_batches=1")
+        folder = self.folder / name
+        sweep([self.config], [grid], seeds, metric=metric, flags=flags, out=str(folder))
+        return read(folder / "table.csv")
+
+    def best_rate(self) -> str:
+        rows = self.sweep("rates", SECONDS_OF_RATES, f"model.learning_rate={RATES}", 1, "val/accuracy")
+        return max(rows, key=lambda row: float(row["val accuracy, mean"]))["model.learning_rate"]
+
+    def accuracies(self, rate: str, seeds: int = 1) -> list[float]:
+        (row,) = self.sweep("main", SECONDS, f"model.learning_rate={rate}", seeds, "test/accuracy")
+        return [float(figure) for figure in row["each seed"].split()]
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    with open(table, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def trained(task: str, data: Path, out: Path) -> Iterator[list[Any]]:
+    """The rows of a task's table."""
+    rates: dict[str, str] = {}
+    found: dict[Setting, list[float]] = {}
+    for system in SYSTEMS:
+        local, plain = (Setting(task, system, is_local, data, out) for is_local in (True, False))
+        if round(SECONDS_OF_RATES * local.steps_a_second()):
+            rates[system] = local.best_rate()
+            found[local] = local.accuracies(rates[system])
+            found[plain] = plain.accuracies(rates[system])
+    for leader in sorted(found, key=lambda setting: -found[setting][0])[:LEADERS]:
+        found[leader] = leader.accuracies(rates[leader.system], SEEDS)
+    for setting, figures in found.items():
+        speed = setting.steps_a_second()
+        mixed = "yes" if setting.is_local else "no"
+        span = f"{min(figures):.3f} to {max(figures):.3f}" if len(figures) > 1 else ""
+        accuracy = f"{statistics.mean(figures):.3f}"
+        steps = round(SECONDS * speed)
+        yield [setting.system, mixed, rates[setting.system], f"{1000 / speed:.0f}", steps, accuracy, span]
+
+
+@styled
+def draw(out: Path) -> None:
+    """Accuracy against the time of a step, a panel for each task that has a table."""
+    tasks = [task for task in TASKS if (out / task / "table.csv").exists()]
+    figure, all_axes = panels(len(tasks), height=4.2)
+    for task, axes in zip(tasks, all_axes, strict=True):
+        for row in read(out / task / "table.csv"):
+            x, y, local = float(row["ms of a step"]), float(row["test accuracy"]), row["local"] == "yes"
+            label, colour = KINDS[SYSTEMS[row["system"]].kind]
+            axes.plot(x, y, "o", color=colour, fillstyle="full" if local else "none", label=label if local else None)
+            if local:
+                axes.annotate(row["system"], (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6)
+        axes.set(xscale="log", xlabel="ms of a training step", ylabel="test accuracy", title=TASKS[task].title)
+    handles = {text: line for axes in all_axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=7)
+    figure.savefig(out / "verdict.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--out", type=Path, default=Path("verdict"))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
+    given = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # the trainings find benchmarks.pointwise
+    for task in given.tasks:
+        for system in SYSTEMS:
+            for is_local in (True, False):
+                Setting(task, system, is_local, given.data, given.out).steps_a_second()
+    if given.until == "speed":
+        return
+    header = ["system", "local", "learning rate", "ms of a step", "steps", "test accuracy", "lowest to highest"]
+    for task in given.tasks:
+        rows = list(trained(task, given.data, given.out))
+        write_csv(given.out / task / "table.csv", header, rows)
+        command = "python " + " ".join(sys.argv)
+        (given.out / task / "table.md").write_text(f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}")
+    draw(given.out)
+
+
+if __name__ == "__main__":
+    main()
