@@ -58,7 +58,7 @@ def measure(root: str) -> None:
     watching.start()
     start, at_work = time.perf_counter(), time.process_time()
     data = ImageShards(root, size=8, in_memory=False)
-    samples = sum(len(shard.index.labels) for shard in data.shards)
+    samples = sum(len(shard.index.labels) for shard in data.listed.shards)
     labels = data._labels()
     name = data.name_of(samples - 1)
     seconds, at_work = time.perf_counter() - start, time.process_time() - at_work

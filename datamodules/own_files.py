@@ -10,18 +10,19 @@ from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.find import SPLITS, find_in_class_folders
 from datamodules.scan import walk
-from datamodules.table import COLUMNS, has_labels, read_table, refuse_other_tasks
+from datamodules.table import COLUMNS, read_table, refuse_other_tasks
 
-METADATA = "metadata.csv"
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 class OwnFiles(FileDataModule):
     """Files in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
-    A table (.csv, or .tsv with tabs) has a header with the columns path and label, and optionally start and end (in
+    A table (.csv, .tsv with tabs, .jsonl or .parquet) has the columns path and label, and optionally start and end (in
     seconds: one recording may hold many clips), fold, and split (train, val or test). A label is one class, and lists
     and amounts are refused, unless labels_separator is given. Then each file may have any number of classes, or none.
-    A metadata.csv with the columns file_name and label, in root or in train, val and test, is read without being named.
+    A metadata.csv, .jsonl or .parquet with the columns file_name and label, in root or in train, val and test, is read
+    without being named.
 
     Args:
         root: Folder of the class folders, or of the files that the table names.
@@ -77,15 +78,17 @@ class OwnFiles(FileDataModule):
         return items
 
     def _of_metadata(self) -> list[Item]:
-        """The rows of metadata.csv in the folder, or in its train, val and test: the form of Hugging Face's imagefolder
-        and audiofolder. None if there is no such table with labels."""
+        """The rows of metadata.csv, .jsonl or .parquet in the folder, or in its train, val and test, as Hugging Face's
+        imagefolder and audiofolder have them. None if there is no such table with labels."""
         parts = [path for path in sorted(self.folder.iterdir()) if path.is_dir() and path.name.lower() in SPLITS]
         items = []
         for folder in (self.folder, *parts):
-            path = folder / METADATA
-            if path.is_file() and has_labels(path):
+            paths = [folder / name for name in METADATA if (folder / name).is_file()]
+            if len(paths) > 1:
+                raise DataError(f"{folder}: holds {paths[0].name} and {paths[1].name}; keep one")
+            for path in paths:
                 split = "" if folder == self.folder else SPLITS[folder.name.lower()]
-                rows = read_table(path)
+                rows = read_table(path, must_have_labels=False)
                 refuse_other_tasks(path, [item for item in rows if item.label not in (self._classes_given or ())])
                 prefix = folder.relative_to(self.folder)
                 items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]

@@ -1,13 +1,11 @@
 """What is in a shard: where its samples lie and what their labels are, as arrays of a few bytes a sample."""
 
-import hashlib
 import json
 import mmap
 import os
 import tarfile
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,12 @@ import torch
 from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
-from datamodules.cache import cache_folder, kept, locked
+from datamodules.cache import kept
 from datamodules.errors import DataError
-from datamodules.write_shards import write_tar
 
 _VERSION = 1  # goes up when an index holds other things
 _BLOCK = 512  # a tar archive is made of blocks of so many bytes
-_REMEDY = "copy or download it again"
+REMEDY = "copy or download it again"
 
 Member = tuple[bytes, int, int]  # the name of a file in an archive, where its content begins, and how long it is
 
@@ -104,7 +101,7 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
         try:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
-            raise DataError(f"{path}: empty; {_REMEDY}") from error
+            raise DataError(f"{path}: empty; {REMEDY}") from error
         with content:
             for name, offset, size in _members(path, content):
                 folder, slash, base = name.rpartition(b"/")
@@ -158,9 +155,9 @@ def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
     total, nothing = len(content), bytes(_BLOCK)
     while (header := content[at : at + _BLOCK]) != nothing:
         if len(header) < _BLOCK:
-            raise DataError(f"{path}: cut off after {total} bytes, before the end of the archive; {_REMEDY}")
+            raise DataError(f"{path}: cut off after {total} bytes, before the end of the archive; {REMEDY}")
         if header[257:262] != b"ustar":
-            raise DataError(f"{path}: not a tar archive, or damaged at byte {at}; {_REMEDY}")
+            raise DataError(f"{path}: not a tar archive, or damaged at byte {at}; {REMEDY}")
         try:
             size = int(header[124:136].rstrip(b"\0 "), 8)
         except ValueError:
@@ -168,7 +165,7 @@ def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
         kind, begin, start = header[156:157], at, at + _BLOCK
         at = start - (-size // _BLOCK) * _BLOCK
         if at > total:
-            raise DataError(f"{path}: cut off after {total} bytes, in the middle of a file; {_REMEDY}")
+            raise DataError(f"{path}: cut off after {total} bytes, in the middle of a file; {REMEDY}")
         if at - dropped > 2**26:  # what was read of a mapped file counts as memory until it is dropped
             content.madvise(mmap.MADV_DONTNEED)
             dropped = at
@@ -194,101 +191,6 @@ def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[Member]:
                     yield os.fsencode(member.name).removeprefix(b"./"), member.offset_data, member.size
             end = archive.offset  # type: ignore[attr-defined]
     except tarfile.TarError as error:
-        raise DataError(f"{path}: cut off or damaged ({error}); {_REMEDY}") from error
+        raise DataError(f"{path}: cut off or damaged ({error}); {REMEDY}") from error
     if content[end : end + _BLOCK] != bytes(_BLOCK):  # tarfile takes this for the end of the archive
-        raise DataError(f"{path}: cut off or damaged at byte {end}; {_REMEDY}")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What of a Parquet file is used.
-
-    Attributes:
-        media: The column with files, as bytes, or as structs with a field "bytes".
-        label: The column of labels.
-        classes: The names of its numbers; empty if it holds names, or numbers without names.
-    """
-
-    media: str
-    label: str
-    classes: list[str]
-
-
-def columns_of(path: Path, media: str, field: str) -> Columns:
-    """The columns of a Parquet file, by their types and by what Hugging Face's datasets notes on them.
-
-    Args:
-        path: The file.
-        media: "image" or "audio".
-        field: The name of the column of labels.
-
-    Raises:
-        DataError: If the file is cut off or no Parquet file, or lacks a column; or if pyarrow is not installed.
-    """
-    with _opened_parquet(path) as file:
-        schema = file.schema_arrow
-    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    if field not in schema.names:
-        raise DataError(f"{path}: no column {field}, only {', '.join(schema.names)}; name that of labels: --data.label")
-    of_kind = [name for name in schema.names if noted.get(name, {}).get("_type") == media.capitalize()]
-    binary = [name for name in schema.names if "binary" in str(schema.field(name).type)]
-    chosen = of_kind or binary
-    if len(chosen) != 1:
-        what = f"columns {' and '.join(chosen)} hold files" if chosen else "no column holds files"
-        raise DataError(f"{path}: {what}; write it again with one column of {media} files, as bytes")
-    feature = noted.get(field, {})
-    feature = feature.get("feature", feature)  # of lists
-    return Columns(chosen[0], field, feature.get("names") or [])
-
-
-def tar_of_parquet(path: Path, media: str, suffixes: frozenset[str], field: str) -> Path:
-    """A Parquet file as a tar archive in the cache, made once, because single rows of Parquet cannot be read fast.
-
-    Its samples have the numbers of their rows as names.
-
-    Raises:
-        DataError: As `columns_of`; or if a row has no label or no file.
-    """
-    columns = columns_of(path, media, field)
-    what = f"{_VERSION} {media} {field}\n{stamp(path)}"
-    archive = cache_folder("parquet") / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.tar"
-    with locked(archive):
-        if not archive.is_file():
-            write_tar(archive, _members_of_rows(path, columns, suffixes), "make room or set LONGSEQ_CACHE")
-    return archive
-
-
-def _members_of_rows(path: Path, columns: Columns, suffixes: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    usual = ".png" if ".png" in suffixes else ".wav"  # a decoder looks at the content anyway
-    row = 0
-    with _opened_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=64, columns=[columns.media, columns.label]):
-            labels = batch.column(columns.label).to_pylist()
-            for found, label in zip(batch.column(columns.media).to_pylist(), labels, strict=True):
-                content = found.get("bytes") if isinstance(found, dict) else found
-                if content is None:
-                    raise DataError(f"{path}: row {row} has no bytes of a file; embed the files, or train on a folder")
-                numbers = label if isinstance(label, list) else [label]
-                if any(number is None or number == "" or number == -1 for number in numbers):
-                    raise DataError(f"{path}: row {row} has no label; give it one, or take it out")
-                named = [columns.classes[number] if columns.classes else number for number in numbers]
-                origin = os.path.splitext((found.get("path") if isinstance(found, dict) else None) or "")[1].lower()
-                yield f"{row:09}{origin if origin in suffixes else usual}", content
-                value = named if isinstance(label, list) else named[0]
-                yield f"{row:09}.json", json.dumps({columns.label: value}).encode()
-                row += 1
-
-
-@contextmanager
-def _opened_parquet(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError(f"{path}: needs pyarrow; pip install 'longseq[parquet]'") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        what = str(error).strip().split("\n")[0].rstrip(".")
-        raise DataError(f"{path}: cut off or damaged ({what}); {_REMEDY}") from error
+        raise DataError(f"{path}: cut off or damaged at byte {end}; {REMEDY}")

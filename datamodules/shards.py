@@ -1,4 +1,4 @@
-"""Images and sounds in shards: tar archives of WebDataset's form, and Parquet files of Hugging Face's datasets.
+"""Samples in shards: tar archives of WebDataset's form, and Parquet files of Hugging Face's datasets.
 
 Samples are read by their places in the archives, so a sample is as near as in a folder: splits, orders and resuming are
 those of every data module. What is kept in memory of a sample is some 60 bytes.
@@ -6,59 +6,32 @@ those of every data module. What is kept in memory of a sample is some 60 bytes.
 
 import hashlib
 import json
-import math
-import re
 from abc import abstractmethod
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate, chain
-from pathlib import Path
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Int64
 from torch import Tensor
 
-from datamodules.audio import SoundsOfAnyRate
 from datamodules.cache import kept, sha256_of
 from datamodules.errors import DataError
 from datamodules.files import IN_MEMORY_BYTES, OnDisk
-from datamodules.find import SPLITS
 from datamodules.hold_out import Split, hold_out, hold_out_files
-from datamodules.image_files import examine_image, too_large
-from datamodules.images import ImagesOfAnySize, kept_images
 from datamodules.labels import Labels, counts, labels_of
 from datamodules.own_files import group_in, refuse_wrong_pattern
 from datamodules.packed import Packed
 from datamodules.samples import Files, Samples
-from datamodules.scan import in_threads, progress, walk
-from datamodules.shard_index import Index, columns_of, index_of, stamp, tar_of_parquet
-from datamodules.sound_files import SUFFIXES, change_rate, examine_sound, read_sound
-from datamodules.write_shards import CLASSES, UNFINISHED
+from datamodules.scan import in_threads, progress
+from datamodules.shard_index import stamp
+from datamodules.shard_list import ShardList
+from datamodules.write_shards import CLASSES
 
 _VERSION = 1  # goes up when an examination finds faults that earlier versions missed
 _TOGETHER = 64  # samples that a thread examines at once
-
-
-@dataclass(frozen=True)
-class Shard:
-    """An archive of samples.
-
-    Attributes:
-        name: Its path below the root.
-        archive: The tar archive: itself, or for a Parquet file one in the cache.
-        split: "train", "val", "test", or "" if the samples are still to be divided.
-        index: Where its samples are.
-        classes: Names of classes that it notes; empty if it notes none.
-    """
-
-    name: str
-    archive: Path
-    split: str
-    index: Index
-    classes: list[str]
 
 
 @dataclass(frozen=True)
@@ -138,69 +111,18 @@ class Shards(OnDisk):
         """The inputs of samples that are kept in memory. The digest stands for their content and how it is read."""
         return in_threads(self.read_number, numbers.tolist(), f"reading {self.root}")
 
-    # The list of samples
-
     @cached_property
-    def _listed(self) -> tuple[list[Shard], dict[str, str]]:
-        """The shards, and what is wrong with those that cannot be listed, by name."""
-        paths = list(walk(self.folder, frozenset({".tar", ".parquet"})))
-        if (self.folder / UNFINISHED).exists():
-            raise DataError(f"{self.root}: its shards were not all written; give the same command shard again")
-        if not paths:
-            raise DataError(f"{self.root}: holds no shard; it may hold .tar and .parquet (unpack .tar.gz)")
-        names = [str(path.relative_to(self.folder)) for path in paths]
-        _refuse_missing(self.root, names)
-        shards, bad = [], {}
-        for path, name in progress(list(zip(paths, names, strict=True)), f"listing {self.root}"):
-            archive, classes = path, []
-            try:
-                if path.suffix.lower() == ".parquet":
-                    archive = tar_of_parquet(path, self.kind, self.suffixes, self.label)
-                    classes = columns_of(path, self.kind, self.label).classes
-                index = index_of(archive, self.suffixes, self.label)
-                shards.append(Shard(name, archive, _split_of(name), index, classes))
-            except DataError as error:
-                bad[name] = str(error).removeprefix(f"{path}: ").removeprefix(f"{archive}: ")
-        return shards, bad
-
-    @property
-    def shards(self) -> list[Shard]:
-        """The shards that can be listed."""
-        return self._listed[0]
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        """The number of the first sample of each shard, and the number of all samples."""
-        return [0, *accumulate(len(shard.index.labels) for shard in self.shards)]
-
-    def _place(self, number: int) -> tuple[Shard, int]:
-        """The shard of a sample, and its position there."""
-        at = bisect_right(self._starts, number) - 1
-        return self.shards[at], number - self._starts[at]
+    def listed(self) -> ShardList:
+        """The samples of all shards."""
+        return ShardList(self.root, self.folder, self.kind, self.suffixes, self.label)
 
     def name_of(self, number: Any) -> str:
         """The shard of a sample and the name that the sample has in it."""
-        shard, position = self._place(int(number))
-        return f"{shard.name}/{shard.index.key(position)}"
-
-    def packed(self, number: int) -> Packed:
-        """The file of a sample.
-
-        Raises:
-            DataError: If its shard has become shorter.
-        """
-        shard, position = self._place(number)
-        size = int(shard.index.sizes[position])
-        with open(shard.archive, "rb", buffering=0) as archive:
-            archive.seek(int(shard.index.offsets[position]))
-            content = archive.read(size)
-        if len(content) < size:
-            raise DataError(f"{self.folder / shard.name}: cut off since it was listed; copy or download it again")
-        return Packed(f"{self.folder}/{self.name_of(number)}", content)
+        return self.listed.name_of(int(number))
 
     def read_number(self, number: Any) -> Tensor:
         """The input of a sample, by its number."""
-        return self.read_packed(self.packed(int(number)))
+        return self.read_packed(self.listed.packed(int(number)))
 
     # Classes
 
@@ -221,8 +143,10 @@ class Shards(OnDisk):
     @property
     def class_names(self) -> list[str]:  # type: ignore[override]
         if self._classes_given is None:
-            noted = self._numbered or next((shard.classes for shard in self.shards if shard.classes), [])
-            found = {name for shard in self.shards for text in shard.index.texts for name in self._classes_of(text)}
+            noted = self._numbered or next((shard.classes for shard in self.listed.shards if shard.classes), [])
+            found = {
+                name for shard in self.listed.shards for text in shard.index.texts for name in self._classes_of(text)
+            }
             names = noted or sorted(found, key=_in_order)
             if len(names) < 2:
                 raise DataError(f"{self.root}: one class only ({', '.join(names) or 'none'}); give two or more")
@@ -245,9 +169,9 @@ class Shards(OnDisk):
             DataError: If one has a class that is not in class_names.
         """
         number = {name: label for label, name in enumerate(self.class_names)}
-        are_many = any(text.startswith("[") for shard in self.shards for text in shard.index.texts)
+        are_many = any(text.startswith("[") for shard in self.listed.shards for text in shard.index.texts)
         of_shards = []
-        for shard in self.shards:
+        for shard in self.listed.shards:
             classes = [self._classes_of(text) for text in shard.index.texts]
             for position, names in enumerate(classes):
                 for name in names:
@@ -266,28 +190,28 @@ class Shards(OnDisk):
     def facts(self) -> Facts:
         """What reading every sample has shown, now or when its shard was first seen."""
         values, sha256, errors = [], [], {}
-        for at, shard in enumerate(progress(self.shards, f"checking {self.root}")):
+        for at, shard in enumerate(progress(self.listed.shards, f"checking {self.root}")):
             what = f"{type(self).examine.__qualname__} {_VERSION} {self.label}\n{stamp(shard.archive)}"
             found = kept("shards", what, partial(self._examine, at))
             values.append(found["values"])
             sha256.append(found["sha256"])
-            errors |= {self._starts[at] + position: error for position, error in found["errors"].items()}
+            errors |= {self.listed.starts[at] + position: error for position, error in found["errors"].items()}
         return Facts(torch.cat(values), errors, sha256)
 
     def _examine(self, at: int) -> dict[str, Any]:
-        numbers = range(self._starts[at], self._starts[at + 1])
+        numbers = range(self.listed.starts[at], self.listed.starts[at + 1])
 
         def examine(part: range) -> list[tuple[int, int] | str]:
             return [self._values_or_error(number) for number in part]
 
         parts = [numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER)]
-        found = list(chain.from_iterable(in_threads(examine, parts, f"checking {self.shards[at].name}")))
+        found = list(chain.from_iterable(in_threads(examine, parts, f"checking {self.listed.shards[at].name}")))
         errors = {position: what for position, what in enumerate(found) if isinstance(what, str)}
         values = torch.tensor([(0, 0) if isinstance(what, str) else what for what in found], dtype=torch.int64)
-        return {"values": values, "errors": errors, "sha256": sha256_of(self.shards[at].archive)}
+        return {"values": values, "errors": errors, "sha256": sha256_of(self.listed.shards[at].archive)}
 
     def _values_or_error(self, number: int) -> tuple[int, int] | str:
-        file = self.packed(number)
+        file = self.listed.packed(number)
         try:
             return self.examine(file)
         except DataError as error:
@@ -303,8 +227,8 @@ class Shards(OnDisk):
 
     def bad_files(self) -> dict[str, str]:
         """What is wrong, and its remedy: for each shard that cannot be listed, and each broken sample, by name."""
-        broken = self._broken_samples() if self.shards else {}
-        return self._listed[1] | {self.name_of(number): what for number, what in sorted(broken.items())}
+        broken = self._broken_samples() if self.listed.shards else {}
+        return self.listed.bad | {self.name_of(number): what for number, what in sorted(broken.items())}
 
     def _broken_samples(self) -> dict[int, str]:
         if len(self.facts.errors) == len(self.facts.values):
@@ -348,10 +272,10 @@ class Shards(OnDisk):
 
     def _places(self) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"], Int64[Tensor, " c"], Labels]:
         """The numbers of the good samples of train, val and test, as their shards are named, and the labels of all."""
-        bad_shards = self._listed[1]
+        bad_shards = self.listed.bad
         if bad_shards and self.on_error == "raise":  # before all others are read
             self.refuse_or_tell(bad_shards)
-        if not self.shards:
+        if not self.listed.shards:
             raise DataError(f"{self.root}: no readable shard; python train.py check says what is wrong with each")
         labels = self._labels()
         self.refuse_or_tell(self.bad_files())
@@ -359,11 +283,11 @@ class Shards(OnDisk):
         is_good[list(self._broken_samples())] = False
         none = torch.zeros(0, dtype=torch.int64)
         parts = {split: [none] for split in ("train", "val", "test", "")}
-        for shard, first, last in zip(self.shards, self._starts[:-1], self._starts[1:], strict=True):
+        for shard, first, last in zip(self.listed.shards, self.listed.starts[:-1], self.listed.starts[1:], strict=True):
             parts[shard.split].append(torch.arange(first, last))
         train, val, test, rest = (torch.cat(numbers) for numbers in parts.values())
         if len(rest) and len(rest) < len(labels):
-            name = next(shard.name for shard in self.shards if not shard.split)
+            name = next(shard.name for shard in self.listed.shards if not shard.split)
             raise DataError(f"{self.root}: {name} names no split, and others do; call it train, val or test")
         if not len(train) and not len(rest):
             raise DataError(f"{self.root}: no shard of train, only of val or test; add it")
@@ -404,111 +328,6 @@ class Shards(OnDisk):
         return self.samples_of(inputs, labels[numbers], names, digest, **self.details(numbers))
 
 
-class ImageShards(Shards, ImagesOfAnySize):
-    """Images in shards: WebDataset's .tar files, or .parquet files of Hugging Face's datasets.
-
-    `python train.py shard` writes such shards.
-
-    Args:
-        common: Arguments of Shards and ImagesOfAnySize.
-    """
-
-    kind: ClassVar[str] = "image"
-    suffixes: ClassVar[frozenset[str]] = ImagesOfAnySize.predict_suffixes
-    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
-
-    def sizes(self) -> Int64[Tensor, "n 2"]:
-        return self._readable()
-
-    def examine(self, file: Packed) -> tuple[int, int]:
-        return examine_image(file)
-
-    def wrong_values(self) -> dict[int, str]:
-        sizes, at = self.facts.values.unique(dim=0, return_inverse=True)
-        found = {
-            position: too_large(height, width, self.made_of)
-            for position, (height, width) in enumerate(sizes.tolist())
-            if height  # broken ones have none
-        }
-        return {
-            number: what
-            for position, what in found.items()
-            if what
-            for number in (at == position).nonzero()[:, 0].tolist()
-        }
-
-    def read_packed(self, file: Packed) -> UInt8[Tensor, "c h w"]:
-        return self.read(file)
-
-    def read_all(self, numbers: Int64[Tensor, " m"], digest: str) -> UInt8[Tensor, "n c h w"]:
-        read_all = super().read_all
-        return kept_images(f"shards {digest}", lambda: read_all(numbers, digest))
-
-    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
-        return len(numbers) * math.prod(self.shape)
-
-
-class AudioShards(Shards, SoundsOfAnyRate):
-    """Sounds in shards: WebDataset's .tar files, or .parquet files of Hugging Face's datasets.
-
-    `python train.py shard` writes such shards.
-
-    Args:
-        common: Arguments of Shards and SoundsOfAnyRate.
-    """
-
-    kind: ClassVar[str] = "audio"
-    suffixes: ClassVar[frozenset[str]] = SUFFIXES
-    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
-
-    def rates_hz(self) -> Int64[Tensor, " n"]:
-        return self._readable()[:, 1]
-
-    def longest_seconds(self) -> float:
-        frames, rates = self._readable().T
-        return float((frames / rates.double()).max())
-
-    def examine(self, file: Packed) -> tuple[int, int]:
-        facts = examine_sound(file)
-        return facts["frames"], facts["rate_hz"]
-
-    def read_packed(self, file: Packed) -> Float32[Tensor, " s"]:
-        return change_rate(*read_sound(file), self.sample_rate_hz).clamp(-1, 1)
-
-    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
-        return 4 * int(self._lengths(numbers).sum())
-
-    def details(self, numbers: Int64[Tensor, " m"]) -> dict[str, Any]:
-        return {"lengths": self._lengths(numbers)}
-
-    def _lengths(self, numbers: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-        frames, rates = self.facts.values[numbers].T
-        return (self.sample_rate_hz * (frames / rates.double())).round().long()
-
-
-def _split_of(name: str) -> str:
-    """The split that a shard's path names; of several words the last one decides."""
-    words = [word for word in re.split("[^a-z]+", name.lower()) if word in SPLITS]
-    return SPLITS[words[-1]] if words else ""
-
-
 def _in_order(name: str) -> tuple[bool, int, str]:
     """For sorting: numbers by their values, and then names."""
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
-
-
-def _refuse_missing(root: str, names: Sequence[str]) -> None:
-    """Check that there is every shard of those that say how many there are: x-00000-of-00002.tar.
-
-    Raises:
-        DataError: If one is missing.
-    """
-    present: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        if found := re.fullmatch(r"(.*-)(\d+)-of-(\d+)([^/]*)", name):
-            present.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
-    for (prefix, count, suffix), numbers in present.items():
-        missing = min(set(range(int(count))) - numbers, default=None)
-        if missing is not None:
-            name = f"{prefix}{missing:0{len(count)}}-of-{count}{suffix}"
-            raise DataError(f"{root}/{name}: missing, and others of its {int(count)} are there; copy or download it")

@@ -1,6 +1,5 @@
 """A user's table of files and their labels."""
 
-import csv
 import math
 import os
 import re
@@ -12,40 +11,44 @@ from pathlib import Path
 from datamodules.errors import DataError
 from datamodules.files import Item
 from datamodules.find import SPLITS
+from datamodules.rows import read_rows
 from datamodules.windows import starts_of_windows
 
 COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
 
 
-def read_table(path: Path, separator: str | None = None, groups: str | None = None) -> list[Item]:
+def read_table(
+    path: Path, separator: str | None = None, groups: str | None = None, must_have_labels: bool = True
+) -> list[Item]:
     """The rows of a table of path (or file_name), label and optionally start, end, fold and split.
 
     Args:
-        path: The table.
-        separator: What stands between the classes of a label. A clip may then have several rows, which become one row
-            of all their classes, and a label may be empty. Without it a label is one class.
+        path: The table: .csv, .tsv, .jsonl or .parquet.
+        separator: What stands between the classes of a label, which may also be a list. A clip may then have several
+            rows, which become one row of all their classes, and a label may be empty. Without it a label is one class.
         groups: The column that names each row's group, which is never in two splits.
+        must_have_labels: Whether a table without a column of labels is an error; otherwise it has no rows.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            names = list(rows.fieldnames or [])
-            if "path" not in names and "file_name" in names:  # as Hugging Face calls it
-                rows.fieldnames = ["path" if name == "file_name" else name for name in names]
-            missing = {"path", "label", *([] if groups is None else [groups])} - set(rows.fieldnames or [])
-            if missing:
-                raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
-            used = (*COLUMNS, groups)
-            twice = [name for name, count in Counter(rows.fieldnames).items() if count > 1 and name in used]
-            if twice:
-                raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
-            items = [_item(path, rows.line_num, row, separator is not None, groups) for row in rows]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{path}: not a readable table ({what}); give a CSV or TSV file in UTF-8") from error
+    table = read_rows(path, {*COLUMNS, "file_name", *([] if groups is None else [groups])})
+    if "label" not in table.names and not must_have_labels:
+        return []
+    file_column = "path" if "path" in table.names else "file_name"  # as Hugging Face calls it
+    needed = {"path": file_column, "label": "label", **({} if groups is None else {groups: groups})}
+    missing = [name for name, column in needed.items() if column not in table.names]
+    if missing:
+        raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
+    used = (*COLUMNS, file_column, groups)
+    twice = [name for name, count in Counter(table.names).items() if count > 1 and name in used]
+    if twice:
+        raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
+    items = []
+    for line, row in table.rows:
+        values = {name: _text(value, separator).strip() for name, value in row.items()}
+        values["path"] = values.get(file_column, "")
+        items.append(_item(path, line, values, separator is not None, groups))
     if not items:
         raise DataError(f"{path}: holds no row; give each clip a row")
     if separator is not None:
@@ -68,13 +71,8 @@ def read_table(path: Path, separator: str | None = None, groups: str | None = No
     return items
 
 
-def has_labels(path: Path) -> bool:
-    """Whether a table has a column of labels."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return "label" in next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable table ({error}); give a CSV file in UTF-8") from error
+def _text(value: str | list[str], separator: str | None) -> str:
+    return value if isinstance(value, str) else str(value) if separator is None else separator.join(value)
 
 
 # A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.
@@ -147,16 +145,16 @@ def cut_into_clips(
     return clips
 
 
-def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: bool, groups: str | None) -> Item:
+def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool, groups: str | None) -> Item:
     def wrong(what: str) -> DataError:
         return DataError(f"{path}: line {line}: {what}")
 
-    values = {name: (value or "").strip() for name, value in row.items() if name}
-    if not values["path"] or not (values["label"] or may_have_no_class):
+    label = values.get("label", "")
+    if not values["path"] or not (label or may_have_no_class):
         raise wrong("no path or no label; give both")
     if "\0" in values["path"]:
         raise wrong("a NUL in the path; write the table again as UTF-8")
-    group = "" if groups is None else values[groups]
+    group = "" if groups is None else values.get(groups, "")
     if groups is not None and not group:
         raise wrong(f"no {groups}; give each row one, or it could get into two splits")
     split = values.get("split", "").lower()
@@ -170,4 +168,4 @@ def _item(path: Path, line: int, row: dict[str, str | None], may_have_no_class: 
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
         raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
     file = os.path.normpath(values["path"])  # one file with two spellings could get into two splits
-    return Item(file, values["label"], SPLITS.get(split, ""), values.get("fold", ""), start, end, line, group)
+    return Item(file, label, SPLITS.get(split, ""), values.get("fold", ""), start, end, line, group)

@@ -1,12 +1,16 @@
 """A user's own folders, correct and faulty, and what the command line does with them."""
 
 import csv
+import json
 import os
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import soundfile
 import torch
@@ -15,6 +19,7 @@ from small_sets import picture
 
 from datamodules import AudioFolder, DataError, ImageFolder
 from datamodules.samples import Clips
+from datamodules.table import read_table
 
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
          "--model.encoder.attention", "Verma", "--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false",
@@ -534,15 +539,93 @@ def test_long_clips_are_cropped_anywhere_in_training_and_to_their_middle_in_the_
     assert clips.lengths is None and clips.whole_lengths.tolist() == [1000]
 
 
+def write_metadata(path: Path, rows: list[dict], classes: list[str] | None = None) -> None:
+    if path.suffix == ".csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    else:
+        table = pyarrow.Table.from_pylist(rows)
+        features = {"label": {"_type": "ClassLabel", "names": classes}, "tags": [{"_type": "Value"}]}
+        if classes is not None:
+            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        pyarrow.parquet.write_table(table, path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("has_splits", [False, True])
-def test_metadata_of_hugging_faces_audiofolder_and_imagefolder_is_read_without_a_flag(has_splits, tmp_path):
+def test_metadata_of_hugging_faces_audiofolder_and_imagefolder_is_read_without_a_flag(has_splits, suffix, tmp_path):
+    names = ["cat", "dog"]
     for folder, count in (("train", 8), ("validation", 4), ("test", 4)) if has_splits else ((".", 20),):
         for number in range(count):
             picture(tmp_path / folder / f"more/{number}.png")
-        rows = [f"more/{number}.png,some text,{('cat', 'dog')[number % 2]}\n" for number in range(count)]
-        (tmp_path / folder / "metadata.csv").write_text("file_name,text,label\n" + "".join(rows))
+        labels = [number % 2 if suffix == ".parquet" else names[number % 2] for number in range(count)]
+        rows = [
+            {"file_name": f"more/{number}.png", "text": "some, text", "label": label}
+            for number, label in enumerate(labels)
+        ]
+        write_metadata(tmp_path / folder / f"metadata{suffix}", rows, names)
     data = ImageFolder(str(tmp_path))
     data.setup()
     assert data.class_names == ["cat", "dog"]
     assert [len(samples) for samples in data.splits().values()] == ([8, 4, 4] if has_splits else [14, 2, 4])
     assert not has_splits or data.test_set.names[0] == "test/more/0.png"
+    for samples in data.splits().values():
+        expected = [int(Path(name).stem) % 2 for name in samples.names]
+        assert samples.labels.tolist() == expected
+    first = tmp_path / ("train" if has_splits else ".")
+    for other in {"metadata.csv", "metadata.jsonl"} - {f"metadata{suffix}"}:
+        (first / other).write_text("")
+    with pytest.raises(DataError, match=r"holds metadata\..* and metadata\..*; keep one$"):
+        ImageFolder(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_metadata_without_labels_leaves_the_class_folders(suffix, images):
+    write_metadata(images / f"metadata{suffix}", [{"file_name": "cats/00.png", "text": "a cat"}])
+    assert ImageFolder(str(images)).class_names == ["cats", "dogs"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_table_of_json_or_parquet_says_what_one_of_csv_says(suffix, sounds):
+    rows = [
+        {"path": f"{name}/{number:02}.wav", "label": [name, "loud"][: 1 + number % 2], "start": 0.01, "end": end}
+        for name in ("bells", "horns")
+        for number in range(12)
+        for end in ([0.05, None] if number == 3 else [None])
+    ]
+    write_metadata(sounds / f"t{suffix}", rows)
+    write_metadata(sounds / "t.csv", [row | {"label": ";".join(row["label"])} for row in rows])
+    found = [read_table(sounds / f"t{each}", ";") for each in (suffix, ".csv")]
+    plain = [[replace(item, line=0) for item in items] for items in found]
+    assert plain[0] == plain[1] and len(plain[0]) == 26
+    with pytest.raises(DataError, match=r"label \"\['bells', 'loud'\]\" is a list, and a clip has one class"):
+        AudioFolder(str(sounds), table=f"t{suffix}").setup()
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ('{"path": "bells/00.wav", "label": "x"}\n{"path"', "line 2: no JSON (Expecting ':' delimiter"),
+        ("[1, 2]", "line 1: no object of JSON; "),
+        ('{"path": "bells/00.wav"}', "no column label; "),
+        ('{"path": "bells/00.wav", "label": "x"}\n\n{"path": "bells/00.wav"}', "line 3: no path or no label; "),
+        ("\n", "no column label and path; "),
+    ],
+)
+def test_faults_in_a_table_of_json_name_the_line(table, error, tmp_path):
+    (tmp_path / "t.jsonl").write_text(table)
+    with pytest.raises(DataError) as found:
+        read_table(tmp_path / "t.jsonl")
+    assert str(found.value).startswith(f"{tmp_path}/t.jsonl: {error}") and "\n" not in str(found.value)
+
+
+def test_a_table_of_parquet_that_is_cut_off_is_named(tmp_path):
+    path = tmp_path / "metadata.parquet"
+    write_metadata(path, [{"file_name": "a.png", "label": "x"}])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=rf"^{path}: cut off or damaged \(.*\); copy or download it again$"):
+        ImageFolder(str(tmp_path)).setup()

@@ -217,6 +217,17 @@ def test_a_shard_that_is_cut_off_is_listed_by_check_and_ends_a_training_or_is_le
     assert "train samples: 8\n" in command("stats", *flags, "--data.on_error", "skip").out
 
 
+@pytest.mark.parametrize("name", ["train-2.tar.gz", "train-2.tgz", "train-2.TAR.zst"])
+def test_a_compressed_shard_is_refused_and_other_compressed_files_are_not(name, images):
+    (images / name).write_bytes(b"")
+    (images / "notes.txt.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=rf"/{name}: compressed, so no sample can be read alone; unpack it to a \.tar"):
+        ImageShards(str(images)).setup()
+    skipping = ImageShards(str(images), on_error="skip")
+    skipping.setup()
+    assert skipping.bad_files().keys() == {name}
+
+
 def test_a_broken_sample_is_named_by_its_shard_before_the_training(images, command):
     members = labelled([0, 1, 0, 1], 50)
     tar(images / "train-2.tar", members | {"051.png": members["051.png"][:40]})

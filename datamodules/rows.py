@@ -1,0 +1,91 @@
+"""The rows of a table, as texts: CSV, TSV, JSON Lines or Parquet."""
+
+import csv
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from datamodules.errors import DataError
+from datamodules.parquet import classes_of, features_of, opened_parquet
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table.
+
+    Attributes:
+        names: Of all its columns.
+        rows: The line of each row (of Parquet the number of the row), from 1, and the values of the wanted columns that
+            it has: a list of texts, or a text, which is empty where there is no value.
+    """
+
+    names: list[str]
+    rows: list[tuple[int, dict[str, str | list[str]]]]
+
+
+def read_rows(path: Path, wanted: Collection[str]) -> Rows:
+    """Read a table; its suffix says of which form it is, and other suffixes are CSV.
+
+    Args:
+        path: The table.
+        wanted: The columns to read, if they are there.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _rows_of_parquet(path, wanted)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            if suffix == ".jsonl":
+                return _rows_of_json(path, file, wanted)
+            return _rows_of_csv(file, "\t" if suffix == ".tsv" else ",", wanted)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: not a readable table ({what}); give CSV, TSV or JSON Lines in UTF-8") from error
+
+
+def _rows_of_csv(file: TextIO, delimiter: str, wanted: Collection[str]) -> Rows:
+    reader = csv.DictReader(file, delimiter=delimiter)
+    names = list(reader.fieldnames or [])
+    used = [name for name in names if name in wanted]
+    return Rows(names, [(reader.line_num, {name: row[name] or "" for name in used}) for row in reader])
+
+
+def _rows_of_json(path: Path, file: TextIO, wanted: Collection[str]) -> Rows:
+    names: dict[str, None] = {}
+    rows = []
+    for line, text in enumerate(file, start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {line}: no JSON ({error}); write an object in each line") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {line}: no object of JSON; write the columns of a row by their names")
+        names |= dict.fromkeys(row)
+        rows.append((line, {name: _as_text(row[name]) for name in wanted if name in row}))
+    return Rows(list(names), rows)
+
+
+def _rows_of_parquet(path: Path, wanted: Collection[str]) -> Rows:
+    with opened_parquet(path) as file:
+        schema = file.schema_arrow
+        used = [name for name in schema.names if name in wanted]
+        found = file.read(columns=used).to_pylist()
+    noted = features_of(schema)
+    classes = {name: classes_of(noted, name) for name in used}
+    rows = [{name: _as_text(value, classes[name]) for name, value in row.items()} for row in found]
+    return Rows(list(schema.names), list(enumerate(rows, start=1)))
+
+
+def _as_text(value: Any, classes: list[str] | None = None) -> str | list[str]:
+    if isinstance(value, list):
+        return [str(_as_text(part, classes)) for part in value]
+    if classes and isinstance(value, int):
+        return classes[value] if 0 <= value < len(classes) else ""  # Hugging Face's -1 is no label
+    return "" if value is None else str(value)
