@@ -222,7 +222,7 @@ def _report_ended(ours: socket.socket) -> None:
 class _Rank:
     """Stands in for Lightning's Popen of a further rank: a fork that waits until Lightning starts the rank."""
 
-    waiting: "list[_Rank]"
+    waiting: "list[_Rank]" = []  # noqa: RUF012
 
     def __init__(self) -> None:
         asked, self._ask = os.pipe()
@@ -230,7 +230,8 @@ class _Rank:
         if self.pid:
             os.close(asked)
             return
-        os.close(self._ask)
+        for rank in (self, *_Rank.waiting):  # else the others would wait for this one's end
+            os.close(rank._ask)
         with open(asked, "rb") as file:
             environment = file.read()
         if not environment:  # rank zero ended without starting this rank
@@ -283,6 +284,14 @@ def _take_rank() -> None:
     rank_zero_only.rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
 
 
+def _further_ranks(command: list[str]) -> int:
+    """How many ranks Lightning may start besides the first."""
+    script = Path(command[0]).name
+    if script == "shared_training.py":
+        return int(command[1]) - 1
+    return int("--trainer.devices" in command or script in ("two_ranks.py", "trained_from_parts.py"))
+
+
 def _run(request: dict[str, Any]) -> None:
     """Run the requested script as Python does; the caller then ends the process as the interpreter does."""
     command: list[str] = request["command"]
@@ -296,11 +305,13 @@ def _run(request: dict[str, Any]) -> None:
     if DRAWS not in os.environ:
         draw_nothing()
     _take_rank()
-    if "--trainer.devices" in command or "two_ranks.py" in command[0]:
+    further = _further_ranks(command)
+    if further:
         from pytorch_lightning.strategies.launchers import subprocess_script
 
         try:
-            _Rank.waiting = [_Rank()]
+            for _ in range(further):
+                _Rank.waiting.append(_Rank())
         except _Started:
             _Rank.waiting = []
         else:

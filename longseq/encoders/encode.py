@@ -77,7 +77,7 @@ def encode_tokens(
         picture: As for encode.
         rows: As for encode.
         last_queries: How many tokens leave the last block; None for all.
-        replaced: Which patches are hidden, and the token that stands in their places.
+        replaced: Which patches of the whole grid are hidden, and the token that stands in their places.
 
     Returns:
         Those of this process, where tokens lie on several (encoders/sharding.py).
@@ -105,6 +105,7 @@ def encode_tokens(
     patches = embed_patches(embed, picture, own is not None).to(picture.dtype)
     if replaced is not None:
         where, token = replaced
+        where = where[:, own or slice(patches[0, ..., 0].numel())]
         patches = torch.where(where.view(*patches.shape[:-1], 1), token.to(patches.dtype), patches)
     tokens, given = add_positions(trunk, patches, own)
     if present is not None:

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError, SettingError
+from longseq.attention.shard import Shard, Split, summed
 from longseq.encoders.encode import encode_tokens
 from longseq.encoders.encoder import Encoder
-from longseq.encoders.patches import patches_of, stride_of
+from longseq.encoders.patches import count_columns, count_rows, patches_of, stride_of
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool, Pooling
 from longseq.tasks.task import Answer, Task
@@ -24,7 +25,7 @@ class Masked(Task):
     own inputs is a start for its classifier: ``fit --model.init_from CKPT`` (arXiv:2310.02980).
 
     The head's outputs are (b, n, 2 p + 1) for patches of p numbers: what is rebuilt, what was there, and 1 where that
-    was hidden.
+    was hidden. Where tokens lie on several processes, each has those of its own, and the errors meet in sums.
 
     Args:
         share: Of the tokens that are hidden.
@@ -61,14 +62,20 @@ class Masked(Task):
     ) -> Float[Tensor, "b n numbers"]:
         picture, rows = encoder.prepared(inputs)
         trunk = encoder.trunk
-        hidden = self._hidden(len(picture), trunk.patch_embed.num_patches, picture.device, encoder.training)
+        embed: Any = trunk.patch_embed
+        num_tokens = embed.num_patches
+        if not embed.strict_img_size:  # inputs of any size
+            num_tokens = count_rows(embed, picture.shape[2]) * count_columns(embed, picture.shape[3])
+        hidden = self._hidden(len(picture), num_tokens, picture.device, encoder.training)
         tokens, present = encode_tokens(trunk, picture, rows, replaced=(hidden, head.hidden_token))
         prefix = trunk.num_prefix_tokens
         tokens = trunk.fc_norm(tokens[:, prefix:])
-        targets = patches_of(picture, *trunk.patch_embed.patch_size)
-        missing = tokens.shape[1] - targets.shape[1]  # the last patch of a sound may reach beyond its end
-        targets = torch.nn.functional.pad(targets, (0, 0, 0, missing))[:, : tokens.shape[1]]
-        counted = hidden[:, : tokens.shape[1]]
+        first = 0 if self.shard is None else max(self.shard.first - prefix, 0)
+        last = first + tokens.shape[1]
+        targets = patches_of(picture, *embed.patch_size)
+        missing = last - targets.shape[1]  # the last patch of a sound may reach beyond its end
+        targets = torch.nn.functional.pad(targets, (0, 0, 0, missing))[:, first:]
+        counted = hidden[:, first:last]
         if present is not None:
             counted = counted & present[:, prefix:]
         return torch.cat([head(tokens).to(targets.dtype), targets, counted[..., None].to(targets.dtype)], dim=-1)
@@ -85,11 +92,11 @@ class Masked(Task):
         return torch.zeros(len(labels), num_classes, device=labels.device)  # none: the inputs are the targets
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor, label_smoothing: float) -> Float[Tensor, ""]:
-        errors, counts = _errors(outputs)
+        errors, counts = _errors(outputs, self.shard)
         return errors.sum() / counts.sum().clamp(min=1)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
-        errors, counts = _errors(outputs)
+        errors, counts = _errors(outputs, self.shard)
         return errors / counts.clamp(min=1)
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
@@ -143,11 +150,11 @@ class Rebuilder(nn.Module):
         return self.linear(tokens)
 
 
-class HiddenError(MeanLoss):
+class HiddenError(MeanLoss, Split):
     """The mean absolute error over all hidden numbers."""
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
-        errors, counts = _errors(outputs.float())
+        errors, counts = _errors(outputs.float(), self.shard)
         super().update(errors, counts)
 
 
@@ -156,8 +163,9 @@ def _parts(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return outputs[..., :numbers], outputs[..., numbers:-1], outputs[..., -1]
 
 
-def _errors(outputs: Tensor) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+def _errors(outputs: Tensor, shard: Shard | None) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
     """The absolute errors of each sample, summed over hidden numbers, and how many these are."""
     rebuilt, targets, counted = _parts(outputs)
     errors = (rebuilt - targets).abs().sum(-1) * counted
-    return errors.sum(1), counted.sum(1) * rebuilt.shape[-1]
+    sums = summed(torch.stack([errors.sum(1), counted.sum(1) * rebuilt.shape[-1]]), shard)
+    return sums[0], sums[1]

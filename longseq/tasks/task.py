@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError, SettingError
+from longseq.attention.shard import Shard
 from longseq.encoders import Encoder
 from longseq.tasks.pooling import Pool, Pooling, make_pooling
 
@@ -35,6 +36,7 @@ class Task(ABC):
         best: The name of the metric that chooses the best checkpoint and is printed. A sweep tabulates test accuracy
             unless its --metric names another figure.
         mode: Whether the best is the highest (max) or the lowest (min).
+        shard: The share of this process in the tokens; None where it has all.
 
     Raises:
         ValueError: If a metric is unknown.
@@ -45,6 +47,7 @@ class Task(ABC):
 
     best: ClassVar[str] = "accuracy"
     mode: ClassVar[Literal["max", "min"]] = "max"
+    shard: Shard | None = None
 
     def __init__(self, metrics: dict[str, Any] | None = None) -> None:
         self.metrics = metrics

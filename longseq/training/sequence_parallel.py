@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError
+from longseq.attention.shard import Split
 from longseq.encoders.sharding import Sharding
-from longseq.tasks import Masked
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
 from longseq.training.summary import summary
@@ -70,8 +70,6 @@ class SequenceParallel(DDPStrategy):
         super().setup(trainer)
 
     def _shard(self, model: Classifier) -> None:
-        if isinstance(model.task, Masked):
-            raise ArgumentError("trainer.strategy", "must keep a sequence whole for Masked; give ddp")
         if model.optimizer not in ELEMENTWISE:
             what = f"must be one of {', '.join(ELEMENTWISE)} where E is shared out, got {model.optimizer}"
             raise ArgumentError("model.optimizer", f"{what}; adamw is usual")
@@ -81,8 +79,10 @@ class SequenceParallel(DDPStrategy):
         except ArgumentError as error:
             raise ArgumentError(f"model.encoder.{error.argument}", error.what) from error
         model.before_sharding = before
-        if model.pooling is not None:
-            model.pooling.shard = self._sharding.shard
+        model.task.shard = self._sharding.shard
+        for part in model.modules():
+            if isinstance(part, Split):
+                part.shard = self._sharding.shard
         model._ddp_params_and_buffers_to_ignore = list(self._sharding.names(model))  # type: ignore[assignment]
         for weight in self._sharding.weights:
             if weight.requires_grad:

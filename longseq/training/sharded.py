@@ -4,6 +4,7 @@
 are safetensors, written and read by torch.distributed.checkpoint, so nothing in the folder can hold code.
 """
 
+import os
 import shutil
 import time
 import warnings
@@ -21,8 +22,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from longseq.training.storage import (
     CheckpointError,
     StorageError,
+    aside,
     read_whole,
     remove_checkpoint,
+    set_aside,
     sha256_of,
     write_checkpoint,
 )
@@ -46,11 +49,11 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
     """
     tensors, rest = _apart(checkpoint)
     is_first = dist.get_rank() == 0
-    if is_first and path.is_file():
-        remove_checkpoint(path)
-    name = [f"{time.time_ns()}"]
-    dist.broadcast_object_list(name)
-    folder = path / name[0]
+    # beside a checkpoint that one process has written, which is a file, until the parts are whole
+    beside = path.with_name(f".{path.name}.parts")
+    named = [(beside if path.is_file() else path) / f"{time.time_ns()}"]
+    dist.broadcast_object_list(named)
+    (folder,) = named
     try:
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:
@@ -60,11 +63,17 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
             "--trainer.default_root_dir, then --resume: an older checkpoint is unchanged"
         ) from error
     if is_first:
+        if path.is_file():
+            set_aside(path)
+            os.rename(beside, path)
+            folder = path / folder.name
         sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
         write_checkpoint({**rest, "parts": {"folder": folder.name, "sums": sums}}, path / META)
         for old in path.iterdir():
             if old.is_dir() and old != folder:
                 shutil.rmtree(old)
+        shutil.rmtree(beside, ignore_errors=True)  # what a killed process has left
+        remove_checkpoint(aside(path))
 
 
 def read_sharded(path: Path) -> dict[str, Any]:

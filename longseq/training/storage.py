@@ -44,6 +44,20 @@ def remove_checkpoint(path: str | PathLike) -> None:
         file.unlink(missing_ok=True)
 
 
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint that one of the other form, file or folder, will replace, because no rename does so at once.
+    If the process is killed before the new one is there, --resume finds this one."""
+    remove_checkpoint(aside(path))
+    os.rename(path, aside(path))
+    with suppress(FileNotFoundError):
+        os.rename(_sums_file(path), _sums_file(aside(path)))
+
+
+def aside(path: Path) -> Path:
+    """The name of a checkpoint that was set aside."""
+    return path.with_name(f"old-{path.name}")
+
+
 def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
     """Write a checkpoint so that, even if the process is killed, the old file or the new one is there, whole.
 
@@ -67,10 +81,11 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         if sha256_of(temporary) != new:
             raise OSError("what was read back is not what was written")
         if path.is_dir():  # an earlier part of the run had a strategy that writes folders
-            shutil.rmtree(path)
+            set_aside(path)
         _write_sums(path, [new, *(_sums(path) or [])])
         os.replace(temporary, path)
         _write_sums(path, [new])
+        remove_checkpoint(aside(path))
     except (OSError, RuntimeError) as error:  # torch wraps an error of the disk in a RuntimeError
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

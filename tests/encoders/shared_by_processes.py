@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from longseq.attention import Conv, Dynamic, Gaussian, Linear, Linformer, Max, Mean, Separable, Verma
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.shard import Split
 from longseq.encoders import Conv1d, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.encoders.sharding import Sharding
+from longseq.tasks import Masked
 from longseq.tasks.pooling import make_pooling
 
 SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
@@ -56,6 +58,28 @@ class Pooled(nn.Module):
         self.encoder.measure(batches)
 
 
+class Masking(nn.Module):
+    """Hidden tokens are rebuilt: the loss of the batch, and that of each sample."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder, self.task = encoder, Masked(0.4, span=3)
+        self.head, self.metric = self.task.head(encoder, 3), self.task.own_metrics(3)["l1"]
+
+    def forward(self, inputs: Any) -> Tensor:
+        torch.manual_seed(0)  # what is hidden is drawn
+        outputs = self.task.outputs(self.encoder, self.head, inputs)
+        losses = self.task.losses(outputs, outputs)
+        loss = self.task.loss(outputs, outputs, losses, 0.0)
+        self.metric.update(outputs.detach(), outputs)
+        mean: Any = self.metric.total / self.metric.num_samples  # compute() would sum over processes once more
+        assert abs(mean - loss) < 1e-5  # it counts in float32
+        return torch.cat([loss[None], losses])
+
+    def measure(self, batches: list[Any]) -> None:
+        self.encoder.measure(batches)
+
+
 def cases() -> dict[str, tuple[Any, Any]]:
     """Encoders in float64, with inputs whose rows cannot be divided equally; the same in every process."""
     torch.manual_seed(0)
@@ -75,6 +99,13 @@ def cases() -> dict[str, tuple[Any, Any]]:
     for pool in ("avg", "max", "linear_softmax", "attention"):
         made[f"pool {pool} image"] = Pooled(ImageEncoder((1, 7, 5), Linformer(6), pool="token", **SMALL), pool), images
         made[f"pool {pool} sound"] = Pooled(SpectrogramEncoder(8000, 0.3, Verma(), num_mels=12, **SMALL), pool), clips
+    made["masked image"] = Masking(ImageEncoder((1, 7, 5), Linformer(6), pool="token", **SMALL)), images
+    made["masked sound"] = Masking(SpectrogramEncoder(8000, 0.3, Verma(), num_mels=12, **SMALL)), clips
+    made["masked any length"] = Masking(SpectrogramEncoder(8000, 1.0, Verma(), num_mels=12, **free)), clips
+    made["masked patches"] = (
+        Masking(SpectrogramEncoder(8000, 0.3, Verma(), num_mels=16, tokens=[8, 3], **SMALL)),
+        clips,
+    )
     for encoder, inputs in made.values():
         encoder.double()
         for parameter in encoder.parameters():  # local mixing starts at zero
@@ -117,8 +148,11 @@ def run(rank: int, size: int, folder: Path) -> None:
     results = {}
     for name, (encoder, inputs) in cases().items():
         sharding = Sharding(getattr(encoder, "encoder", encoder), dist.group.WORLD)
-        if isinstance(encoder, Pooled):
-            encoder.pooling.shard = sharding.shard
+        for part in encoder.modules():
+            if isinstance(part, Split):
+                part.shard = sharding.shard
+        if isinstance(encoder, Masking):
+            encoder.task.shard = sharding.shard
         features = encoder(inputs)
         loss_of(features).backward()
         gradients = {}

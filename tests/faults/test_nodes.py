@@ -56,7 +56,9 @@ def wait_until(is_so: Callable[[], bool], agents: list[forked.Forked]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_and_a_lost_host(hosts: list[str], tmp_path: Path) -> None:
+def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_a_replaced_host_and_a_lost_one(
+    hosts: list[str], tmp_path: Path
+) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     assert forked.run(TRAIN, *FIT, cwd=whole).returncode == 0
@@ -64,10 +66,11 @@ def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_and_a_lost_host(hos
     def agent(host: int) -> forked.Forked:
         """What the same command starts on each host."""
         launched = [
-            "--nnodes", "2", "--nproc_per_node", "1", "--max_restarts", "3", "--rdzv_backend", "c10d", "--rdzv_id", "x",
-            "--rdzv_endpoint", f"{ADDRESSES[0]}:29400", "--local_addr", ADDRESSES[host], "--rdzv_conf",
-            f"is_host={int(host == 0)},keep_alive_interval=1,keep_alive_max_attempt=6",
-            "--run_path", "--start_method", "fork", FOLDER / "fit_and_wait.py", tmp_path, "2,5,8",
+            "--nnodes", "1:2", "--nproc_per_node", "1", "--max_restarts", "3", "--rdzv_backend", "c10d",
+            "--rdzv_id", "x", "--rdzv_endpoint", f"{ADDRESSES[0]}:29400", "--local_addr", ADDRESSES[host],
+            "--rdzv_conf",
+            f"is_host={int(host == 0)},keep_alive_interval=1,keep_alive_max_attempt=6,last_call_timeout=10",
+            "--run_path", "--start_method", "fork", FOLDER / "fit_and_wait.py", tmp_path, "2,5,8,10",
         ]  # fmt: skip
         fit = [*FIT, "--data.batch_size", "76", "--checkpoint_minutes", "0.0001", "--resume"]
         environment = {**os.environ, "PYTHONPATH": str(forked.ROOT), "GLOO_SOCKET_IFNAME": "lan"}
@@ -105,13 +108,20 @@ def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_and_a_lost_host(hos
             os.kill(process, signal.SIGKILL)
         go(8)
         agents[1] = agent(1)
-        for process in agents:
-            assert process.wait(150) == 0, [each.said() for each in agents]
+        arrived(10)
+        third = ranks()
+        assert not set(third) & set(second)
+
+        for process in (agents[1].pid, third[1]):
+            os.kill(process, signal.SIGKILL)
+        go(10)
+        assert agents[0].wait(150) == 0, [each.said() for each in agents]
     finally:
         for process in agents:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-    assert agents[0].said()[0].count("resume: going on from runs/digits/0/last.ckpt") == 2
+    assert agents[0].said()[0].count("resume: going on from runs/digits/0/last.ckpt") == 3
+    assert agents[0].said()[0].count("data.batch_size: 152 on 1 processes, it was 76 on 2") == 1
     tags = ["train/loss", "val/loss"]
     ours, theirs = (curves(folder / "runs/digits/0", tags) for folder in (tmp_path, whole))
     for tag in tags:

@@ -44,18 +44,27 @@ def curves(run: Path, tags: Iterable[str]) -> dict[str, list[tuple[int, float]]]
     return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
 
 
-def test_a_run_on_2_and_4_and_1_processes_has_the_losses_of_one_that_never_stopped(tmp_path: Path) -> None:
+# How many processes, with which strategy, until after which step. An epoch has 6, the last of a single sample.
+STAGES = [(2, "ddp", 1), (2, "SequenceParallel", 3), (1, "auto", 4), (2, "FullySharded", 8), (4, "ddp", 12)]
+
+
+def test_a_run_on_other_processes_with_any_strategy_has_the_losses_of_one_that_never_stopped(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole = forked.run(TRAIN, *FIT, cwd=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr[-3000:]
-    # two share the tokens of every sample; then four share the samples, also at the end of the first epoch
-    for processes, steps, flags in ((2, 2, [*FIT, "--trainer.strategy", "SequenceParallel"]), (4, 5, [*GO_ON, "ddp"])):
-        ranks = run_on(processes, tmp_path / "parts", DIE, "on_train_batch_end", steps, "SIGTERM", 1, *flags)
-        assert [process.returncode for process in ranks] == [143] * processes, ranks[0].said()
-    done = forked.run(TRAIN, *GO_ON, "auto", cwd=tmp_path / "parts")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "data.batch_size: 152 on 1 processes, it was 38 on 4" in done.stdout
+    step = 0
+    for processes, strategy, until in STAGES:
+        flags = [*GO_ON, strategy] if step else [*FIT, "--data.batch_size", "76", "--trainer.strategy", strategy]
+        if strategy == "FullySharded":
+            flags += ["--trainer.strategy.save_distributed_checkpoint", "true"]
+        die = [DIE, "on_train_batch_end", until - step, "SIGTERM", processes - 1]
+        ranks = run_on(processes, tmp_path / "parts", *(die if until < 12 else [TRAIN]), *flags)
+        code = 143 if until < 12 else 0
+        assert [process.returncode for process in ranks] == [code] * processes, ranks[0].said()
+        assert (tmp_path / "parts/runs/digits/0/last.ckpt").is_dir() == (strategy == "FullySharded")
+        step = until
+    assert "data.batch_size: 38 on 4 processes, it was 76 on 2" in ranks[0].said()[0]
     tags = ["train/loss", "val/loss", "train/accuracy", "val/accuracy"]
     ours, theirs = (curves(tmp_path / name / "runs/digits/0", tags) for name in ("parts", "whole"))
     for tag in tags:

@@ -1,6 +1,7 @@
-"""Trains on several processes: python shared_training.py DEVICES TOKENS FOLDER [STRATEGY].
+"""Trains on several processes: python shared_training.py DEVICES TOKENS FOLDER [STRATEGY or masked].
 
-DEVICES processes, of which TOKENS share a sequence; with 1 token, an ordinary training, or one with STRATEGY. Sums in
+DEVICES processes, of which TOKENS share a sequence; with 1 token, an ordinary training, or one with STRATEGY. masked is
+a pretraining. Sums in
 another order are other numbers in float32, so the precision is float64.
 """
 
@@ -15,12 +16,14 @@ import torch
 from datamodules import Digits
 from longseq.attention import Linformer
 from longseq.encoders import Conv2d, ImageEncoder
+from longseq.tasks import Masked
 from longseq.training import Classifier, MixUp, SequenceParallel
 from longseq.training.throughput import ThroughputLogger
 
 if __name__ == "__main__":
     devices, tokens, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    otherwise = sys.argv[4] if sys.argv[4:] else "ddp" if devices > 1 else "auto"
+    is_masked = "masked" in sys.argv
+    otherwise = sys.argv[4] if sys.argv[4:] and not is_masked else "ddp" if devices > 1 else "auto"
     os.environ.pop("PL_GLOBAL_SEED", None)  # Lightning would seed several processes once more
     torch.manual_seed(0)
     data = Digits(batch_size=32 // (devices // tokens))
@@ -30,8 +33,8 @@ if __name__ == "__main__":
     size: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "drop_path": 0.1 if devices == tokens else 0.0}
     encoder = ImageEncoder((1, 8, 8), Linformer(8), local=Conv2d(3), pool="token", **size)
     steps = 8 if devices == tokens else 3
-    mix = MixUp() if devices == tokens else None  # other processes draw other numbers
-    model = Classifier(encoder, 10, mix=mix, learning_rate=0.01)
+    mix = MixUp() if devices == tokens and not is_masked else None  # other processes draw other numbers
+    model = Classifier(encoder, 10, mix=mix, task=Masked() if is_masked else None, learning_rate=0.01)
     strategy: Any = SequenceParallel(tokens) if tokens > 1 else otherwise
     trainer = pl.Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, max_steps=steps, val_check_interval=steps,

@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.callbacks import EMAWeightAveraging
 from test_sequence_parallel import FIT, tensors, trained
 
+import longseq
 from longseq import ImageEncoder, Linformer
 from longseq.arguments import ArgumentError
 from longseq.training import Classifier
@@ -58,6 +59,27 @@ def test_a_training_has_the_weights_moments_and_figures_of_ddp(tmp_path: Path) -
     assert flops[0] == pytest.approx(flops[1], 0.01)
 
 
+@pytest.fixture(scope="module")
+def from_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    done = forked.run(SCRIPT.with_name("trained_from_parts.py"), folder, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("pair", [("sharded", "ddp"), ("resumed", "whole")], ids=" and ".join)
+def test_a_training_from_parts_ends_with_the_weights_and_moments_of_its_like(
+    pair: tuple[str, str], from_parts: Path
+) -> None:
+    """Started from parts, with a teacher and accumulated gradients; or resumed from parts."""
+    found, expected = (tensors(read_any(from_parts / f"{name}.ckpt")) for name in pair)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.allclose(value, expected[name], atol=1e-9), name
+    before = tensors(read_any(from_parts / "parts.ckpt"))
+    assert max(float((found[name] - before[name]).abs().max()) for name in found) > 1e-3
+
+
 def test_a_checkpoint_of_parts_loads_anywhere_and_a_damaged_part_is_named(train_py: Callable, tmp_path: Path) -> None:
     shared = ["--model.encoder.attention.sharing", "layerwise", "--trainer.precision", "bf16-mixed"]
     train_py(*FIT, *PARTS, *shared, "--trainer.max_epochs", "1", "--trainer.gradient_clip_val", "1")
@@ -71,6 +93,11 @@ def test_a_checkpoint_of_parts_loads_anywhere_and_a_damaged_part_is_named(train_
     figures = json.loads((run / "metrics.json").read_text())
     (loss,) = (float(line.split()[-1]) for line in said.splitlines() if line.startswith("test loss"))
     assert loss == pytest.approx(figures["test/loss"], abs=1e-3)
+    image = tmp_path / "x.png"
+    image.write_bytes((SCRIPT.parents[2] / "docs/picture.png").read_bytes())
+    ((answer,),) = (found.answers for found in longseq.load(copied).predict(image))
+    said = train_py("predict", "--ckpt_path", str(copied), "--input", str(image)).stdout.strip().split("\t")
+    assert said[1] == answer.class_name and float(said[2]) == pytest.approx(answer.probability, abs=1e-4)
     part = next(copied.glob("*/*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="copied.ckpt: damaged, the SHA-256 of a part"):

@@ -1,8 +1,15 @@
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from longseq.training import storage
+from longseq.training.checkpoint import good_checkpoints, read_any
+from longseq.training.sharded import write_sharded
 
 
 def test_a_text_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +27,49 @@ def test_a_text_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path, m
     storage.write_text(path, "ä")
     assert path.read_text(encoding="utf-8") == "ä"
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def checkpoint(step: int) -> dict[str, Any]:
+    return {"state_dict": {"weight": torch.full((3,), float(step))}, "global_step": step}
+
+
+@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize(
+    "writers", [(storage.write_checkpoint, write_sharded), (write_sharded, storage.write_checkpoint)]
+)
+def test_a_file_that_replaces_a_folder_of_parts_or_the_reverse_leaves_one_of_them_whole(
+    writers: Any, moment: int, one_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    first, second = writers
+    first(checkpoint(1), path)
+    renames = 0
+
+    def killed_at(plain: Any) -> Any:
+        def rename(*paths: Any) -> None:
+            nonlocal renames
+            if renames == moment:
+                raise SystemExit
+            renames += Path(paths[0]).parent in (tmp_path, path)
+            plain(*paths)
+
+        return rename
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed_at(os.rename))
+        patch.setattr(os, "replace", killed_at(os.replace))
+        with pytest.raises(SystemExit):
+            second(checkpoint(2), path)
+    (newest, *_), _ = good_checkpoints(tmp_path)
+    found = read_any(newest)
+    assert found["state_dict"]["weight"].tolist() == [found["global_step"]] * 3
+    second(checkpoint(3), path)
+    assert read_any(path)["global_step"] == 3
+    assert sorted(file.name for file in tmp_path.iterdir()) in (["last.ckpt"], ["last.ckpt", "last.ckpt.sha256"])
