@@ -96,6 +96,17 @@ def test_padding_is_neither_seen_nor_counted() -> None:
     torch.testing.assert_close(model(batch)[1, : rows[1], :16], outputs[1, : rows[1], :16], rtol=1e-9, atol=1e-9)
 
 
+def test_inputs_of_any_length_have_a_share_of_their_own_tokens_hidden() -> None:
+    encoder = SpectrogramEncoder(8000, 1.0, Verma(), num_mels=16, positions="none", any_length=True, **SMALL)
+    encoder.measure([clips()])
+    model = classifier(encoder).eval()
+    for first, length in ((0, 41), (1, 13)):
+        batch = {name: values[first:] for name, values in clips().items()}
+        assert model(batch)[..., -1].shape == (3 - first, 41)  # as long as the padded waveforms
+        alone = {name: values[:1] for name, values in batch.items()}
+        assert model(alone)[..., -1].shape == (1, length) and model(alone)[..., -1].sum() == round(0.5 * length)
+
+
 @pytest.mark.parametrize("tokens", ["frames", [8, 4]], ids=str)
 def test_every_weight_learns_and_a_picture_is_drawn(tokens) -> None:
     encoder = SpectrogramEncoder(8000, 0.4, Linformer(7), num_mels=16, tokens=tokens, **SMALL)
