@@ -13,8 +13,8 @@ from longseq.training import Classifier
 from longseq.training.storage import read_whole
 
 
-def weights(run: str) -> dict[str, Tensor]:
-    return read_whole(Path(f"runs/{run}/last.ckpt"))["state_dict"]
+def weights(run: str, runs: Path = Path("runs")) -> dict[str, Tensor]:
+    return read_whole(runs / run / "last.ckpt")["state_dict"]
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -1,9 +1,13 @@
 """Cross-validation in one command: a run for each fold, and a table with mean and spread."""
 
 import csv
+import functools
+import io
 import json
 import shutil
 import statistics
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import forked
@@ -20,6 +24,22 @@ FIT += ["--experiment", "x"]
 FOLDS = [*FIT, "--folds", "3"]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path, str]]:
+    """The runs of a cross-validation of so many folds that was never stopped, and what it printed; it is trained when a
+    test first needs it."""
+    from longseq.cli import main
+
+    @functools.cache
+    def of(folds: int) -> tuple[Path, str]:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+            patch.chdir(tmp_path_factory.mktemp("folds"))
+            main([*FIT, "--folds", str(folds)])
+            return Path.cwd() / "runs", printed.getvalue()
+
+    return of
+
+
 def rows_of(table: str) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(table).read_text().splitlines()))
 
@@ -28,10 +48,10 @@ def figures(run: int) -> dict[str, float]:
     return json.loads(Path(f"runs/x/{run}/metrics.json").read_text())
 
 
-def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(command) -> None:
-    done = command(*FOLDS)
-    assert done.code == 0, done.err
-    assert [line for line in done.out.splitlines() if line.startswith("fold ")] == [f"fold {n} of 3" for n in (1, 2, 3)]
+def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(whole: Callable, command) -> None:
+    runs, out = whole(3)
+    shutil.copytree(runs, "runs")
+    assert [line for line in out.splitlines() if line.startswith("fold ")] == [f"fold {n} of 3" for n in (1, 2, 3)]
     held = []
     for run in range(3):
         data = yaml.safe_load(Path(f"runs/x/{run}/config.yaml").read_text())["data"]["init_args"]
@@ -44,7 +64,7 @@ def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(command
     expected = (statistics.mean(values), statistics.stdev(values), min(values), max(values))
     found = [float(rows[name]["test accuracy"]) for name in ("mean", "standard deviation", "lowest", "highest")]
     assert found == pytest.approx(expected, abs=1e-4)
-    assert Path("runs/x/2/folds.md").read_text().split("\n\n", 2)[2].strip() in done.out
+    assert Path("runs/x/2/folds.md").read_text().split("\n\n", 2)[2].strip() in out
     # the same as the ordinary command of one fold, whose checkpoint is enough to test it, and whose configuration is of
     # one run
     assert command(*FIT, "--data.folds", "3", "--data.fold", "2").code == 0
@@ -58,13 +78,10 @@ def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(command
 
 @pytest.mark.parametrize(("stop", "how"), [(7, "--resume"), (5, "--resume FOLDER")])
 def test_a_stopped_cross_validation_goes_on_and_repeats_no_finished_fold(
-    stop: int, how: str, command, monkeypatch: pytest.MonkeyPatch
+    stop: int, how: str, whole: Callable, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps 1 to 6 are of the first fold, 7 to 12 of the second."""
-    two = [*FIT, "--folds", "2"]
-    assert command(*two).code == 0
-    whole = weights("x/1")
-    shutil.rmtree("runs")
+    two, runs = [*FIT, "--folds", "2"], whole(2)[0]
     steps = killed_in(stop, monkeypatch)
     assert command(*two).code == 143
     run = f"runs/x/{(stop - 1) // 6}"
@@ -72,12 +89,12 @@ def test_a_stopped_cross_validation_goes_on_and_repeats_no_finished_fold(
     assert done.code == 0, done.err
     assert len(steps) == 12
     assert sorted(path.name for path in Path("runs/x").iterdir()) == ["0", "1"]
-    assert same(weights("x/1"), whole)
+    assert same(weights("x/1"), weights("x/1", runs))
     assert "standard deviation" in done.out
 
 
-def test_finished_folds_are_kept_and_not_mixed_with_other_settings(command) -> None:
-    assert command(*FOLDS).code == 0
+def test_finished_folds_are_kept_and_not_mixed_with_other_settings(whole: Callable, command) -> None:
+    shutil.copytree(whole(3)[0], "runs")
     shutil.rmtree("runs/x/1")
     for path in Path("runs/x/2").glob("folds.*"):
         path.unlink()
