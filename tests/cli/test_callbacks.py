@@ -203,7 +203,7 @@ def test_a_stopped_training_with_a_callback_goes_on_as_if_it_had_never_stopped(
     name: str, command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callback = added(name, **CALLBACKS[name])
-    assert command(*FIT, *callback).code == 0
+    assert command(*UNLOGGED, *callback).code == 0
     whole, rates = ended("x/0"), [step.rates for step in steps]
     steps.clear()
     step, stops = Classifier.training_step, [2 * BATCHES + 2]
@@ -215,9 +215,9 @@ def test_a_stopped_training_with_a_callback_goes_on_as_if_it_had_never_stopped(
         return loss
 
     monkeypatch.setattr(Classifier, "training_step", stopped)
-    assert command(*FIT, *callback).code == 143
+    assert command(*UNLOGGED, *callback).code == 143
     stops.clear()
-    done = command(*FIT, *callback, "--resume")
+    done = command(*UNLOGGED, *callback, "--resume")
     assert done.code == 0, done.err
     assert [step.rates for step in steps] == rates
     again = ended("x/1")
