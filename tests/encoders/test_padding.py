@@ -57,10 +57,7 @@ def test_features_and_gradients_are_those_of_the_clip_alone(mechanism, change):
     grads = gradients(model, together, weights)
     alone = torch.cat([model(clip) for clip in clips()])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
-    summed = [torch.zeros_like(p) for p in model.parameters()]
-    for clip, weight in zip(clips(), weights, strict=True):
-        summed = [a + b for a, b in zip(summed, gradients(model, model(clip), weight), strict=True)]
-    for mine, theirs in zip(grads, summed, strict=True):
+    for mine, theirs in zip(grads, gradients(model, alone, weights), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
