@@ -3,6 +3,9 @@
 SIGNAL may also be a number of MiB, such as +500: the process gets no signal, but from then on it may use only so many
 MiB more memory than it has. HOOK is a hook of Lightning's callbacks. COUNT says at which call of the hook the signal
 comes; the first call is 1, and sanity checks are not counted. RANK is the rank of the process.
+
+Rank zero looks for dead ranks every half second and not every five, and a rank that fails alone waits one second for
+rank zero to fail as well and not eight.
 """
 
 import os
@@ -12,8 +15,9 @@ import sys
 from pathlib import Path
 
 import pytorch_lightning as pl
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from longseq.cli import main
+from longseq.cli import faults, main
 from longseq.cli.commands import Commands
 
 
@@ -51,4 +55,6 @@ if __name__ == "__main__":
         return trainer
 
     Commands.instantiate_trainer = with_killer
+    _ChildProcessObserver.__init__.__defaults__ = (0.5,)
+    faults.rank_zero_goes_on.__defaults__ = (1.0,)
     main(arguments)
