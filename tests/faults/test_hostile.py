@@ -3,9 +3,9 @@
 import copy
 import importlib.util
 import re
+import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,17 +173,23 @@ PLACES = {
 }
 
 
-def wait_for(song: Path) -> bool:
-    """Whether the file exists or soon appears: a program would write it from another process, so a little later."""
-    end = time.monotonic() + 0.5
-    while not song.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    return song.exists()
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs that this process has started, which may write their file only after the test."""
+    started: list[str] = []
+    start = subprocess.Popen.__init__
+
+    def noted(self: Any, args: Any, *others: Any, **options: Any) -> None:
+        started.append(str(args))
+        start(self, args, *others, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
+    return started
 
 
 @pytest.mark.parametrize("which", ["program", "folder"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_checkpoint_runs_no_program(place: str, which: str, written, command, tmp_path: Path) -> None:
+def test_a_checkpoint_runs_no_program(place: str, which: str, written, programs, command, tmp_path: Path) -> None:
     song = tmp_path / "song"
     path = written(lambda content: PLACES[place](content, exploits(song)[which]))
     assert importlib.util.find_spec("torch.distributed.elastic.multiprocessing.subprocess_handler")
@@ -200,13 +206,15 @@ def test_a_checkpoint_runs_no_program(place: str, which: str, written, command, 
     if place not in ("data", "augment"):
         with pytest.raises(CheckpointError, match="may not be named|no object is expected"):
             Classifier.load_from_checkpoint(path)
-    assert not wait_for(song)
+    assert not song.exists() and not any(str(song) in program for program in programs)
 
 
 @pytest.mark.parametrize("which", ["program", "folder"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["fit", "stats"])
-def test_a_configuration_runs_no_program(name: str, place: str, which: str, checkpoint, command, tmp_path) -> None:
+def test_a_configuration_runs_no_program(
+    name: str, place: str, which: str, checkpoint, programs, command, tmp_path
+) -> None:
     song = tmp_path / "song"
     config = copy.deepcopy({"hyper_parameters": checkpoint["hyper_parameters"], "data": checkpoint["data"]})
     PLACES[place](config, exploits(song)[which])
@@ -215,7 +223,7 @@ def test_a_configuration_runs_no_program(name: str, place: str, which: str, chec
     done = command(name, "--config", tmp_path / "hostile.yaml")
     if name == "fit" or place in ("data", "augment"):
         assert done.code == 2 and done.error.startswith("error: ")
-    assert not wait_for(song)
+    assert not song.exists() and not any(str(song) in program for program in programs)
     assert not list(tmp_path.glob("runs/*/*"))
 
 
