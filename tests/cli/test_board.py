@@ -7,15 +7,15 @@ README's) are two.
 import json
 import os
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -40,13 +40,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def started(runs: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A process of ``board``, and the address that it has printed."""
-    command = [sys.executable, str(ROOT / "train.py"), "board", "--logdir", str(runs), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=runs)
-    return process
-
-
 def tags_of(address: str) -> dict[str, Any]:
     """The curves that the page knows of each run."""
     with urlopen(address.replace("#custom_scalars", "data/plugin/scalars/tags")) as answer:
@@ -55,15 +48,17 @@ def tags_of(address: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
-    process = started(runs)
+    process = forked.start(ROOT / "train.py", "board", "--logdir", runs, cwd=runs)
     try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
+        while not process.said()[0].endswith("\n"):
+            assert process.poll() is None, process.said()[1]
+            time.sleep(0.05)
+        address = process.said()[0].strip()
         while not all("test/loss" in tags_of(address).get(run, {}) for run in RUNS):  # it reads the runs by and by
-            time.sleep(0.5)
+            time.sleep(0.1)
         yield address
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         process.wait(60)
 
 
