@@ -1,14 +1,18 @@
 """What is about to be trained, in a few lines."""
 
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import pytorch_lightning as pl
 from matplotlib.ticker import EngFormatter
 from torch import nn
 
 from longseq.attention.projection import ProjectionLayer
 from longseq.training.classifier import Classifier
-from longseq.training.flops import flops_per_sample
+from longseq.training.flops import Flops, flops_per_sample
 
 _short = EngFormatter(places=1)  # 41.3 M
+_known: WeakKeyDictionary[Classifier, tuple[Any, Flops]] = WeakKeyDictionary()  # FLOPs, and what they belong to
 
 
 class SequenceSummary(pl.Callback):
@@ -27,7 +31,7 @@ def summary(model: Classifier) -> str:
     projections = [layer for layer in model.modules() if isinstance(layer, ProjectionLayer)]  # shared ones once
     if model.before_sharding is not None:
         return model.before_sharding[1]
-    flops = flops_per_sample(model)
+    flops = _flops_of(model)
     lines = {
         "encoder": f"{type(encoder).__name__}: {encoder.depth} blocks, {encoder.heads} heads, {encoder.dim} wide",
         "tokens": f"{encoder.num_tokens} a sample, in a grid of {rows} x {columns}{prefix}",
@@ -36,6 +40,16 @@ def summary(model: Classifier) -> str:
         "cost": f"{_short(flops.forward)}FLOPs a sample forward, {_short(flops.training)}FLOPs in training",
     }
     return "\n".join(f"{name:<11} {value}" for name, value in lines.items())
+
+
+def _flops_of(model: Classifier) -> Flops:
+    """FLOPs a sample. A training asks for them up to three times, so they are counted again only if the inputs, the
+    weights, which of them are trained, or the teacher have changed."""
+    weights = [(name, weight.shape, weight.requires_grad) for name, weight in model.named_parameters()]
+    state = (model.encoder.picture_shape, weights, model.teaching is None)
+    if model not in _known or _known[model][0] != state:
+        _known[model] = state, flops_per_sample(model)
+    return _known[model][1]
 
 
 def _size(module: nn.Module) -> int:

@@ -33,6 +33,15 @@ def test_frames_and_class_tokens_are_told_apart() -> None:
     assert "0.0 of them in projections" in text
 
 
+def test_a_cost_is_that_of_the_weights_that_are_trained_now() -> None:
+    model = Classifier(ImageEncoder((1, 8, 8), Softmax(), dim=8, depth=2, heads=1), 10)
+    whole = summary(model)
+    model.encoder.requires_grad_(False)
+    frozen = summary(model)
+    model.encoder.requires_grad_(True)
+    assert whole == summary(model) != frozen
+
+
 def test_the_summary_is_printed_once_before_training(capsys: pytest.CaptureFixture[str]) -> None:
     model = Classifier(ImageEncoder((1, 8, 8), Softmax(), dim=8, depth=1, heads=1), 10)
     trainer = pl.Trainer(
