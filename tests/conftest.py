@@ -1,11 +1,13 @@
 """Fixtures for tests in several folders: real data, and the command line as a user runs it."""
 
+import gc
 import importlib
 import os
 import shutil
 import subprocess
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
             importlib.import_module(name)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only a CPU gives the same results bit for bit
     os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files of few tests first, because their tests take longest: the last tests are short ones, so no process
+    waits long for another's last test."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests[item.path])
+    gc.freeze()  # a collection would need half a second to scan what is imported, which stays anyway
 
 
 def pytest_unconfigure() -> None:
