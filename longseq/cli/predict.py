@@ -24,11 +24,10 @@ from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.inputs import files_of, parts_of, readable
 from longseq.cli.outputs import Output, output_for
-from longseq.deploy.predictor import Predictor
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
 from longseq.training.events import Event, Settings
-from longseq.training.predictions import Gathering, Hearing
+from longseq.training.predictions import Gathering, Hearing, features_of_files
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it
@@ -49,12 +48,14 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     """
     if asked.embeddings is not None and not asked.embeddings.endswith(".npz"):
         raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
-    paths = every_path = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
+    if asked.embeddings is not None:
+        _opened(Path(asked.embeddings), "embeddings").close()  # so that a wrong place is known at once
+    paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
     settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
     with ExitStack() as stack:
         hears = asked.events is not None or asked.picture is not None
-        if hears:
-            settings.append(time.time())  # events are not kept, so a run that was stopped starts anew
+        if hears or asked.embeddings is not None:
+            settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
         output = stack.enter_context(output_for(asked.out, settings))
         if output.done:
             print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
@@ -71,13 +72,16 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         except ArgumentError as error:
             raise UserError(f"{error.argument}: {error.what}") from error
         callbacks.append(Writes(gathering, output))
+        rows: list[Tensor] = []  # of features, one for each part
+        if asked.embeddings is not None:
+            model.on_features = lambda features: rows.extend(features.float().cpu())
         datamodule.predict_parts = parts
         loader = datamodule.predict_dataloader()
         trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
     if asked.embeddings is not None:
-        features = Predictor(model.to(trainer.strategy.root_device), datamodule).embed(every_path)
+        of_files = dict(features_of_files(parts, rows))
         try:
-            np.savez(asked.embeddings, paths=np.array(every_path), embeddings=features.numpy())
+            np.savez(asked.embeddings, paths=np.array(list(of_files)), embeddings=torch.stack(list(of_files.values())))
         except OSError as error:
             raise UserError(f"embeddings: {asked.embeddings}: {error.strerror}; give another", exit_code=6) from error
 

@@ -21,7 +21,7 @@ from longseq.training.classifier import Classifier
 from longseq.training.data import Part, lacking
 from longseq.training.description import describe
 from longseq.training.events import Event, Settings
-from longseq.training.predictions import Gathering, Hearing, Prediction, is_unheard, model_and_data
+from longseq.training.predictions import Gathering, Hearing, Prediction, features_of_files, model_and_data
 from longseq.training.shared import FILES, write_shared
 
 
@@ -122,8 +122,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             if isinstance(each, str | PathLike):
                 parts = self.data.parts(str(each), None, None, self.model.encoder.any_length)
                 rows = torch.cat(list(self._computed(features, parts)))
-                heard = [row for part, row in zip(parts, rows, strict=True) if not is_unheard(part, row)]
-                found.append(torch.stack(heard).mean(0))
+                found += [row for _, row in features_of_files(parts, rows)]
             else:
                 found.append(self._of_array(features, each)[0])
         return torch.stack(found)

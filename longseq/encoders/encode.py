@@ -38,7 +38,11 @@ def encode(
             )
         return trunk(picture)
     last_queries = trunk.num_prefix_tokens if leaves_prefix_alone(trunk) else None
-    tokens, present = encode_tokens(trunk, picture, rows, last_queries)
+    return pooled(trunk, *encode_tokens(trunk, picture, rows, last_queries))
+
+
+def pooled(trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b dim"]:
+    """The features that a trunk makes of the tokens that leave it, as ``encode_tokens`` returns them."""
     shard = shard_of(trunk)
     if (present is None and shard is None) or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
@@ -58,7 +62,13 @@ def token_features(
 ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"] | None]:
     """The features of every token, without prefix tokens, normalised as ``encode`` normalises its features, and which
     of them are there; None where all are. The arguments are those of encode."""
-    tokens, present = encode_tokens(trunk, picture, rows)
+    return of_grid(trunk, *encode_tokens(trunk, picture, rows))
+
+
+def of_grid(
+    trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "b q"] | None
+) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"] | None]:
+    """The features of the tokens that leave a trunk, without prefix tokens."""
     prefix = trunk.num_prefix_tokens
     return trunk.fc_norm(tokens[:, prefix:]), None if present is None else present[:, prefix:]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism, plug
-from longseq.encoders.encode import count_tokens, encode, is_present, token_features
+from longseq.encoders.encode import count_tokens, encode, encode_tokens, is_present, of_grid, pooled, token_features
 from longseq.encoders.local import LocalMixing, add_local
 
 
@@ -136,6 +136,13 @@ class Encoder(nn.Module, ABC):
         """The features of every token of a batch, without prefix tokens, and which of them are there; None where all
         are."""
         return token_features(self.trunk, *self.prepared(inputs))
+
+    def all_features(
+        self, inputs: Any
+    ) -> tuple[Float[Tensor, "b dim"], Float[Tensor, "b n dim"], Bool[Tensor, "b n"] | None]:
+        """The features of a batch, and what ``token_features`` returns, from one pass."""
+        tokens, present = encode_tokens(self.trunk, *self.prepared(inputs))
+        return pooled(self.trunk, tokens, present), *of_grid(self.trunk, tokens, present)
 
     def prepared(self, inputs: Any) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
         """The pictures that the trunk sees, normalised and in training changed at random, and how many rows of each

@@ -19,6 +19,7 @@ from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
 from longseq.compat.lightning import is_resumed_averaging, running_averages
 from longseq.encoders import Encoder
+from longseq.encoders.encode import shard_of
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
@@ -161,6 +162,7 @@ class Classifier(pl.LightningModule):
         self.built_on_meta = encoder.mean.is_meta
         self._drawn_from = torch.get_rng_state()  # a model on the meta device has drawn no number
         self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
+        self.on_features: Callable[[Tensor], None] | None = None  # gets their features
         self.encoder = encoder
         self.num_classes = num_classes
         self.class_names = class_names or [str(label) for label in range(num_classes)]
@@ -201,7 +203,11 @@ class Classifier(pl.LightningModule):
         """The logits of each class at every token, and which tokens are there; None where all are.
 
         With ``pool`` the input's logits follow from these. Without, they are those of its mean token.
+
+        Raises:
+            SettingError: If tokens lie on several processes.
         """
+        self._refuse_a_share_of_tokens()
         tokens, present = self.encoder.token_features(inputs)
         return self.head(tokens), present
 
@@ -236,6 +242,7 @@ class Classifier(pl.LightningModule):
         if self._compile and self.encoder._compiled_call_impl is None:
             self.encoder.compile()
             self.encoder.token_features = torch.compile(self.encoder.token_features)
+            self.encoder.all_features = torch.compile(self.encoder.all_features)
 
     def _draw_weights(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -347,13 +354,22 @@ class Classifier(pl.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
         """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
-        if self.on_scores is None:
+        if self.on_scores is None and self.on_features is None:
             return self.task.probabilities(self(inputs))
-        tokens, present = self.encoder.token_features(inputs)
+        features, tokens, present = self.encoder.all_features(inputs)
+        if self.on_features is not None:
+            self.on_features(features)
         scores = self.head(tokens)
-        self.on_scores(scores, present)
-        outputs = self(inputs) if self.pooling is None else self.pooling(tokens, scores, present)
+        if self.on_scores is not None:
+            self._refuse_a_share_of_tokens()
+            self.on_scores(scores, present)
+        outputs = self.head(features) if self.pooling is None else self.pooling(tokens, scores, present)
         return self.task.probabilities(outputs)
+
+    def _refuse_a_share_of_tokens(self) -> None:
+        if shard_of(self.encoder.trunk) is not None:
+            what = "SequenceParallel gives each process the scores of its own tokens alone"
+            raise SettingError(f"trainer.strategy: {what}; find events, and scores of tokens, on one device")
 
     def _evaluate(
         self, batch: Sequence[Any], stage: str, loss: MeanLoss, metrics: MetricCollection

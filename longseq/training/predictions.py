@@ -1,7 +1,7 @@
 """Predictions of files and of parts of files, and the events in recordings."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from os import PathLike
 from typing import Any, NamedTuple
@@ -88,6 +88,17 @@ class Gathering:
 def is_unheard(part: Part, scores: Tensor) -> bool:
     """Whether a part could not be read: where a file breaks off, the later parts are not numbers."""
     return part[1] > 0 and bool(scores.isnan().any())
+
+
+def features_of_files(parts: Iterable[Part], rows: Iterable[Tensor]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
+    """Path and features of each file: the mean of those of its parts, except for parts that could not be read.
+
+    Args:
+        parts: The inputs in their order, those of a file one after the other.
+        rows: The features of each; if these are fewer, the later parts are left out.
+    """
+    for path, of_file in groupby(zip(parts, rows, strict=False), key=lambda pair: pair[0][0]):
+        yield path, torch.stack([row for part, row in of_file if not is_unheard(part, row)]).mean(0)
 
 
 class Hearing:

@@ -4,6 +4,7 @@ These callbacks need a TensorBoardLogger; with another logger, or none, they do 
 """
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -267,7 +268,7 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
     """What a person compares runs by, and then all settings of the model. The tab sorts names, and ticks the first
     five."""
     data: Any = getattr(trainer, "datamodule", None)
-    attention = model.encoder.attention
+    attention, seed = model.encoder.attention, os.environ.get("PL_GLOBAL_SEED")  # which seed_everything has set
     compared = {
         "attention": type(attention).__name__,
         "batch_size": getattr(data, "batch_size", None),
@@ -277,7 +278,8 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
         "metric": model.task.best,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "precision": trainer.precision,
-        "seed": getattr(data, "seed", None),
+        "seed": int(seed) if seed else None,
+        "seed_of_data": getattr(data, "seed", None),
         "tokens": model.encoder.num_tokens,
     }
     return {

@@ -5,6 +5,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import longseq
 from longseq.arguments import ArgumentError
 from longseq.cli.outputs import COLUMNS, Json, JsonLines, Table, Text
 from longseq.cli.predict import progress_bars
+from longseq.encoders import SpectrogramEncoder
 from longseq.tasks.task import Answer
 from longseq.training.predictions import Prediction
 
@@ -216,3 +218,26 @@ def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_pat
     torch.testing.assert_close(features, longseq.load(checkpoint).embed(paths))
     done = command(*flags, "--embeddings", "features.npy")
     assert done.code == 2 and done.err.startswith("error: embeddings: features.npy: ends not in .npz; ")
+    done = command(*flags, "--embeddings", "nowhere/features.npz")
+    assert done.code == 6 and done.err.startswith(
+        "error: embeddings: nowhere/features.npz: No such file or directory; "
+    )
+
+
+def test_a_file_passes_the_model_once_also_for_events_and_embeddings(
+    command, checkpoint, recordings, tmp_path, monkeypatch  # noqa: F811
+) -> None:  # fmt: skip
+    heard: list[int] = []
+    front_end = SpectrogramEncoder.front_end
+
+    def counted(encoder: SpectrogramEncoder, inputs: Any) -> Any:
+        heard.append(len(inputs["lengths"]))
+        return front_end(encoder, inputs)
+
+    monkeypatch.setattr(SpectrogramEncoder, "front_end", counted)
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, "--window", "0.2"]
+    parts = len(rows(command(*flags)))
+    assert sum(heard) == parts > 4
+    heard.clear()
+    assert len(rows(command(*flags, "--events", tmp_path / "e.csv", "--embeddings", tmp_path / "f.npz"))) == parts
+    assert sum(heard) == parts

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from longseq.arguments import SettingError
 from longseq.attention import Conv, Dynamic, Gaussian, Linear, Linformer, Max, Mean, Separable, Verma
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.shard import Split
@@ -16,6 +17,7 @@ from longseq.encoders import Conv1d, Conv2d, Encoder, ImageEncoder, SpectrogramE
 from longseq.encoders.sharding import Sharding
 from longseq.tasks import Masked
 from longseq.tasks.pooling import make_pooling
+from longseq.training import Classifier
 
 SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
 MECHANISMS: dict[str, Mechanism] = {
@@ -167,6 +169,16 @@ def run(rank: int, size: int, folder: Path) -> None:
         held = sum(weight.numel() for weight in sharding.weights)
         state = sharding.whole_state(encoder)
         results[name] = {"features": features.detach(), "gradients": gradients, "held": held, "state": state}
+    results["refused"] = []
+    model = Classifier(cases()["linformer image"][0].float(), 3).eval()
+    images = torch.zeros(1, 1, 7, 5)
+    Sharding(model.encoder, dist.group.WORLD)
+    model.on_scores = lambda *_: None
+    for asked in (model.scores, lambda inputs: model.predict_step(inputs, 0)):
+        try:
+            asked(images)
+        except SettingError as error:
+            results["refused"].append(str(error))
     results["bytes"] = [bytes_of_a_step(height, dist.group.WORLD) for height in (8, 80)]
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()

@@ -60,6 +60,12 @@ def test_the_bytes_of_a_step_do_not_grow_with_the_tokens(results: list[dict[str,
         assert many == 2 * (of_layers + of_halos + of_pooling)
 
 
+def test_scores_of_a_share_of_the_tokens_are_refused_also_for_events(results: list[dict[str, Any]]) -> None:
+    for of_process in results:
+        assert len(of_process["refused"]) == 2
+        assert all(said.startswith("trainer.strategy: SequenceParallel gives") for said in of_process["refused"])
+
+
 @pytest.mark.parametrize(
     ("attention", "options", "what"),
     [
