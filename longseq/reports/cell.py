@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +122,15 @@ def benchmark_cell(cell: Cell) -> Result:
     is_training = cell.direction == "train"
     low = torch.autocast(device.type, DTYPES[cell.precision], enabled=cell.precision != "32")
 
-    def step(tokens: Tensor = tokens) -> None:
+    def step(tokens: Tensor = tokens, model: nn.Module = model) -> None:
         with low, torch.set_grad_enabled(is_training):
             out = model(tokens)
         if is_training:
             out.float().square().mean().backward()
             model.zero_grad()
 
-    step(tokens[:1, : min(cell.n, 64)])  # libraries take their own memory at the first call
+    few = min(cell.n, 64)  # libraries take their own memory at the first call
+    step(tokens[:1, :few], replace(cell, n=few, k=cell.k and min(cell.k, few)).blocks().to(device))
     gc.collect()
     peak_since = peak_of(device)
     step()

@@ -111,20 +111,22 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
         )
     with inputs_of(layers) as seen, torch.no_grad():
         model(inputs)
-    for layer, (x, _, rope) in zip(layers, seen, strict=True):
+    for layer, (x, present, rope) in zip(layers, seen, strict=True):
         with watched(layer) as calls, torch.no_grad():
             # all queries by the formula, as the model may take short cuts
-            AttentionLayer.attend(layer, x, x, None, rope)
+            AttentionLayer.attend(layer, x, x, present, rope)
         most = max(keys.shape[2] for _, keys, *_ in calls)
         formula = layer.formula
         if isinstance(formula, nn.Module):
             formula = copy.deepcopy(formula).double()
         contexts, logits = [], []
-        for queries, keys, *_ in calls:  # one call for all heads, or one for each head
+        for queries, keys, _, query_mask, key_mask, _ in calls:  # one call for all heads, or one for each head
             queries, keys = queries.double(), keys.double()
             k, channels = keys.shape[2:]
             identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
-            parts = [formula(queries, keys, part, None, None, 0.0) for part in identity.split(channels, dim=-1)]
+            parts = [
+                formula(queries, keys, part, query_mask, key_mask, 0.0) for part in identity.split(channels, dim=-1)
+            ]
             contexts.append(F.pad(torch.cat(parts, dim=-1)[0, ..., :k], (0, most - k)))
             logits.append(F.pad((queries @ keys.mT)[0] * channels**-0.5, (0, most - k)))
         yield torch.cat(contexts), torch.cat(logits)

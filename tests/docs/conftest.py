@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import soundfile
 from pages import ROOT, SMALL_MODEL, TINY
-from small_sets import SMALL
+from small_sets import SMALL, picture
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a short run of each experiment whose checkpoint a page names, and two sounds."""
+    """A folder with a short run of each experiment whose checkpoint a page names, sounds, and inputs in DIR."""
     from datamodules import FSDD, Needles
     from longseq.cli import main
 
@@ -26,7 +26,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             where = ["--trainer.default_root_dir", str(folder)]
             main(["fit", "--config", name, *root, *small, *SMALL_MODEL, *TINY, *where])
     noise = np.random.default_rng(0)
-    for name in ("call.wav", "rain.flac"):
+    picture(folder / "DIR/rose.png")
+    for name in ("call.wav", "rain.flac", "rec.flac", "DIR/dog.wav"):
         soundfile.write(folder / name, noise.normal(0, 0.1, 6000), 8000)
     for name in ("configs", "docs"):
         (folder / name).symlink_to(ROOT / name)

@@ -4,6 +4,7 @@ import functools
 import inspect
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from urllib.request import urlopen
 import forked
 import numpy as np
 import pytest
+import yaml
 from pages import PAGES, ROOT, SMALL_MODEL, TINY, Block, blocks, commands, flags, snippets
+from small_sets import SMALL
 from torch.distributed.run import get_args_parser
 
 import datamodules
@@ -33,7 +36,22 @@ from longseq.training.data import lacking
 ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
 OTHER_PROGRAMS = {".venv/bin/pip", "source", "export", "tensorboard", "curl"}
 GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
-RUN = ("sweep", "export", "board")  # of these commands a page's own lines are run, on every page but those of results
+# Words of the commands that are only parsed, and what they need. So are those of the pages of results: they take hours.
+ONLY_PARSED = {
+    "--data.download": "a download",
+    "gpu": "a GPU",
+    "ddp": "several processes or nodes; tests/training/test_ddp.py and tests/faults/test_nodes.py have them",
+    "SequenceParallel": "several processes; tests/training/test_sequence_parallel.py has them",
+    "FullySharded": "several processes; tests/training/test_fully_sharded.py has them",
+    "ASTEncoder": "a checkpoint of transformers; tests/encoders/test_ast.py makes one and runs such a command",
+}
+# Flags with which a command takes a second.
+SHORTER = {
+    "benchmark": ["--n", "16", "--k", "4", "--dim", "8", "--heads", "1", "--repeats", "1", "--mechanisms", "linformer"],
+    "approximation": ["--n", "32", "--k", "4", "--steps", "2", "--draws", "1"],
+    "spectrum": ["--num_inputs", "2"],
+    "needle": ["--seconds", "2", "--trials", "2"],
+}
 ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
 
 
@@ -105,7 +123,7 @@ def words_of_longseq(words: list[str]) -> list[str] | None:
         words = ["python", asked.training_script, *asked.training_script_args]
     if words[:2] == ["python", "train.py"]:
         return words[2:]
-    return words[1:] if words[0] == "longseq" else None
+    return words[1:] if Path(words[0]).name == "longseq" else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
@@ -260,23 +278,76 @@ def test_a_guide_runs_from_its_first_line_to_its_last(
                     run(arguments, command, tmp_path)
 
 
-ELSEWHERE_RUN = {
-    tuple(arguments): block
+def named_alike(word: str) -> str:
+    """configs/image/digits.yaml is image/digits."""
+    return word.removeprefix("configs/").removesuffix(".yaml")
+
+
+def words_and_parts(words: tuple[str, ...]) -> set[str]:
+    """The words, and the parts of paths among them."""
+    return {part for word in words for part in (word, *word.split("/"))}
+
+
+ELSEWHERE_ON_PAGES = {
+    tuple(map(named_alike, arguments)): block
     for page in PAGES
     if page not in GUIDES and page.parent.name != "results"
     for block, words in commands(page)
-    if (arguments := words_of_longseq(words)) is not None and arguments[0] in RUN
+    if (arguments := words_of_longseq(words)) is not None
+}
+ELSEWHERE_RUN = {
+    words: block for words, block in ELSEWHERE_ON_PAGES.items() if not ONLY_PARSED.keys() & words_and_parts(words)
 }
 
 
 @pytest.mark.parametrize("arguments", ELSEWHERE_RUN, ids=[str(block) for block in ELSEWHERE_RUN.values()])
 @pytest.mark.usefixtures("forked_reports")
-def test_every_sweep_export_and_board_of_other_pages_runs(
+def test_every_command_of_other_pages_runs(
     arguments: tuple[str, ...], place: Path, command: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in place.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    run(in_place(list(arguments)), command, tmp_path)
+        if path.name == "runs":  # a resumed run changes
+            shutil.copytree(path, tmp_path / "runs")
+        else:
+            (tmp_path / path.name).symlink_to(path)
+    run(in_place(with_data(list(arguments), monkeypatch)), command, tmp_path)
+
+
+def test_what_is_only_parsed_stands_on_a_page() -> None:
+    for word in ONLY_PARSED:
+        assert any(word in words_and_parts(words) for words in ELSEWHERE_ON_PAGES), word
+
+
+def with_data(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a command, with a small data set in the place of the folder that the page names."""
+    settings = dict(pairwise(words))
+    if "--data.root" not in settings:
+        return words
+    kind = settings.get("--data")
+    if kind is None:
+        kind = yaml.safe_load((ROOT / f"configs/{settings['--config']}.yaml").read_text())["data"]["class_path"]
+    data: Any = SMALL[getattr(datamodules, kind)](Path("data"), monkeypatch)
+    if "--data.groups" in settings:
+        for number, path in enumerate(sorted(Path("data").rglob("*.png"))):
+            path.rename(path.with_name(f"patient{number % 5}-{number}.png"))
+    if "--data.table" in settings:
+        paths = [path.relative_to(data.root) for path in sorted(Path("data").rglob("*.wav"))]
+        rows = "".join(f"{path},{path.parent}\n" for path in paths)
+        Path(data.root, settings["--data.table"]).write_text(f"path,label\n{rows}")
+    words[words.index("--data.root") + 1] = data.root
+    few_tokens = ["--model.encoder.attention.k", "4"]  # the small set has less than the configuration's k
+    small: list[str] = []
+    if kind == "Needles":
+        small = ["--data.num_train", "16", "--data.num_test", "10"]
+    elif kind == "ESC50":
+        small = ["--data.seconds", "0.5", *few_tokens]
+    elif "TimmEncoder" in words:
+        small = ["--model.encoder.model", "test_vit", "--data.size", "32", *few_tokens]
+    elif "/folder" in settings.get("--config", ""):
+        small = few_tokens
+    if "--folds" in words and kind != "ESC50":  # which has five of its own
+        words[words.index("--folds") + 1] = "2"
+    return [*words, *small]
 
 
 def run(arguments: list[str], command: Callable, folder: Path) -> None:
@@ -327,9 +398,14 @@ def shortened(arguments: list[str]) -> list[str]:
         seconds = ["--seconds", "0.1"] if "--seconds" in words else []
         return [*words, "--seeds", "1", *seconds, "--flags", json.dumps([*flags, *TINY, *SMALL_MODEL])]
     if arguments[0] != "fit":
-        return arguments
+        shorter, flag, kept = SHORTER.get(arguments[0], []), "", []
+        for word in arguments:
+            flag = word if word.startswith("--") else flag
+            kept += [] if flag in shorter else [word]
+        return [*kept, *shorter]
     of_timm = ["--model.encoder.pretrained", "false", "--data.batch_size", "4"]
-    return [*arguments, *TINY, *(of_timm if "TimmEncoder" in arguments else SMALL_MODEL)]
+    words = [re.sub(r"(x\d+):\d+", r"\1:1", word) for word in arguments]  # of --grow 8x8:20,16x16:5 the epochs
+    return [*words, *TINY, *(of_timm if "TimmEncoder" in arguments else SMALL_MODEL)]
 
 
 def test_the_reference_has_every_public_name() -> None:

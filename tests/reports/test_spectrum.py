@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from longseq import ImageEncoder, Linformer, Nystromformer, Softmax, Verma
+from longseq import ImageEncoder, Linformer, Mean, Nystromformer, Softmax, SpectrogramEncoder, Verma
 from longseq.reports.spectrum import context_matrices, cumulative, stacked
 from longseq.training import Classifier
 
@@ -38,6 +38,15 @@ def test_the_context_matrix_takes_values_to_outputs_and_its_rows_sum_to_one(mech
 def test_a_formula_with_weights_of_its_own_is_asked_in_float64():
     found = context_matrices(model_with(Nystromformer(5, kernel_size=3)), torch.randint(0, 256, (1, 1, 4, 4)).byte())
     assert [(tuple(P.shape), P.dtype) for P, _ in found] == [((2, 16, 16), torch.float64)] * 2
+
+
+@pytest.mark.parametrize("mechanism", [Linformer(5), Linformer(5, projection=Mean()), Verma(5)])
+def test_a_clip_shorter_than_the_longest_has_matrices_of_its_own_length(mechanism):
+    model = Classifier(SpectrogramEncoder(8000, 0.2, mechanism, num_mels=8, dim=8, depth=2, heads=2), 3).eval()
+    clip = {"waveforms": torch.randn(1, 700), "lengths": torch.tensor([700])}
+    for P, _ in context_matrices(model, clip):
+        assert P.shape[:2] == (2, 9)
+        torch.testing.assert_close(P.sum(-1), torch.ones(2, 9, dtype=torch.float64))
 
 
 def test_every_layer_and_head_may_have_its_own_k():
