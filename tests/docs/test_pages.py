@@ -43,6 +43,7 @@ ONLY_PARSED = {
     "ddp": "several processes or nodes; tests/training/test_ddp.py and tests/faults/test_nodes.py have them",
     "SequenceParallel": "several processes; tests/training/test_sequence_parallel.py has them",
     "FullySharded": "several processes; tests/training/test_fully_sharded.py has them",
+    "vit_base_patch16_224": "a large model; docs/coming-from/timm.md has such a command with a smaller one",
     "ASTEncoder": "a checkpoint of transformers; tests/encoders/test_ast.py makes one and runs such a command",
 }
 # Flags with which a command takes a second.
