@@ -396,7 +396,7 @@ def shortened(arguments: list[str]) -> list[str]:
     if arguments[0] == "sweep":
         words = ["=".join(first_of(word)) if "=" in word else word for word in arguments]
         flags = json.loads(words[words.index("--flags") + 1]) if "--flags" in words else []
-        seconds = ["--seconds", "0.1"] if "--seconds" in words else []
+        seconds = ["--seconds", "1"] if "--seconds" in words else []
         return [*words, "--seeds", "1", *seconds, "--flags", json.dumps([*flags, *TINY, *SMALL_MODEL])]
     if arguments[0] != "fit":
         shorter, flag, kept = SHORTER.get(arguments[0], []), "", []
