@@ -32,21 +32,44 @@ def run_block(
     A block of another class, with an attention that is not a TokenMixer, or with hooks in its parts is called as it is,
     for all tokens, with what else it is given.
     """
-    has_local = type(block) is LocalBlock
-    is_ours = (has_local or type(block) is Block) and isinstance(block.attn, TokenMixer)
-    if not is_ours or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
+    if not is_ours(block) or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask, **given, **({"columns": columns} if isinstance(block, LocalBlock) else {}))
-    if has_local:
+    tokens, change = mixed(block, tokens, mask, num_queries, columns)
+    tokens, change = perceived(block, tokens + change, mask if num_queries is None else None, columns)
+    return tokens + change
+
+
+def is_ours(block: Any) -> bool:
+    """Whether ``mixed`` and ``perceived`` are what a block without hooks computes."""
+    return type(block) in (Block, LocalBlock) and isinstance(block.attn, TokenMixer)
+
+
+def mixed(
+    block: Any,
+    tokens: Float[Tensor, "b n d"],
+    mask: Bool[Tensor, "b 1 1 n"] | None,
+    num_queries: int | None,
+    columns: int | None,
+) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b q d"]]:
+    """The tokens before the attention of a block, after local mixing, and what the attention adds to them."""
+    if type(block) is LocalBlock:
         tokens = block.local1(tokens, mask, columns)
-    mixed = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
-    tokens = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
-    if has_local and block.local2 is not None:
-        tokens = block.local2(tokens, mask if num_queries is None else None, columns)
+    change = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
+    queried = tokens if num_queries is None else tokens[:, :num_queries]
+    return queried, block.drop_path1(block.ls1(change))
+
+
+def perceived(
+    block: Any, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None, columns: int | None
+) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
+    """The tokens before the perceptron of a block, after local mixing, and what the perceptron adds to them."""
+    if type(block) is LocalBlock and block.local2 is not None:
+        tokens = block.local2(tokens, mask, columns)
     if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and _is_perceptron(block.norm2, block.mlp):
-        out = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
+        change = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
     else:
-        out = block.mlp(block.norm2(tokens))
-    return tokens + block.drop_path2(block.ls2(out))
+        change = block.mlp(block.norm2(tokens))
+    return tokens, block.drop_path2(block.ls2(change))
 
 
 def _is_perceptron(norm: nn.Module, mlp: nn.Module) -> bool:

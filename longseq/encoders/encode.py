@@ -15,6 +15,7 @@ from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
 from longseq.compat.torch import is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.patches import count_columns, count_rows, embed_patches
+from longseq.encoders.reversible import run_reversible
 
 
 def encode(
@@ -32,10 +33,9 @@ def encode(
         rows: How many rows of each picture come before its padding; None without padding.
     """
     if is_hooked(trunk) or is_hooked(trunk.blocks):  # the shorter path below would not call the hooks
-        if rows is not None:
-            raise ArgumentError(
-                "trunk", "must have no hooks for inputs of unlike lengths; hook into the encoder or its blocks"
-            )
+        if rows is not None or num_reversible(trunk):
+            what = "inputs of unlike lengths" if rows is not None else "reversible blocks"
+            raise ArgumentError("trunk", f"must have no hooks for {what}; hook into the encoder or its blocks")
         return trunk(picture)
     last_queries = trunk.num_prefix_tokens if leaves_prefix_alone(trunk) else None
     return pooled(trunk, *encode_tokens(trunk, picture, rows, last_queries))
@@ -125,7 +125,10 @@ def encode_tokens(
     # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
     tokens = trunk.norm_pre(tokens.contiguous())
     mask = None if present is None else present[:, None, None]
-    for depth, (block, also) in enumerate(zip(trunk.blocks, given, strict=True), start=1):
+    reversible = num_reversible(trunk)
+    if reversible:
+        tokens = run_reversible(list(trunk.blocks)[:reversible], tokens, mask, columns)
+    for depth, (block, also) in list(enumerate(zip(trunk.blocks, given, strict=True), start=1))[reversible:]:
         num_queries = last_queries if depth == len(trunk.blocks) else None
         arguments = block, tokens, mask, num_queries, columns
         if trunk.grad_checkpointing and torch.is_grad_enabled():
@@ -133,6 +136,11 @@ def encode_tokens(
         else:
             tokens = run_block(*arguments, **also)
     return trunk.norm(tokens), present
+
+
+def num_reversible(trunk: Trunk) -> int:
+    """How many of the first blocks are reversible: none, or all but one of which only prefix tokens count."""
+    return len(trunk.blocks) - leaves_prefix_alone(trunk) if getattr(trunk, "reversible", False) else 0
 
 
 def shard_of(trunk: Trunk) -> Shard | None:

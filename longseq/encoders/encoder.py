@@ -31,9 +31,10 @@ class Encoder(nn.Module, ABC):
         local: Local mixing of every block; None for none.
         checkpointing: Whether the backward pass computes the blocks' activations again, so that they are not kept.
         any_length: Whether inputs may be of any size; picture_shape is then that of a usual one.
+        reversible: Whether the blocks are reversible (reversible.py).
 
     Raises:
-        ValueError: If any_length is wanted, and the mechanism is bound to a length.
+        ValueError: If any_length is wanted, and the mechanism is bound to a length; or checkpointing and reversible.
 
     Attributes:
         num_tokens: n, the length of the sequence that the attention sees; with any_length that of a usual one.
@@ -56,6 +57,7 @@ class Encoder(nn.Module, ABC):
         checkpointing: bool,
         local: LocalMixing | None = None,
         any_length: bool = False,
+        reversible: bool = False,
     ) -> None:
         super().__init__()
         if any_length and not attention.any_length:
@@ -63,12 +65,16 @@ class Encoder(nn.Module, ABC):
             bound = type(attention if projection is None else projection).__name__
             what = f"must take sequences of any length, but {bound} is bound to one"
             raise ArgumentError("attention", f"{what}; Verma without k and Linformer with Dynamic are not")
+        if reversible and checkpointing:
+            what = "must be false with reversible blocks, which keep no activations either"
+            raise ArgumentError("checkpointing", f"{what}; leave out one of the two")
         blocks: Any = trunk.blocks
         heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses a block without attn
         self.trunk = plug(trunk, attention)
         if local is not None:
             add_local(self.trunk, local)
         self.trunk.set_grad_checkpointing(checkpointing)
+        self.trunk.reversible = self.reversible = reversible
         self.attention, self.local, self.any_length = attention, local, any_length
         self.picture_shape, self.checkpointing = picture_shape, checkpointing
         self.dim, self.depth, self.heads = self.trunk.num_features, len(self.trunk.blocks), heads

@@ -36,6 +36,8 @@ class ImageEncoder(Encoder):
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
         any_length: Whether images may be of any size that patches fill, without a resize; ``shape`` is then a usual
             one. Positions must be ``none``, and the attention must not be bound to a length.
+        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
+            for one block, whatever the depth, and more time.
 
     Raises:
         ValueError: If the patch does not divide the image, the heads do not divide dim, or the mechanism does not fit.
@@ -57,6 +59,7 @@ class ImageEncoder(Encoder):
         local: LocalMixing | None = None,
         positions: Positions = "learned",
         any_length: bool = False,
+        reversible: bool = False,
     ) -> None:
         picture = picture_shape(shape)
         height, width = picture[1:]
@@ -69,7 +72,7 @@ class ImageEncoder(Encoder):
         patch = (patch_size, patch_size)
         sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
         trunk = make_trunk(picture, patch, *sizes, pool, positions, any_length)
-        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local, any_length)
+        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local, any_length, reversible)
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
 

@@ -90,6 +90,8 @@ class SpectrogramEncoder(SoundEncoder):
         checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
         any_length: Whether clips may be of any length, without a resize; ``seconds`` is then a usual one. Positions
             must be ``none``, and the attention must not be bound to a length.
+        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
+            for one block, whatever the depth, and more time.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
@@ -119,6 +121,7 @@ class SpectrogramEncoder(SoundEncoder):
         local: LocalMixing | None = None,
         positions: Positions = "learned",
         any_length: bool = False,
+        reversible: bool = False,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
@@ -137,7 +140,7 @@ class SpectrogramEncoder(SoundEncoder):
         picture = (1, patches_down(1 + num_samples // hop, frames), num_mels)
         width = dim, depth, heads, mlp_ratio, dropout, drop_path
         trunk = make_trunk(picture, (frames, mels), *width, pool, positions, any_length)
-        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local, any_length)
+        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local, any_length, reversible)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)

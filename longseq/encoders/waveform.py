@@ -40,6 +40,8 @@ class WaveformEncoder(SoundEncoder):
             mixing, edges tell.
         any_length: Whether clips may be of any length, without a resize; ``seconds`` is then a usual one. Positions
             must be ``none``, and the attention must not be bound to a length.
+        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
+            for one block, whatever the depth, and more time.
 
     Raises:
         ValueError: If a number is not positive, the heads do not divide dim, or the mechanism does not fit.
@@ -64,6 +66,7 @@ class WaveformEncoder(SoundEncoder):
         local: LocalMixing | None = None,
         positions: Positions = "none",
         any_length: bool = False,
+        reversible: bool = False,
     ) -> None:
         refuse_no_sound(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size)
         num_samples = round(sample_rate_hz * seconds)
@@ -74,7 +77,7 @@ class WaveformEncoder(SoundEncoder):
         picture = (1, patches_down(num_samples, patch_size), 1)
         sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
         trunk = make_trunk(picture, (patch_size, 1), *sizes, pool, positions, any_length)
-        super().__init__(trunk, attention, picture, (1, 1, 1), checkpointing, local, any_length)
+        super().__init__(trunk, attention, picture, (1, 1, 1), checkpointing, local, any_length, reversible)
         self.sample_rate_hz, self.seconds, self.patch_size = sample_rate_hz, seconds, patch_size
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
         self.positions = positions

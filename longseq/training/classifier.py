@@ -144,6 +144,9 @@ class Classifier(pl.LightningModule):
             weights = torch.tensor(class_weights, dtype=torch.float32)
         if mix is not None and not mix.suits_sounds and encoder.takes_sounds:
             raise ArgumentError("mix", f"must suit sounds, got {type(mix).__name__}; use MixUp")
+        if compile and encoder.reversible:
+            what = "must be false with reversible blocks, whose activations a compiled backward pass would keep"
+            raise ArgumentError("compile", f"{what}; leave out one of the two")
         if isinstance(schedule, str) and schedule not in COURSES:
             raise ArgumentError("schedule", f"must be one of {', '.join(COURSES)}, got {schedule!r}; choose one")
         if not isinstance(schedule, str):

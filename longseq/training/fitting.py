@@ -75,7 +75,7 @@ def what_fits(
     halves = [len(labels) >> shift for shift in range(1, len(labels).bit_length())]
     if count := next((count for count in halves if fits(model, count)), None):
         flags.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {-(-len(labels) // count)}")
-    if not model.encoder.checkpointing:
+    if not model.encoder.checkpointing and not model.encoder.reversible:
         model.encoder.trunk.set_grad_checkpointing(True)
         if fits(model, len(labels)):
             flags.append("--model.encoder.checkpointing true")

@@ -79,6 +79,7 @@ def _count(model: Classifier, backward: bool) -> Flops:
             memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
     trunk, head, pooling = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
+    trunk.reversible = False  # the blocks then multiply the same matrices, once
     picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder.mean.dtype, device="meta")
     formulas = {torch.ops.aten.convolution_backward: _of_gradients, **FFT_FLOPS}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)

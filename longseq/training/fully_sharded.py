@@ -265,6 +265,8 @@ def _refuse_unsharded_training(trainer: pl.Trainer, model: Classifier) -> None:
         raise ArgumentError("trainer.precision", f"{what}; give bf16-mixed")
     if model.encoder._compiled_call_impl is not None:
         raise ArgumentError("model.compile", f"must be false {where}; leave it out")
+    if model.encoder.reversible:  # the hooks that gather a block's weights run when the block is called
+        raise ArgumentError("model.encoder.reversible", f"must be false {where}; leave it out")
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if isinstance(callback, _COPYING):

@@ -113,15 +113,21 @@ def test_lightnings_own_strategy_is_refused_in_one_line(train_py: Callable) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "trainer", "error"),
+    ("model", "encoder", "trainer", "error"),
     [
-        ({"optimizer": "muon"}, {}, "must be one of adam, .* got muon; adamw is usual"),
-        ({}, {"callbacks": [EMAWeightAveraging()]}, "must not hold EMAWeightAveraging where weights are sharded"),
-        ({}, {}, "must be measured before the training"),
+        ({"optimizer": "muon"}, {}, {}, "must be one of adam, .* got muon; adamw is usual"),
+        (
+            {},
+            {"reversible": True},
+            {},
+            "^model.encoder.reversible must be false where weights are sharded; ",
+        ),
+        ({}, {}, {"callbacks": [EMAWeightAveraging()]}, "must not hold EMAWeightAveraging where weights are sharded"),
+        ({}, {}, {}, "must be measured before the training"),
     ],
 )
-def test_what_needs_whole_weights_is_refused_by_its_name(model: Any, trainer: Any, error: str) -> None:
-    classifier = Classifier(ImageEncoder((1, 8, 8), Linformer(4), dim=8, depth=1, heads=2), 3, **model)
+def test_what_needs_whole_weights_is_refused_by_its_name(model: Any, encoder: Any, trainer: Any, error: str) -> None:
+    classifier = Classifier(ImageEncoder((1, 8, 8), Linformer(4), dim=8, depth=1, heads=2, **encoder), 3, **model)
     asked = pl.Trainer(**{"accelerator": "cpu", "logger": False, "enable_checkpointing": False, **trainer})
     with pytest.raises(ArgumentError, match=error):
         _refuse_unsharded_training(asked, classifier)

@@ -35,7 +35,8 @@ class Reformer(Mechanism):
     for scores and weights. There are 2 n / m buckets of the configured n. A sequence may have any length.
 
     Padding changes nothing: it is sorted behind all tokens, and the first chunk has none before it (in the authors'
-    code this is the last chunk of the round before). Reversible layers (section 3) are not part of this mechanism.
+    code this is the last chunk of the round before). Reversible layers (section 3) are an encoder's, for any mechanism:
+    ``reversible``.
 
     Args:
         rounds: r, how often the tokens are hashed.

@@ -1,0 +1,80 @@
+"""Memory and time of a training step with reversible blocks, with activation checkpointing, and with neither.
+
+    python benchmarks/reversible.py --out docs/results/reversible
+
+Each cell has a process of its own with one thread, which trains on one image with a token for each pixel: forward and
+backward pass. Memory is the peak above weights and image in the second step, which begins with the first one's
+gradients; each tensor of 64 KiB or more then has pages of its own, so freed memory is not counted. Time is that of the
+processor (user and system), the least of two steps, so that other processes count little.
+"""
+
+import argparse
+import ctypes
+import gc
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from longseq import ImageEncoder, Linformer, Reformer
+from longseq.attention import Mechanism
+from longseq.reports.cell import peak_of
+from longseq.reports.plots import machine, markdown, write_csv
+from longseq.training import Classifier
+from longseq.training.memory import keep_freed_memory
+
+MECHANISMS: dict[str, Mechanism] = {"Linformer": Linformer(128), "Reformer": Reformer(rounds=1)}
+KINDS = {"plain": {}, "checkpointing": {"checkpointing": True}, "reversible": {"reversible": True}}
+
+
+def step(side: int, depth: int, mechanism: str, kind: str) -> dict[str, float]:
+    """MiB and seconds of a step of this process."""
+    ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    encoder = ImageEncoder((1, side, side), MECHANISMS[mechanism], dim=128, depth=depth, heads=4, **KINDS[kind])
+    image = torch.randint(0, 256, (1, 1, side, side), dtype=torch.uint8)
+    encoder.measure([image])
+    model, seconds, peak = Classifier(encoder, 10), [], 0
+    for number in range(5):
+        model.zero_grad(set_to_none=False)
+        gc.collect()
+        peak_since = peak_of(torch.device("cpu")) if number == 1 else None
+        begin = time.process_time()
+        cross_entropy(model(image), torch.tensor([1])).backward()
+        seconds.append(time.process_time() - begin)
+        if peak_since is not None:
+            peak = peak_since()
+            keep_freed_memory()
+    return {"mib": peak / 2**20, "seconds": min(seconds[3:])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=64, help="pixels of the image's side")
+    parser.add_argument("--depths", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--attention", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/reversible"))
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    what = f"One image of {asked.side} x {asked.side} pixels, width 128, 4 heads, float32; k = 128, one round of hashes"
+    top = f"    python {' '.join(sys.argv)}\n\n{what}; {machine()}\n\n"
+    header = ["attention", "blocks", *(f"{kind}: MiB" for kind in KINDS), *(f"{kind}: seconds" for kind in KINDS)]
+    rows: list[list[Any]] = []
+    apart = multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1)
+    for mechanism in asked.attention:
+        for depth in asked.depths:
+            found = [apart.apply(step, (asked.side, depth, mechanism, kind)) for kind in KINDS]
+            figures = [f"{each['mib']:.0f}" for each in found] + [f"{each['seconds']:.2f}" for each in found]
+            rows.append([mechanism, depth, *figures])
+            print(*rows[-1], sep=", ", flush=True)
+            write_csv(asked.out / "table.csv", header, rows)
+            (asked.out / "table.md").write_text(f"{top}{markdown(header, rows)}")
+
+
+if __name__ == "__main__":
+    main()
