@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Mechanism
 from longseq.attention.groups import FEWEST_QUERIES, attend_in_groups, num_groups
+from longseq.attention.others.flex import attend_in_window
+from longseq.attention.others.pattern import Blocks, PatternFormula
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.cell import largest
 from longseq.reports.plots import machine, markdown, write_csv
@@ -136,6 +138,26 @@ def linear_kernel(bench: Bench) -> Iterator[Row]:
         yield ["Verma without E, H (L V)", "flash_bla's simple_la", at, *figures, ""]
 
 
+def windows(bench: Bench) -> Iterator[Row]:
+    """Longformer's window, w = 512: flex_attention against products of blocks."""
+    what, against = "window of 512 tokens, flex_attention", "products of blocks"
+    if bench.device != "cuda":
+        yield [what, against, "", "", "", "flex_attention has no gradients on a CPU", "", ""]
+        return
+    formula = PatternFormula(0, Blocks.of_windows(1, 256, 256), is_banded=True)
+    products_of_blocks = torch.compile(lambda *qkv: formula.by_blocks(*qkv, None, 0.0))
+    for n in bench.lengths:
+        parts = heads_of(bench, n, n, n)
+        by_flex = attend_in_window(*parts, None, 256, 0)
+        error = (by_flex.float() - formula.by_blocks(*(part.float() for part in parts), None, 0.0)).abs().max()
+        sides = (
+            kernel_step(bench, side, parts)
+            for side in (lambda *qkv: attend_in_window(*qkv, None, 256, 0), products_of_blocks)
+        )
+        at = f"n = {n}, width {bench.width}, they differ by {error:.1e}"
+        yield [what, f"{against}, compiled", at, *compare(bench, *sides, ROUNDS), ""]
+
+
 def classifier(
     bench: Bench, n: int, mechanism: Mechanism, depth: int = 4
 ) -> tuple[ImageEncoder, nn.Module, tuple[int, int]]:
@@ -211,7 +233,7 @@ def a_million(bench: Bench, side: int = 1024) -> Iterator[Row]:
 
 
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
-    part.__name__: part for part in (blocks, query_groups, mfu, a_million, longest, linear_kernel)
+    part.__name__: part for part in (blocks, query_groups, mfu, a_million, longest, linear_kernel, windows)
 }
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from longseq.attention.layer import softmax_formula
+from longseq.attention.others.flex import attend_in_window, suits_flex
 
 # The keys and values of a set, (b, h, ..., c), its dimensions as letters of einsum (b, h; y and x count blocks of
 # queries, t the queries of one and u its keys), and a mask that broadcasts against the scores (b, h, y, x, t, u).
@@ -96,6 +97,27 @@ class PatternFormula:
         dropout: float,
     ) -> Float[Tensor, "b h q c"]:
         """The outcome for queries behind the prefix tokens."""
+        window = self.window
+        if window is not None and suits_flex(queries, dropout):
+            return attend_in_window(queries, keys, values, key_mask, window, self.num_prefix_tokens)
+        return self.by_blocks(queries, keys, values, key_mask, dropout)
+
+    @property
+    def window(self) -> int | None:
+        """How far a token's keys are from it at most, where it attends to a window of the sequence and to prefix tokens
+        alone; else None."""
+        is_window = self.is_banded and self.blocks.columns == 1 and not self.num_summaries
+        return self.blocks.along[0][1] if is_window else None
+
+    def by_blocks(
+        self,
+        queries: Float[Tensor, "b h q c"],
+        keys: Float[Tensor, "b h m c"],
+        values: Float[Tensor, "b h m c"],
+        key_mask: Bool[Tensor, "b 1 1 m"] | None,
+        dropout: float,
+    ) -> Float[Tensor, "b h q c"]:
+        """The same by products of blocks."""
         num_queries, num_tokens = queries.shape[2], keys.shape[2] - self.num_summaries - self.num_prefix_tokens
         there = torch.ones_like(keys[:1, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask.mT
         here = self.blocks.split(F.pad(queries, (0, 0, 0, num_tokens - num_queries)), beside=False)

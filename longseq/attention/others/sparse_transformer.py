@@ -105,6 +105,10 @@ class FactorFormula(PatternFormula):
         super().__init__(num_prefix_tokens, blocks, is_banded=last is None)
         self.last, self.near, self.far = last, near, far
 
+    @property
+    def window(self) -> int | None:
+        return None if self.far else super().window
+
     def key_sets(self, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]) -> Iterator[KeySet]:
         if self.near:
             yield self.beside(keys, values, there)

@@ -1,0 +1,71 @@
+"""Windows of softmax attention on a GPU, by torch's flex_attention: it never writes scores to memory.
+
+It is tested on a CPU, where it has values and no gradients, and was not run on a GPU yet.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_BLOCK = 128  # tokens of a block of scores that the kernel makes or leaves out
+
+
+def suits_flex(queries: Float[Tensor, "b h q c"], dropout: float) -> bool:
+    """Whether the kernel takes these queries: on a GPU, with 16, 32, 64 ... channels, and without dropout."""
+    c = queries.shape[-1]
+    return queries.is_cuda and c >= 16 and c & (c - 1) == 0 and not dropout and _is_there()
+
+
+@torch.compiler.assume_constant_result
+def _is_there() -> bool:
+    return torch.cuda.is_available()
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention  # it imports torch._dynamo, which takes a second
+
+    return torch.compile(flex_attention)
+
+
+def attend_in_window(
+    queries: Float[Tensor, "b h q c"],
+    keys: Float[Tensor, "b h m c"],
+    values: Float[Tensor, "b h m c"],
+    key_mask: Bool[Tensor, "b 1 1 m"] | None,
+    window: int,
+    num_prefix_tokens: int,
+    attend: Callable[..., Tensor] | None = None,
+) -> Float[Tensor, "b h q c"]:
+    """softmax(q_t [K_G; K_t]' / sqrt(c)) [V_G; V_t], K_t the keys at most a window from t, K_G those of prefix tokens.
+
+    The queries are those of the first q tokens behind the prefix tokens; one without any key gets zeros. Blocks of
+    scores without a pair are left out, so time grows with n (window + 128).
+
+    Args:
+        window: Tokens on each side of t.
+        num_prefix_tokens: The first tokens.
+        attend: flex_attention; None for the compiled one.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    q, m, prefix = queries.shape[2], keys.shape[2], num_prefix_tokens
+    there = None if key_mask is None else key_mask[:, 0, 0]
+
+    def is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = (j < prefix) | ((i + prefix - j).abs() <= window)
+        return seen if there is None else seen & there[b, j]
+
+    firsts, first_keys = (torch.arange(0, end, _BLOCK, device=queries.device) for end in (q, m))
+    firsts = firsts[:, None] + prefix
+    is_near = (first_keys <= firsts + _BLOCK - 1 + window) & (first_keys + _BLOCK - 1 >= firsts - window)
+    blocks = is_near | (first_keys < prefix)
+    counts = blocks.sum(-1, dtype=torch.int32)
+    places = blocks.int().argsort(dim=-1, descending=True, stable=True).int()
+    mask = BlockMask.from_kv_blocks(
+        counts[None, None], places[None, None], BLOCK_SIZE=_BLOCK, mask_mod=is_seen, seq_lengths=(q, m)
+    )
+    return (attend or _compiled())(queries, keys, values, block_mask=mask)
