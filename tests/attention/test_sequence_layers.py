@@ -1,5 +1,6 @@
 """Layers that read a sequence in both directions give what a recurrence, step by step, and other packages give."""
 
+import sys
 from types import SimpleNamespace
 
 import LRU_pytorch
@@ -14,6 +15,7 @@ from transformers.models.mamba2 import Mamba2Config, modeling_mamba2
 from longseq import ImageEncoder, SpectrogramEncoder, resize
 from longseq.arguments import ArgumentError
 from longseq.attention import LRU, LSTM, S4D, LongConv, Mamba2
+from longseq.attention.others import mamba2
 from longseq.attention.others.sequence import backwards
 from longseq.training import Classifier
 from longseq.training.optimizer import make_optimizer
@@ -160,6 +162,15 @@ def test_a_long_convolution_is_a_sum_over_all_lags_of_the_squashed_and_smoothed_
     assert layer.kernel.shape == (2, DIM, 65)  # as long as the sequence, of which x has the first tokens
 
 
+def test_a_long_convolution_is_torchs_convolution_with_a_kernel_of_all_lags():
+    layer, n = layer_of(LongConv(lam=0.0)), 65
+    x = tokens(n)
+    after, before = layer.kernel
+    kernel = torch.cat([after.flip(-1), before[:, : n - 1]], dim=-1)  # lags n - 1 .. 0, -1 .. 1 - n
+    theirs = nn.functional.conv1d(x.mT, kernel[:, None], padding=n - 1, groups=DIM).mT
+    compare(layer.filter(x), theirs, x, layer)
+
+
 def test_a_resized_long_convolution_says_the_same_of_the_same_sound():
     def encoder(seconds, hop_ms):
         torch.manual_seed(0)
@@ -280,3 +291,37 @@ def test_long_sequences_of_mamba2_do_not_overflow():
     x = torch.randn(1, 300, DIM, requires_grad=True)
     layer(x).square().sum().backward()
     assert all(weight.grad.isfinite().all() for weight in [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize("length", [200, 131])
+def test_the_kernel_of_mamba_ssm_gets_what_its_interface_asks_for(length, monkeypatch):
+    """In its place stands the recurrence, step by step, with the shapes that the package's source checks."""
+    layer, x = layer_of(Mamba2(state=16)), tokens(200)
+    present = (torch.arange(200) < torch.tensor([[200], [length]]))[:, None, None]
+    expected = layer(x, present)
+
+    def scan(x, dt, A, B, C, chunk_size, D=None):
+        batch, n, heads, _ = x.shape
+        assert dt.shape == (batch, n, heads) and A.shape == D.shape == (heads,)
+        assert B.shape == C.shape == (batch, n, 1, 16)
+        assert chunk_size == 64 and (x.stride(-1) == 1 or x.stride(1) == 1)
+        state, outcome = 0, []
+        for u, step, row, column in zip(x.unbind(1), dt.unbind(1), B.unbind(1), C.unbind(1), strict=True):
+            added = step[..., None, None] * u[..., None] * row[:, :, None]
+            state = torch.exp(step * A)[..., None, None] * state + added
+            outcome.append((state * column[:, :, None]).sum(-1) + D[:, None] * u)
+        return torch.stack(outcome, 1)
+
+    monkeypatch.setattr(mamba2, "kernel_for", lambda device, dtype: scan)
+    there = present[:, 0, 0, :, None]
+    compare(layer(x, present) * there, expected * there, x, layer)
+
+
+def test_the_kernel_of_mamba_ssm_is_used_on_a_gpu_in_low_precision_alone(monkeypatch):
+    module = SimpleNamespace(mamba_chunk_scan_combined=len)
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.ops.triton.ssd_combined"):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(mamba2, "_has_kernel", lambda: True)
+    assert mamba2.kernel_for("cuda", torch.bfloat16) is len
+    assert mamba2.kernel_for("cpu", torch.bfloat16) is None
+    assert mamba2.kernel_for("cuda", torch.float32) is None

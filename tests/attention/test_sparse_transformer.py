@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.layers.attention import Attention
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from longseq.arguments import ArgumentError
@@ -73,6 +74,24 @@ def test_values_and_gradients_are_those_of_a_mask_of_all_pairs(arguments: tuple,
         ):
             torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
         assert is_seen.all() or (mechanism.pattern == "fixed" and mechanism.stride == 40 and not prefix)
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_the_values_are_those_of_flex_attention_with_the_papers_pattern(pattern: str) -> None:
+    stride, last = 5, 2
+
+    def attends(_: Tensor, __: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if pattern == "strided":
+            return ((i - j).abs() <= stride) | ((i - j) % stride == 0)
+        return (i // stride == j // stride) | (j % stride >= stride - last)
+
+    n = GRID.num_tokens
+    layer = layers_of(SparseTransformer(pattern, stride, last), GRID)[0].requires_grad_(False)
+    x = torch.randn(2, n, D, dtype=torch.float64)
+    heads = layer.qkv(x).unflatten(-1, (3, H, D // H)).permute(2, 0, 3, 1, 4)
+    mask = create_block_mask(attends, None, None, n, n, device="cpu")
+    expected = layer.proj(flex_attention(*heads, block_mask=mask).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("length", [1, 13])

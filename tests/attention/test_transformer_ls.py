@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from long_short_transformer.long_short_transformer import LongShortAttention
 from timm.layers.attention import Attention
 from torch import Tensor
 
@@ -96,6 +97,38 @@ def test_a_padded_clip_gives_what_it_gives_alone(mechanism: TransformerLS, lengt
     padded, alone = layer(batch, present)[0, :length], layer(batch[:, :length], present[..., :length])[0]
     torch.testing.assert_close(padded, alone, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(alone, naive(layer, mechanism, batch[0, :length]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("window", [1, 21], ids=["the token and its neighbours", "the whole sequence"])
+@pytest.mark.parametrize(("heads", "norm"), [(1, True), (3, False)])
+def test_values_and_gradients_are_those_of_long_short_transformer(window: int, heads: int, norm: bool) -> None:
+    """In that package keys are values, E comes from them, a norm is one of a head, and a window has a block more on
+    each side: weights are tied here, norms are those of one head, and both windows are tokens that it has too."""
+    torch.manual_seed(0)
+    n, c = 21, D // heads
+    theirs = LongShortAttention(dim=D, heads=heads, dim_head=c, causal=False, window_size=window, r=K).double()
+    theirs.pos_emb = None
+    if not norm:
+        theirs.local_norm = theirs.global_norm = torch.nn.Identity()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    (layer,) = TransformerLS(K, window, norm=norm).layers([Attention(D, heads)], TokenGrid((n, 1)))
+    shared, E = theirs.to_kv.weight, theirs.to_dynamic_proj.weight
+    weights = {
+        "qkv.weight": torch.cat([theirs.to_q.weight, shared, shared]),
+        "project_keys.weight": torch.stack([E @ of_head for of_head in shared.split(c)]),
+        **{f"proj.{name}": weight for name, weight in theirs.to_out.named_parameters()},
+        **{f"project_keys.norm_of_window.{name}": weight for name, weight in theirs.local_norm.named_parameters()},
+        **{f"project_keys.norm_of_summaries.{name}": weight for name, weight in theirs.global_norm.named_parameters()},
+    }
+    x = torch.randn(2, n, D, dtype=torch.float64, requires_grad=True)
+    ours, expected = torch.func.functional_call(layer.double(), weights, x), theirs(x)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    inputs, cotangent = [x, *theirs.parameters()], torch.randn_like(x)
+    for mine, other in zip(
+        torch.autograd.grad(ours, inputs, cotangent), torch.autograd.grad(expected, inputs, cotangent), strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
 
 
 def test_costs_grow_with_the_tokens_and_not_with_their_square() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from longseq.arguments import ArgumentError, SettingError
-from longseq.attention import LRU, Linear, Linformer, Mechanism, Verma
+from longseq.attention import Linear, Linformer, Mechanism, Verma
 from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
@@ -80,7 +80,7 @@ def kind_of(mechanism: Mechanism) -> tuple:
 
 # the plainest of each kind, and all heads with a k of their own, which are traced one by one
 EXPORTED = [
-    *{kind_of(each): each for each in reversed(every_mechanism()) if not isinstance(each, LRU)}.values(),
+    *{kind_of(each): each for each in reversed(every_mechanism())}.values(),
     Verma([[3, 4, 5, 6]], "none"),
     Verma([[7, 7, 7, 7]], "none"),
 ]
@@ -116,14 +116,6 @@ def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Me
             clip[length:] = 0
         inputs = {"waveforms": waveforms, "lengths": torch.tensor(lengths)}
         assert largest_difference(model, program, run, inputs) < 1e-5, lengths
-
-
-def test_powers_of_complex_numbers_have_no_onnx(tmp_path: Path) -> None:
-    program = Program(of_clips(LRU(8)))
-    with pytest.raises(ArgumentError, match="must be of a model that torch can trace .*; --format safetensors"):
-        write_onnx(program, tmp_path / "x.onnx", {})
-    inputs = {"waveforms": torch.randn(2, 3200), "lengths": torch.tensor([3200, 900])}
-    assert largest_difference(program.model, program, write_torch(program, tmp_path / "x.pt2", {}), inputs) < 1e-5
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -23,8 +23,8 @@ class LRU(Mechanism):
     Lambda = exp(-exp(nu) + i exp(theta)) is diagonal, N complex numbers. The states of both directions have the same
     Lambda and B, and matrices C of their own: y_k = Re(C x_k + C' x'_k) + D u_k, where x' comes from the last token.
 
-    A layer costs 4 n d^2 FLOPs for the gated unit, 4 n d N for B, 8 n d N for C and C', and 40 n N log2(2 n) for four
-    complex FFTs (one of them once in a batch), by which the recurrence is a convolution with the powers of Lambda.
+    A layer costs 4 n d^2 FLOPs for the gated unit, 4 n d N for B, 8 n d N for C and C', and 40 n N log2(2 n) for eight
+    real FFTs (two of them once in a batch), by which the recurrence is a convolution with the powers of Lambda.
     Padding is zero and changes nothing, and no weight depends on n.
 
     Args:
@@ -89,13 +89,15 @@ class LRULayer(FilterLayer):
         n = x.shape[1]
         nu, theta, gamma, B, C = map(at_least_float32, (self.nu, self.theta, self.gamma, self.B, self.C))
         steps = torch.arange(n, device=x.device)
-        powers = torch.polar(torch.exp(-nu.exp()[:, None] * steps), theta.exp()[:, None] * steps)
-        of_first = torch.fft.fft(powers, 2 * n)
-        of_last = of_first.flip(-1).roll(1, -1)  # the spectrum of the powers in the other direction
+        size, angle = torch.exp(-nu.exp()[:, None] * steps), theta.exp()[:, None] * steps
         inputs = F.linear(x, (B * gamma.exp()[:, None]).flatten(0, 1)).mT
-        spectrum = torch.fft.fft(torch.complex(*inputs.chunk(2, dim=1)), 2 * n)
-        states = [torch.fft.ifft(spectrum * each)[..., :n] for each in (of_first, of_last)]
-        parts = torch.cat([part for each in states for part in (each.real, each.imag)], dim=1)
+        # complex numbers are pairs of real sequences: exporters have FFTs of real numbers alone
+        pairs = size * angle.cos(), size * angle.sin(), *inputs.chunk(2, dim=1)
+        real, imag, first, second = (torch.fft.rfft(each, 2 * n) for each in pairs)
+        states = []
+        for re, im in ((real, imag), (real.conj(), imag.conj())):  # powers in the other direction have this spectrum
+            states += [re * first - im * second, re * second + im * first]
+        parts = torch.cat([torch.fft.irfft(each, 2 * n)[..., :n] for each in states], dim=1)
         rows = torch.cat([part for real, imag in C for part in (real, -imag)], dim=1)
         return F.linear(parts.mT, rows)
 

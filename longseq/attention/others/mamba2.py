@@ -1,8 +1,9 @@
 """Mamba-2 (arXiv:2405.21060), a state-space model whose states depend on the tokens, in both directions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,9 @@ class Mamba2(Mechanism):
     a short causal convolution. The outcome is RMSNorm(y silu(z)) W. Each direction has weights of its own, the
     backward one begins at the last token, before the padding, and their outcomes are summed.
 
-    The states are computed in chunks of Q = 64 tokens (section 6). For e = ``expand``, a direction costs 6 e n d^2
-    FLOPs for the linear maps of x, z and W, 4 n d N for those of B and C, and 2 n Q (N + e d) + 4 n e d N in the
-    chunks. No weight depends on n.
+    The states are computed in chunks of Q = 64 tokens (section 6); on a GPU, in bfloat16, by the kernel of the package
+    ``mamba_ssm`` if it is installed. For e = ``expand``, a direction costs 6 e n d^2 FLOPs for the linear maps of x, z
+    and W, 4 n d N for those of B and C, and 2 n Q (N + e d) + 4 n e d N in the chunks. No weight depends on n.
 
     Args:
         state: N.
@@ -108,12 +109,32 @@ class Direction(nn.Module):
         inner, state = self.sizes[0], (self.sizes[1] - self.sizes[0]) // 2
         with without_autocast(x):
             dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
-            values, B, C = at_least_float32(x_B_C).split([inner, state, state], dim=-1)
+            values, B, C = x_B_C.split([inner, state, state], dim=-1)
             values = values.unflatten(-1, (self.sizes[2], -1))
-            mixed = state_space_dual(values * dt[..., None], -at_least_float32(self.A_log).exp() * dt, B, C)
-            mixed = (mixed + at_least_float32(self.D)[:, None] * values).flatten(-2)
-            gated = mixed * F.silu(at_least_float32(z))
+            decay, D = -at_least_float32(self.A_log).exp(), at_least_float32(self.D)
+            scan = kernel_for(values.device.type, values.dtype)
+            if scan is None:
+                values, B, C = map(at_least_float32, (values, B, C))
+                mixed = state_space_dual(values * dt[..., None], decay * dt, B, C) + D[:, None] * values
+            else:  # the kernel's B and C have groups of heads, of which there is one
+                mixed = scan(values, dt, decay, B[:, :, None], C[:, :, None], chunk_size=_CHUNK, D=D)
+            gated = at_least_float32(mixed).flatten(-2) * F.silu(at_least_float32(z))
             return F.rms_norm(gated, [inner], at_least_float32(self.norm), eps=1e-5).to(x_B_C.dtype)
+
+
+def kernel_for(device: str, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """The Triton kernel of the paper's authors, if the package mamba_ssm is installed and the values are on a GPU, in
+    bfloat16 or float16: it multiplies float32 as TF32, of 11 bits. It was not run on a GPU yet."""
+    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not _has_kernel():
+        return None
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
+
+    return mamba_chunk_scan_combined
+
+
+@torch.compiler.assume_constant_result
+def _has_kernel() -> bool:
+    return torch.cuda.is_available() and find_spec("mamba_ssm") is not None
 
 
 def state_space_dual(
