@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from longseq.attention import (
+        LRU,
+        LSTM,
+        S4D,
         Conv,
         Dynamic,
         EfficientAttention,
@@ -11,7 +14,9 @@ if TYPE_CHECKING:
         Linear,
         LinearTransformer,
         Linformer,
+        LongConv,
         Longformer,
+        Mamba2,
         Max,
         Mean,
         Mechanism,
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LRU",
+    "LSTM",
+    "S4D",
     "ASTEncoder",
     "Conv",
     "Dynamic",
@@ -49,7 +57,9 @@ __all__ = [
     "Linear",
     "LinearTransformer",
     "Linformer",
+    "LongConv",
     "Longformer",
+    "Mamba2",
     "Max",
     "Mean",
     "Mechanism",
