@@ -4,13 +4,11 @@ import csv
 from pathlib import Path
 
 import forked
-import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
 
 
 def test_the_benchmark_of_a_gpu_runs_on_a_cpu_and_writes_a_row_for_each_part(tmp_path: Path) -> None:
-    pytest.importorskip("performer_pytorch", reason="make bench installs the peers")
     done = forked.run(SCRIPT, "--device", "cpu", "--n", 64, 128, "--width", 32, "--out", tmp_path, cwd=SCRIPT.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = list(csv.reader((tmp_path / "table.csv").open()))
@@ -24,7 +22,6 @@ def test_the_benchmark_of_a_gpu_runs_on_a_cpu_and_writes_a_row_for_each_part(tmp
 
 
 def test_no_row_begins_after_the_minutes(tmp_path: Path) -> None:
-    pytest.importorskip("performer_pytorch", reason="make bench installs the peers")
     small = ["--device", "cpu", "--n", 64, "--width", 32, "--minutes", 0]
     assert forked.run(SCRIPT, *small, "--out", tmp_path, cwd=SCRIPT.parent).returncode == 0
     table = (tmp_path / "table.md").read_text()
