@@ -10,7 +10,7 @@ demo: .venv/.installed
 	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/python train.py board"
 
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # takes a minute: the tests of formulas, interfaces and contracts, without a training
 quick: .venv/.installed-test

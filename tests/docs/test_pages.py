@@ -30,6 +30,7 @@ from longseq import encoders, tasks, training
 from longseq.cli import function
 from longseq.cli.commands import Commands
 from longseq.cli.start import COMMANDS, FUNCTIONS, UserError, with_configurations
+from longseq.reports.equal_time import TRIAL
 from longseq.training.data import lacking
 
 # their snippets have tests of their own, which say more
@@ -311,6 +312,7 @@ def test_every_command_of_other_pages_runs(
             shutil.copytree(path, tmp_path / "runs")
         else:
             (tmp_path / path.name).symlink_to(path)
+    monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_time", "00:00:00:04"])
     run(in_place(with_data(list(arguments), monkeypatch)), command, tmp_path)
 
 
