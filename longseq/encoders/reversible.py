@@ -107,7 +107,6 @@ class Reversible(torch.autograd.Function):
         first = first + _of_attention(block, second, mask, columns)
         ctx.draws.append(_generators(first))
         second = second + _of_mlp(block, first, mask, columns)
-        # weights, so that torch sees one that was changed meanwhile
         ctx.save_for_backward(*weights, *((first, second) if is_last else ()))
         return first, second
 
@@ -118,7 +117,8 @@ class Reversible(torch.autograd.Function):
         weights = _weights(ctx.block)
         if any(now is not before for now, before in zip(weights, ctx.weights, strict=True)):
             raise RuntimeError("the weights of reversible blocks must stay until the backward pass")
-        y1, y2 = ctx.saved_tensors[-2:] if ctx.is_last else ctx.known
+        saved = ctx.saved_tensors  # torch refuses weights that were changed meanwhile when they are read here
+        y1, y2 = saved[-2:] if ctx.is_last else ctx.known
         of_y1, of_y2 = grads
         added, of_tokens, of_mlp = _gradients(ctx, _of_mlp, 1, y1, of_y2, weights)
         x2, of_x1 = y2 - added, of_y1 + of_tokens

@@ -131,6 +131,16 @@ def test_frozen_blocks_get_no_gradient_and_the_others_the_same():
     assert_exact(encoder, images)
 
 
+def test_weights_of_any_block_that_were_changed_before_the_backward_pass_are_refused():
+    encoder, images = ImageEncoder((1, 4, 6), Verma(), **SMALL), torch.rand(2, 1, 4, 6)
+    for block in encoder.trunk.blocks:
+        loss = encoder(images).sum()
+        with torch.no_grad():
+            block.mlp.fc1.weight += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_flops_are_those_of_plain_blocks():
     plain, other = (
         Classifier(ImageEncoder((1, 4, 6), Verma(), **{**SMALL, "reversible": r}), 3) for r in (False, True)
