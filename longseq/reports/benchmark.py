@@ -13,7 +13,7 @@ import torch
 
 from longseq.arguments import ArgumentError
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
-from longseq.reports.plots import colour_of, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
 _SHARE = 0.7  # share of the free memory that a cell may be expected to take
@@ -258,15 +258,16 @@ def _draw(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]], 
             if not rows:
                 continue
             colour = colour_of(_title(*column), titles)
+            marker = "os^"[titles.index(_title(*column)) // len(COLOURS) % 3]
             n, values = [row.cell.n for row in rows], [getattr(row, name) * scale for row in rows]
             measured = sum(not row.is_predicted for row in rows)
-            axes.plot(n[:measured], values[:measured], "o-", color=colour, label=_title(*column))
+            axes.plot(n[:measured], values[:measured], f"{marker}-", color=colour, label=_title(*column))
             axes.plot(n[max(measured - 1, 0) :], values[max(measured - 1, 0) :], ":", color=colour)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("tokens n")
         axes.set_title(title)
-    times.legend(fontsize=7)
+    figure.legend(*times.get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     figure.suptitle(what + "; dotted: predicted", fontsize=8)
     return figure
 
