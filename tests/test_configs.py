@@ -45,17 +45,20 @@ def test_a_short_fit_of_every_experiment_runs_and_exports(
     if name in ROOTS:
         fixture, place = ROOTS[name]
         flags += ["--data.root", str(request.getfixturevalue(fixture) / place)]
-    fit = ["fit", "--config", str(experiment), *SHORT, *flags, "--data.batch_size", "4"]
-    if name == "image/cifar10":  # the checksums of its small archive are replaced in this process alone
-        root = small_sets.cifar10(tmp_path, monkeypatch).root
-        done = command(*fit, "--data.root", root)
+    if name == "image/cifar10":
+        flags += ["--data.root", small_sets.cifar10(tmp_path, monkeypatch).root]
+
+    def printed(*arguments: str) -> str:
+        """What a command prints. The checksums of CIFAR-10's small archive are replaced in this process alone."""
+        if name != "image/cifar10":
+            return train_py(*arguments).stdout
+        done = command(*arguments)
         assert done.code == 0, done.err
-        trained = done.out
-    else:
-        trained = train_py(*fit).stdout
+        return done.out
+
+    trained = printed("fit", "--config", str(experiment), *SHORT, *flags, "--data.batch_size", "4")
     checkpoint = trained.split("checkpoint:")[1].split()[0]
-    export = ["export", "--ckpt_path", checkpoint, "--tolerance", "1e-5", "--out", f"{checkpoint}.onnx"]
-    exported = command(*export).out if name == "image/cifar10" else train_py(*export).stdout
+    exported = printed("export", "--ckpt_path", checkpoint, "--tolerance", "1e-5", "--out", f"{checkpoint}.onnx")
     assert "on a batch of the test split" in exported
 
 

@@ -46,9 +46,9 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     Raises:
         UserError: If a flag does not suit the inputs or the model.
     """
-    if asked.embeddings is not None and not asked.embeddings.endswith(".npz"):
-        raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
     if asked.embeddings is not None:
+        if not asked.embeddings.endswith(".npz"):
+            raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
         _opened(Path(asked.embeddings), "embeddings").close()  # so that a wrong place is known at once
     paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
     settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
