@@ -122,6 +122,8 @@ class AttentionLayer(TokenMixer):
         if rope is None:
             queries, keys, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
             queries = self.q_norm(_split(queries, self.num_heads))
+        elif self.rotary is not None:
+            raise ArgumentError("rotary", "must be false: this model turns queries and keys by their places itself")
         else:
             queries, keys, values = self._turned(x, queried, present, project_keys, project_values, rope)
         if isinstance(project_keys, RaggedProjection):  # each head has its own k, so heads run one by one

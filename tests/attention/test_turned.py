@@ -55,6 +55,13 @@ def test_rotary_positions_are_kept_exactly_by_windows_as_long_as_the_sequence(na
     torch.testing.assert_close(encode(model, images), model(images), rtol=1e-10, atol=1e-10)
 
 
+def test_places_are_not_turned_twice() -> None:
+    model, images = turned("vit_small_patch16_dinov3")
+    plug(model, Softmax(rotary=True)).double()
+    with pytest.raises(ValueError, match="rotary must be false: this model turns queries and keys by their places"):
+        model(images)
+
+
 @pytest.mark.parametrize("name", TURNED)
 @pytest.mark.parametrize(
     "mechanism",
