@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ from longseq.training.description import describe
 from longseq.training.events import Settings
 from longseq.training.tensorboard import Confusions
 
-# Lightning's callbacks have devices and enums as defaults. Without these two lines config.yaml could not hold them, and
-# the run could not be resumed.
+# Lightning's callbacks have devices and enums as defaults, and torchvision's transforms take any kind of number.
+# Without these lines config.yaml could not hold them, and the run could not be resumed.
 register_type(torch.device)
+register_type(Number, float, float, type_check=isinstance)
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 
 
