@@ -235,24 +235,31 @@ class AttentionLayer(TokenMixer):
         project_values: Shortening | RaggedProjection,
     ):
         """Keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
-        weights, bias = self.qkv.weight, self.qkv.bias
         d = self.attn_dim
-
-        def shorten(project: Shortening | RaggedProjection, rows: slice):
-            if not project.commutes:
-                return project(self.linear(x, rows), present)
-            if bias is not None and self.shard is not None:  # X and the ones of the bias in one sum over processes
-                short = project(torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=-1), present)
-                return F.linear(short[..., :-1], weights[rows]) + short[..., -1:] * bias[rows]
-            short = F.linear(project(x, present), weights[rows])
-            if bias is None:
-                return short
-            ones = x.new_ones(1 if present is None else len(x), x.shape[1], 1)
-            return short + project(ones, present) * bias[rows]
-
         if project_keys is project_values and project_keys.commutes:
-            return shorten(project_keys, slice(d, 3 * d)).split(d, dim=-1)
-        return shorten(project_keys, slice(d, 2 * d)), shorten(project_values, slice(2 * d, 3 * d))
+            return self._shortened(x, present, project_keys, slice(d, 3 * d)).split(d, dim=-1)
+        keys = self._shortened(x, present, project_keys, slice(d, 2 * d))
+        return keys, self._shortened(x, present, project_values, slice(2 * d, 3 * d))
+
+    def _shortened(
+        self,
+        x: Float[Tensor, "b n d"],
+        present: Bool[Tensor, "b n 1"] | None,
+        project: Shortening | RaggedProjection,
+        rows: slice,
+    ):
+        """What some rows of the matrix of queries, keys and values make of the tokens, shortened."""
+        if not project.commutes:
+            return project(self.linear(x, rows), present)
+        weight, bias = self.qkv.weight[rows], self.qkv.bias
+        if bias is not None and self.shard is not None:  # X and the ones of the bias in one sum over processes
+            short = project(torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=-1), present)
+            return F.linear(short[..., :-1], weight) + short[..., -1:] * bias[rows]
+        short = F.linear(project(x, present), weight)
+        if bias is None:
+            return short
+        ones = x.new_ones(1 if present is None else len(x), x.shape[1], 1)
+        return short + project(ones, present) * bias[rows]
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:

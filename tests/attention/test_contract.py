@@ -74,13 +74,9 @@ def test_any_number_of_heads(mechanism, heads):
 @pytest.mark.parametrize(
     "options",
     [
-        {"qkv_bias": False},
-        {"qk_norm": True},
-        {"scale_attn_norm": True},
-        {"class_token": False, "global_pool": "avg"},
-        {"reg_tokens": 4},
-        {"init_values": 0.1},
-        {"proj_bias": False},
+        {"qkv_bias": False, "init_values": 0.1, "class_token": False, "global_pool": "avg"},
+        {"qk_norm": True, "reg_tokens": 4},
+        {"scale_attn_norm": True, "proj_bias": False},
     ],
     ids=str,
 )
@@ -114,7 +110,7 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
 @EVERY_ATTENTION
 @pytest.mark.parametrize(
     "options",
-    [{"qkv_bias": True}, {"qkv_bias": False}, {"qk_norm": True}, {"scale_attn_norm": True}, {"proj_bias": False}],
+    [{"qkv_bias": True, "scale_attn_norm": True}, {"qkv_bias": False, "proj_bias": False}, {"qk_norm": True}],
     ids=str,
 )
 @pytest.mark.parametrize("is_padded", [False, True])
