@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import forked
+import jaxtyping
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +113,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Done(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def exports() -> Iterator[None]:
+    """Let models be traced in this process: beartype does not take a traced length, a torch.SymInt, for int, and checks
+    are traced slowly. A trace leaves copies of the encoders' classes until they are collected, and a later command line
+    would find two classes of one name."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+    gc.collect()
 
 
 @pytest.fixture

@@ -29,12 +29,13 @@ def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _require(package)
+    limits = {"samples": program.samples_of_row}  # without it, torch would trace a second time to find it
     with _quiet(), _tracing():
         written: Any = torch.onnx.export(
             program,
             program.examples(),
             dynamo=True,
-            dynamic_shapes=program.free_dimensions(torch.export.Dim),
+            dynamic_shapes=program.free_dimensions(lambda name: torch.export.Dim(name, min=limits.get(name))),
             input_names=program.names,
             output_names=["probabilities"],
             verbose=False,

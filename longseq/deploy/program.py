@@ -66,6 +66,13 @@ class Program(nn.Module):
             return {0: batch, 1: samples}, {0: batch}
         return ({0: batch, 2: height, 3: width} if encoder.any_length else {0: batch},)
 
+    @property
+    def samples_of_row(self) -> int | None:
+        """How many samples lie between two rows of tokens, if any number of samples may be given."""
+        encoder: Any = self.model.encoder
+        is_free = self.takes_sounds and self.longest is None
+        return round(encoder.row_seconds * encoder.sample_rate_hz) if is_free else None
+
     def of_batch(self, inputs: Any) -> tuple[Tensor, ...]:
         """The arguments for a batch as a data module yields it."""
         if not self.takes_sounds:

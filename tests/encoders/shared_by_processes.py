@@ -1,5 +1,6 @@
 """Encodes with tokens on several processes, and writes what each finds: python shared_by_processes.py SIZE FOLDER."""
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -148,7 +149,9 @@ def bytes_of_a_step(height: int, group: Any) -> int:
 def run(rank: int, size: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     results = {}
-    for name, (encoder, inputs) in cases().items():
+    made = cases()
+    whole = copy.deepcopy(made["linformer image"][0])
+    for name, (encoder, inputs) in made.items():
         sharding = Sharding(getattr(encoder, "encoder", encoder), dist.group.WORLD)
         for part in encoder.modules():
             if isinstance(part, Split):
@@ -170,7 +173,7 @@ def run(rank: int, size: int, folder: Path) -> None:
         state = sharding.whole_state(encoder)
         results[name] = {"features": features.detach(), "gradients": gradients, "held": held, "state": state}
     results["refused"] = []
-    model = Classifier(cases()["linformer image"][0].float(), 3).eval()
+    model = Classifier(whole.float(), 3).eval()
     images = torch.zeros(1, 1, 7, 5)
     Sharding(model.encoder, dist.group.WORLD)
     model.on_scores = lambda *_: None
