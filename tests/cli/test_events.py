@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-from test_windows import checkpoint, free_checkpoint, recording, tone, trained  # noqa: F401  (fixtures)
+from tones import tone
 
 import longseq
 from longseq.arguments import ArgumentError
@@ -74,7 +74,7 @@ def rows_of(path: Path, delimiter: str = ",") -> list[list[str]]:
         return list(csv.reader(file, delimiter=delimiter))
 
 
-def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_checkpoint, recording, tmp_path) -> None:  # noqa: F811
+def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_checkpoint, recording, tmp_path) -> None:
     flags = ["predict", "--ckpt_path", free_checkpoint, "--input", recording]
     forms = {name: tmp_path / f"events.{name}" for name in ("csv", "txt", "tsv")}
     for name, path in forms.items():
@@ -109,7 +109,7 @@ def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_c
     assert short.code == 0 and [row[3] for row in rows_of(forms["csv"])[1:]] == ["high"]
 
 
-def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, recording, tmp_path) -> None:  # noqa: F811
+def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, recording, tmp_path) -> None:
     second = tmp_path / "second.wav"
     soundfile.write(second, np.concatenate([tone(2000, 0.2), tone(300, 0.4)]), 8000)
     flags = ["predict", "--ckpt_path", checkpoint, "--hop", "0.1", "--events", tmp_path / "events.csv"]
@@ -131,13 +131,13 @@ def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, r
         (["--events", "a.csv", "--threshold", "2"], "threshold: must be between 0 and 1, got 2.0; "),
     ],
 )
-def test_a_wrong_flag_is_one_line(command, free_checkpoint, recording, flags, said, monkeypatch, tmp_path) -> None:  # noqa: F811
+def test_a_wrong_flag_is_one_line(command, free_checkpoint, recording, flags, said, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, *flags)
     assert done.code in (2, 6) and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
 
 
-def test_one_picture_and_audacitys_labels_are_of_one_recording(command, free_checkpoint, recording, tmp_path) -> None:  # noqa: F811
+def test_one_picture_and_audacitys_labels_are_of_one_recording(command, free_checkpoint, recording, tmp_path) -> None:
     soundfile.write(tmp_path / "second.wav", tone(300, 0.4), 8000)
     for flag, said in {
         "--picture=a.png": "picture: a.png: a picture is of one recording, got 2",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from test_windows import checkpoint, recording, rows, tone  # noqa: F401  (fixtures)
+from tones import rows, tone
 
 import longseq
 from longseq.arguments import ArgumentError
@@ -40,7 +40,7 @@ def table(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("flags", [[], ["--window", "0.2", "--hop", "0.1"], ["--top", "2"]], ids=str)
-def test_every_form_has_the_answers_of_the_lines(command, checkpoint, recordings, tmp_path, flags) -> None:  # noqa: F811
+def test_every_form_has_the_answers_of_the_lines(command, checkpoint, recordings, tmp_path, flags) -> None:
     flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, *flags]
     lines = rows(command(*flags))
     for name in ("out.csv", "out.jsonl", "out.json"):
@@ -64,7 +64,7 @@ def test_every_form_has_the_answers_of_the_lines(command, checkpoint, recordings
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json", "out.jsonl", "sounds"]
 
 
-def test_the_most_probable_classes_come_first(command, checkpoint, recordings) -> None:  # noqa: F811
+def test_the_most_probable_classes_come_first(command, checkpoint, recordings) -> None:
     flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, "--top"]
     found = rows(command(*flags, "2"))
     assert len(found) == 8
@@ -75,7 +75,7 @@ def test_the_most_probable_classes_come_first(command, checkpoint, recordings) -
     assert done.code == 2 and done.err.endswith("error: top: must be in 1..2 (the classes), got 3; leave it out\n")
 
 
-def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(command, checkpoint, recordings, tmp_path) -> None:  # noqa: F811
+def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(command, checkpoint, recordings, tmp_path) -> None:
     flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, "--data.batch_size", "1", "--window", "0.2"]
     whole = command(*flags, "--out", tmp_path / "whole.csv")
     assert whole.code == 0
@@ -104,7 +104,7 @@ def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(command, checkpo
         (".csv", 2, "out: .csv: ends in none of"),
     ],
 )
-def test_a_wrong_place_is_one_line(command, checkpoint, recordings, out, code, said) -> None:  # noqa: F811
+def test_a_wrong_place_is_one_line(command, checkpoint, recordings, out, code, said) -> None:
     done = command("predict", "--ckpt_path", checkpoint, "--input", recordings, "--out", out)
     assert done.code == code and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
 
@@ -157,7 +157,7 @@ def test_another_run_starts_anew(change: str, tmp_path: Path) -> None:
     assert [row[0] for row in table(out)] == ["a.wav", "a.wav"]
 
 
-def test_python_gives_the_answers_of_the_command_line(command, checkpoint, recordings) -> None:  # noqa: F811
+def test_python_gives_the_answers_of_the_command_line(command, checkpoint, recordings) -> None:
     model = longseq.load(checkpoint)
     assert model.class_names == ["high", "low"]
     flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings]
@@ -177,7 +177,7 @@ def test_python_gives_the_answers_of_the_command_line(command, checkpoint, recor
         model.predict(paths, top=9)
 
 
-def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) -> None:  # noqa: F811
+def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) -> None:
     model = longseq.load(checkpoint)
     path = min(recordings.iterdir())
     waveform = soundfile.read(path, dtype="float32")[0]
@@ -208,7 +208,7 @@ def test_a_bar_is_shown_where_it_disturbs_nothing(monkeypatch, out, is_terminal:
     assert len(progress_bars(out)) == bars
 
 
-def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_path) -> None:  # noqa: F811
+def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_path) -> None:
     flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings]
     done = command(*flags, "--embeddings", tmp_path / "features.npz")
     assert done.code == 0 and len(done.out.splitlines()) == 4, done.err
@@ -225,7 +225,7 @@ def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_pat
 
 
 def test_a_file_passes_the_model_once_also_for_events_and_embeddings(
-    command, checkpoint, recordings, tmp_path, monkeypatch  # noqa: F811
+    command, checkpoint, recordings, tmp_path, monkeypatch
 ) -> None:  # fmt: skip
     heard: list[int] = []
     front_end = SpectrogramEncoder.front_end

@@ -7,61 +7,12 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from tones import SMALL, rows, tone
 
 from datamodules import AudioFolder
 from datamodules.errors import DataError
 from datamodules.sound_files import change_rate
 from longseq.training import Classifier
-
-SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
-         "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.enable_progress_bar",
-         "false"]  # fmt: skip
-
-
-def tone(hertz: float, seconds: float, rate_hz: int = 8000, seed: int = 0) -> np.ndarray:
-    time = np.arange(round(seconds * rate_hz)) / rate_hz
-    noise = np.random.default_rng(seed).standard_normal(len(time))
-    return 0.4 * np.sin(2 * np.pi * hertz * time) + 0.02 * noise
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that tells low tones from high ones, in clips of 0.2 s."""
-    return trained(tmp_path_factory.mktemp("tones"))
-
-
-@pytest.fixture(scope="module")
-def free_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for recordings of any length."""
-    flags = ["--model.encoder.any_length", "true", "--model.encoder.positions", "none", "--model.pool", "max"]
-    return trained(tmp_path_factory.mktemp("tones_of_any_length"), *flags)
-
-
-def trained(folder: Path, *flags: str) -> Path:
-    from longseq.cli import main
-
-    for name, hertz in (("high", 2000), ("low", 300)):
-        (folder / "data" / name).mkdir(parents=True)
-        for number in range(16):
-            soundfile.write(folder / "data" / name / f"{number:02}.wav", tone(hertz, 0.2, seed=number), 8000)
-    main(["fit", "--data", "AudioFolder", "--data.root", str(folder / "data"), "--data.batch_size", "8",
-          "--model.encoder", "SpectrogramEncoder", "--model.encoder.attention", "Verma", "--model.encoder.num_mels",
-          "16", "--model.learning_rate", "1e-2", "--trainer.max_epochs", "6", "--trainer.default_root_dir", str(folder),
-          "--experiment", "tones", *SMALL, *flags])  # fmt: skip
-    return folder / "runs/tones/0/best.ckpt"
-
-
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """Half a second of a low tone, then half a second of a high one, and a tenth more; at another rate."""
-    sound = np.concatenate([tone(300, 0.5, 16000), tone(2000, 0.6, 16000)])
-    soundfile.write(tmp_path / "long.wav", sound, 16000)
-    return tmp_path / "long.wav"
-
-
-def rows(done) -> list[list[str]]:
-    assert done.code == 0, done.err
-    return [line.split("\t") for line in done.out.strip("\n").split("\n")]
 
 
 def test_windows_cover_a_recording_and_say_what_is_heard_when(command, checkpoint, recording) -> None:
