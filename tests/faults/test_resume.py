@@ -35,10 +35,9 @@ SETTINGS = {
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip
-# an epoch has 10 training batches and 2 validation batches
+# an epoch has 10 training batches and 2 validation batches; further tests stop a plain training in the middle of an
+# epoch, and at its last batch before the validation
 KILLS = [
-    ("plain", "on_train_batch_end", 13, "SIGTERM", 0),  # in the middle of an epoch
-    ("plain", "on_train_batch_end", 10, "SIGTERM", 0),  # at the last batch, before the validation
     ("plain", "on_validation_batch_end", 2, "SIGINT", 0),
     ("plain", "on_validation_end", 2, "SIGKILL", 0),
     ("plain", "on_train_batch_start", 14, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
@@ -130,7 +129,8 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
 
 
 def test_a_run_that_resumed_before_a_validation_and_was_killed_after_it_draws_the_same_numbers(whole, tmp_path) -> None:
-    run(tmp_path, DIE, "on_train_batch_end", 10, "SIGTERM", 0, *FIT)
+    stopped = run(tmp_path, DIE, "on_train_batch_end", 10, "SIGTERM", 0, *FIT)
+    assert stopped.returncode == EXIT["SIGTERM"], stopped.stderr[-3000:]
     killed = run(tmp_path, DIE, "on_train_batch_start", 1, "SIGKILL", 0, *FIT, "--resume")
     assert killed.returncode == EXIT["SIGKILL"], killed.stderr[-3000:]
     assert_equal(resumed(tmp_path, *FIT), whole("plain"))
