@@ -25,9 +25,9 @@ ROOTS = {
 }
 
 
-# The model has two blocks, because an export takes its time for each.
+# The model has one block, because an export takes its time for each.
 SHORT = ["--trainer.max_steps", "3", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1",
-         "--model.encoder.depth", "2"]  # fmt: skip
+         "--model.encoder.depth", "1"]  # fmt: skip
 
 
 @pytest.mark.usefixtures("exports")
