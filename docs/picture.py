@@ -8,18 +8,19 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._pytree import tree_map
 
 from longseq.encoders import SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.checkpoint import read_checkpoint
+from longseq.training.curves import read_curves
 from longseq.training.description import build
 
 INK, ACCENT = "#1f2933", "#c2410c"
+CLASS = 3
 
 
 def draw_input(axes: Axes, model: Classifier, inputs: Any, label: str) -> None:
@@ -46,10 +47,9 @@ def draw_projection(axes: Axes, model: Classifier) -> None:
 
 def draw_accuracy(axes: Axes, run: Path, mechanism: str) -> None:
     """Validation accuracy over the steps of training."""
-    points = EventAccumulator(str(run)).Reload()
-    curve = points.Scalars("val/accuracy")
-    axes.plot([point.step for point in curve], [point.value for point in curve], color=ACCENT, linewidth=2)
-    test = points.Scalars("test/accuracy")[-1].value
+    curves = read_curves(run)
+    axes.plot(*zip(*curves["val/accuracy"], strict=True), color=ACCENT, linewidth=2)
+    _, test = curves["test/accuracy"][-1]
     axes.set(xlabel="step", ylabel="validation accuracy", ylim=(0, 1.02))
     axes.grid(alpha=0.2)
     axes.set_title(f"{mechanism}: test accuracy {test:.3f}", loc="left")
@@ -72,8 +72,10 @@ def main() -> None:
         data = build(description, pl.LightningDataModule)
         data.prepare_data()
         data.setup("test")
-        inputs, (label,) = data.test_set[np.flatnonzero(data.test_set.labels == 3)[:1].tolist()]
-        draw_input(row[0], model, inputs, model.class_names[int(label)])
+        inputs, labels = next(batch for batch in data.test_dataloader() if CLASS in batch[1])
+        place = int((labels == CLASS).nonzero()[0])
+        one = tree_map(lambda part, at=place: part[at : at + 1], inputs)
+        draw_input(row[0], model, one, model.class_names[CLASS])
         draw_projection(row[1], model)
         draw_accuracy(row[2], run, type(model.encoder.attention).__name__)
         for axes in row:

@@ -117,7 +117,8 @@ class Mistakes(pl.Callback):
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         if self._found:
-            titles = [f"{mistake.truth}\ntaken for {mistake.answer}" for mistake in self._found]
+            answers = [mistake.answer.replace(", ", ",\n") for mistake in self._found]  # else they would meet
+            titles = [f"{each.truth}\ntaken for {answer}" for each, answer in zip(self._found, answers, strict=True)]
             pictures = [mistake.picture for mistake in self._found]
             show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles))
 

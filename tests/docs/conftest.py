@@ -27,7 +27,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             main(["fit", "--config", name, *root, *small, *SMALL_MODEL, *TINY, *where])
     noise = np.random.default_rng(0)
     picture(folder / "DIR/rose.png")
-    for name in ("call.wav", "rain.flac", "rec.flac", "DIR/dog.wav"):
+    for name in ("call.wav", "rain.flac", "rec.flac", "day.flac", "DIR/dog.wav"):
         soundfile.write(folder / name, noise.normal(0, 0.1, 6000), 8000)
     for name in ("configs", "docs"):
         (folder / name).symlink_to(ROOT / name)

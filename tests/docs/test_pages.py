@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -37,10 +37,11 @@ from longseq.training.data import lacking
 ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
 OTHER_PROGRAMS = {".venv/bin/pip", "source", "export", "tensorboard", "curl"}
 GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
-# Words of the commands that are only parsed, and what they need. So are those of the pages of results: they take hours.
+# Words of the commands that are only parsed, and what they need.
 ONLY_PARSED = {
     "--data.download": "a download",
     "gpu": "a GPU",
+    "cuda": "a GPU",
     "ddp": "several processes or nodes; tests/training/test_ddp.py and tests/faults/test_nodes.py have them",
     "SequenceParallel": "several processes; tests/training/test_sequence_parallel.py has them",
     "FullySharded": "several processes; tests/training/test_fully_sharded.py has them",
@@ -110,8 +111,11 @@ def first_of(entry: str) -> tuple[str, str]:
 
 
 def in_place(words: list[str]) -> list[str]:
-    """The words of a command, with a run of the fixture for a run that the page only names."""
+    """The words of a command, with a run of the fixture for a run that the page only names; a training that starts from
+    such a run starts from the newest one."""
     stands_in = {"--ckpt_path": "runs/needles/0/best.ckpt", "--resume": "runs/digits/0"}
+    newest = max(Path("runs").glob("*/*/best.ckpt"), key=lambda path: path.stat().st_mtime)
+    stands_in |= {"--model.init_from": str(newest), "--model.teacher": str(newest)}
     return [
         stands_in[before] if before in stands_in and not word.startswith("--") and not Path(word).exists() else word
         for before, word in pairwise(["", *words])
@@ -280,68 +284,105 @@ def test_a_guide_runs_from_its_first_line_to_its_last(
                     run(arguments, command, tmp_path)
 
 
-def named_alike(word: str) -> str:
-    """configs/image/digits.yaml is image/digits."""
-    return word.removeprefix("configs/").removesuffix(".yaml")
+NUMBER = re.compile(r"(?<![\w.-])-?\d+(\.\d+)?(e-?\d+)?(?![\w.])")
 
 
-def words_and_parts(words: tuple[str, ...]) -> set[str]:
+def form_of(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The words of a command without what only its run changes: # for numbers, and for the names of what it writes."""
+    words = [NUMBER.sub("#", word.removeprefix("configs/").removesuffix(".yaml")) for word in arguments]
+    named = ["#" if flag in ("--experiment", "--out") else word for flag, word in pairwise(["", *words])]
+    return tuple(word for word, _ in groupby(named))
+
+
+def words_and_parts(words: Iterable[str]) -> set[str]:
     """The words, and the parts of paths among them."""
     return {part for word in words for part in (word, *word.split("/"))}
 
 
-ELSEWHERE_ON_PAGES = {
-    tuple(map(named_alike, arguments)): block
-    for page in PAGES
-    if page not in GUIDES and page.parent.name != "results"
-    for block, words in commands(page)
-    if (arguments := words_of_longseq(words)) is not None
-}
-ELSEWHERE_RUN = {
-    words: block for words, block in ELSEWHERE_ON_PAGES.items() if not ONLY_PARSED.keys() & words_and_parts(words)
-}
+def forms(pages: Iterable[Path]) -> dict[tuple[str, ...], tuple[Block, list[str]]]:
+    """The first command of each form on some pages."""
+    found: dict[tuple[str, ...], tuple[Block, list[str]]] = {}
+    for page in pages:
+        for block, words in commands(page):
+            if (arguments := words_of_longseq(words)) is not None:
+                found.setdefault(form_of(arguments), (block, arguments))
+    return found
 
 
-@pytest.mark.parametrize("arguments", ELSEWHERE_RUN, ids=[str(block) for block in ELSEWHERE_RUN.values()])
+def is_run(form: tuple[str, ...]) -> bool:
+    return not ONLY_PARSED.keys() & words_and_parts(form)
+
+
+RESULTS = forms(page for page in PAGES if page.parent.name == "results")
+
+
+def is_within_another(form: tuple[str, ...]) -> bool:
+    """Whether another command of the results, which is run, has all flags of this one, and more; both start from an
+    earlier run, or neither does."""
+    start = "--model.init_from"
+    others = (other for other in RESULTS if is_run(other) and (start in other) == (start in form))
+    return any(set(form) < set(other) for other in others)
+
+
+OTHERS = forms(page for page in PAGES if page not in GUIDES and page.parent.name != "results")
+RUN = [each for form, each in OTHERS.items() if is_run(form)]
+RUN += [each for form, each in RESULTS.items() if is_run(form) and form not in OTHERS and not is_within_another(form)]
+TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
+
+
+@pytest.mark.parametrize(("block", "together"), TOGETHER, ids=[str(block) for block, _ in TOGETHER])
 @pytest.mark.usefixtures("forked_reports")
 def test_every_command_of_other_pages_runs(
-    arguments: tuple[str, ...], place: Path, command: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: Block,
+    together: list[list[str]],
+    place: Path,
+    command: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One of those that differ in numbers alone. Those of a block may go on from each other."""
     for path in place.iterdir():
         if path.name == "runs":  # a resumed run changes
             shutil.copytree(path, tmp_path / "runs")
         else:
             (tmp_path / path.name).symlink_to(path)
-    monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_time", "00:00:00:04"])
-    run(in_place(with_data(list(arguments), monkeypatch)), command, tmp_path)
+    monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_steps", "8"])
+    for number, arguments in enumerate(together):
+        run(in_place(with_data(arguments, Path(f"data{number}"), monkeypatch)), command, tmp_path)
 
 
 def test_what_is_only_parsed_stands_on_a_page() -> None:
     for word in ONLY_PARSED:
-        assert any(word in words_and_parts(words) for words in ELSEWHERE_ON_PAGES), word
+        assert any(word in words_and_parts(form) for form in (*OTHERS, *RESULTS)), word
 
 
-def with_data(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def with_data(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of a command, with a small data set in the place of the folder that the page names."""
+    if words[0] == "sweep" and "--flags" in words:
+        place = words.index("--flags") + 1
+        fit = ["fit", *(part for name in configurations(words) for part in ("--config", name))]
+        flags = with_data([*fit, *json.loads(words[place])], folder, monkeypatch)[len(fit) :]
+        return [*words[:place], json.dumps(flags), *words[place + 1 :]]
     settings = dict(pairwise(words))
     if "--data.root" not in settings:
         return words
     kind = settings.get("--data")
     if kind is None:
-        kind = yaml.safe_load((ROOT / f"configs/{settings['--config']}.yaml").read_text())["data"]["class_path"]
-    data: Any = SMALL[getattr(datamodules, kind)](Path("data"), monkeypatch)
+        files = [path_of(name).read_text() for name in configurations(words)]
+        (kind,) = {described["data"]["class_path"] for described in map(yaml.safe_load, files) if "data" in described}
+    data: Any = SMALL[getattr(datamodules, kind)](folder, monkeypatch)
     if "--data.groups" in settings:
-        for number, path in enumerate(sorted(Path("data").rglob("*.png"))):
+        for number, path in enumerate(sorted(folder.rglob("*.png"))):
             path.rename(path.with_name(f"patient{number % 5}-{number}.png"))
     if "--data.table" in settings:
-        paths = [path.relative_to(data.root) for path in sorted(Path("data").rglob("*.wav"))]
+        paths = [path.relative_to(data.root) for path in sorted(folder.rglob("*.wav"))]
         rows = "".join(f"{path},{path.parent}\n" for path in paths)
         Path(data.root, settings["--data.table"]).write_text(f"path,label\n{rows}")
-    words[words.index("--data.root") + 1] = data.root
+    words = [data.root if before == "--data.root" else word for before, word in pairwise(["", *words])]
     few_tokens = ["--model.encoder.attention.k", "4"]  # the small set has less than the configuration's k
     small: list[str] = []
     if kind == "Needles":
-        small = ["--data.num_train", "16", "--data.num_test", "10"]
+        small = ["--data.num_train", "16", "--data.num_test", "10", "--data.seconds", "4", "--data.shortest", "3.4"]
     elif kind == "ESC50":
         small = ["--data.seconds", "0.5", *few_tokens]
     elif "TimmEncoder" in words:
@@ -351,6 +392,20 @@ def with_data(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     if "--folds" in words and kind != "ESC50":  # which has five of its own
         words[words.index("--folds") + 1] = "2"
     return [*words, *small]
+
+
+def configurations(words: list[str]) -> Iterator[str]:
+    """The configurations that a command names."""
+    flag = ""
+    for word in words:
+        if flag == "--config" and not word.startswith("--"):
+            yield word
+        flag = word if word.startswith("--") else flag
+
+
+def path_of(name: str) -> Path:
+    """The file of a configuration: image/digits is configs/image/digits.yaml."""
+    return ROOT / (name if name.endswith(".yaml") else f"configs/{name}.yaml")
 
 
 def run(arguments: list[str], command: Callable, folder: Path) -> None:

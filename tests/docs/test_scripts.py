@@ -1,0 +1,85 @@
+"""Every script that a page names runs, at a small size, or has a test elsewhere."""
+
+import importlib.util
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import forked
+import pytest
+from pages import PAGES, ROOT
+from small_sets import SMALL, picture
+
+from datamodules import FSDD, MNIST
+
+SMALL_ENCODER = {"dim": 8, "depth": 1, "heads": 1}
+# Of each script its arguments, and the constants in it that are smaller here.
+SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "benchmarks/inputs.py": (["DIR", "--steps", "3", "--rounds", "1"], {"WARM_UP": 1, "SMALL": SMALL_ENCODER}),
+    "benchmarks/million.py": (["--sides", "16", "--processes", "2", "--steps", "1", "--out", "out"], {}),
+    "benchmarks/profile_step.py": (["--out", "profile.png"], {"SIDE": 12, "STEPS": 1}),
+    "benchmarks/reversible.py": (["--side", "12", "--depths", "2", "--out", "out"], {}),
+    "benchmarks/scale.py": (["--repeats", "1", "--out", "out"], {}),
+    "benchmarks/shards.py": (["60"], {"PER_SHARD": 20}),
+    "docs/kept.py": (["vit", "--root", "DIR", "--epochs", "1"], {"WIDTH": 16, "DEPTH": 2}),
+    "docs/law.py": (["TABLE", "--side", "32", "--seconds", "200", "--out", "law.png"], {}),
+    "docs/picture.py": (["runs/digits/0", "runs/fsdd/0", "--out", "picture.png"], {}),
+    "docs/resize.py": (["runs/digits/0", "--out", "resize.png"], {}),
+    "docs/starts.py": (["runs/digits/0", "--k", "4", "--epochs", "1", "--seeds", "1"], {}),
+    "docs/timm_models.py": ([], {"FILES": ["deit", "convit"]}),
+}
+
+
+ELSEWHERE = {"benchmarks/gpu.py": "tests/reports/test_gpu.py", "docs/costs.py": "tests/attention/test_design.py"}
+NOT_RUN = {
+    "benchmarks/peers.py": "its sizes are those of its table: ten minutes of layers and classifiers, `make bench`",
+    "benchmarks/start.py": "starts Python eight times, because that is what it measures",
+    "benchmarks/verdict.py": "tens of trainings, each a longseq sweep, which other tests run",
+}
+
+
+def test_every_script_of_a_page_is_run_or_has_a_reason() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"python ((?:benchmarks|docs)/\w+\.py)", text))
+    assert named | {"docs/picture.py"} == SMALLER.keys() | ELSEWHERE.keys() | NOT_RUN.keys()
+    for script, test in ELSEWHERE.items():
+        assert Path(script).stem in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("script", SMALLER)
+def test_every_script_of_a_page_runs(
+    script: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, constants = SMALLER[script]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(place / "runs")
+    if "DIR" in arguments:
+        for kind in (FSDD, MNIST):
+            SMALL[kind](tmp_path, monkeypatch)
+        for number in range(40):
+            picture(tmp_path / f"tiny-imagenet-200/train/{('cats', 'dogs')[number % 2]}/{number}.png")
+    stands_for = {"DIR": str(tmp_path), "TABLE": str(ROOT / "docs/results/accuracy/law/table.csv")}
+    monkeypatch.setattr(sys, "argv", [script, *(stands_for.get(word, word) for word in arguments)])
+    if script == "docs/law.py":  # which is all its main
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+        assert Path("law.png").stat().st_size
+        return
+    spec = importlib.util.spec_from_file_location("script", ROOT / script)
+    assert spec and spec.loader
+    module: Any = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "script", module)  # pickle looks for its functions there
+    spec.loader.exec_module(module)
+    for name, value in constants.items():
+        monkeypatch.setattr(module, name, value)
+    said: list[str] = []
+    if hasattr(module, "subprocess"):  # forked processes have imported everything
+        module.subprocess = SimpleNamespace(
+            Popen=lambda words: forked.start(*words[1:], cwd=tmp_path),
+            run=lambda words, check, env: said.append(forked.run(*words[1:], cwd=tmp_path).stdout),
+        )
+    module.main()
+    said.append(capsys.readouterr().out)
+    assert all(said) or any(tmp_path.glob("*.png")), said
