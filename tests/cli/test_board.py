@@ -163,7 +163,7 @@ def test_images_are_as_wide_as_their_cards_and_white_on_a_dark_page_too(tab: Cal
 def test_every_image_of_the_run_is_on_its_tab(tab: Callable) -> None:
     page = tab("images")
     wanted = ["attention", "by_class", "confusion", "decision", "mistakes", "summary_tokens"]
-    for name in [*(f"val/{each}" for each in wanted), "inputs/samples"]:
+    for name in [*(f"val/{each}" for each in wanted), "test/confusion", "test/mistakes", "inputs/samples"]:
         page.locator("tf-tag-filterer input").fill(name)
         found = page.locator("tf-category-paginated-view").first
         found.get_by_text(name).first.wait_for()
@@ -178,9 +178,20 @@ def test_the_hparams_tab_shows_what_a_person_compares_without_a_click(tab: Calla
     page.get_by_text("learning_rate").nth(1).wait_for()  # beside its checkbox, as a column too
     for name in ("attention", "batch_size", "data", "k", "learning_rate"):
         assert page.get_by_text(name, exact=True).count() >= 2, name
+    for name in ("parameters", "precision", "seed", "tokens"):  # to tick
+        page.get_by_text(name, exact=True).first.wait_for()
     for name in ("hp/val_best", "hp/test"):  # of both tasks
         page.get_by_text(name, exact=True).first.wait_for(state="attached")
     photographed(page, "board-hparams")
+
+
+@needs_browser
+def test_the_use_of_processor_and_memory_is_a_curve(tab: Callable) -> None:
+    page = tab("scalars")
+    for name in ("processor_percent", "peak_memory_gib"):
+        page.locator("tf-tag-filterer input").fill(name)
+        card = page.locator("tf-scalar-card", has_text=name).first
+        card.locator("svg .line, svg path").first.wait_for(state="attached")
 
 
 @needs_browser

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,9 @@ def test_the_card_says_how_the_model_came_about_and_what_it_is_for(digits_run: P
     card = (digits_run / "README.md").read_text()
     assert "longseq fit --config " in card and "--trainer.max_epochs 2" in card
     assert f"longseq {longseq.__version__}" in card and f"torch {torch.__version__.partition('+')[0]}" in card
+    described = ["git", "-C", str(Path(longseq.__file__).parent), "describe", "--always"]
+    commit = subprocess.run(described, capture_output=True, text=True).stdout.strip()  # empty outside of a clone
+    assert f" ({commit}" in card
     assert re.search(r"[\d,]+ samples and [\d,]+ tokens a second", card)
     assert "- It sees 8 x 8 pixels; others are resized." in card and "also one that belongs to none of them" in card
     assert "encoder.attention.k: 16" in card and "parameters" in card
