@@ -66,7 +66,7 @@ def write_card(
         f"    {command}",
         f"longseq {longseq.__version__}{_commit()}; {machine(model.device.type)}. {_speed(curves)}",
         f"```\n{summary(model)}\n```",
-        f"`config.yaml` beside this file has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",
+        f"The `config.yaml` of the run has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",
     ]
     write_text(run / FILES[0], "\n\n".join(section.strip("\n") for section in sections if section) + "\n")
 
