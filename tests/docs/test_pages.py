@@ -112,10 +112,12 @@ def first_of(entry: str) -> tuple[str, str]:
 
 def in_place(words: list[str]) -> list[str]:
     """The words of a command, with a run of the fixture for a run that the page only names; a training that starts from
-    such a run starts from the newest one."""
+    such a run starts from the fixture's of its configuration, or else from the newest."""
     stands_in = {"--ckpt_path": "runs/needles/0/best.ckpt", "--resume": "runs/digits/0"}
     newest = max(Path("runs").glob("*/*/best.ckpt"), key=lambda path: path.stat().st_mtime)
-    stands_in |= {"--model.init_from": str(newest), "--model.teacher": str(newest)}
+    of_the_fixture = [Path("runs", Path(name).stem, "0/best.ckpt") for name in configurations(words)]
+    start = next((str(path) for path in of_the_fixture if path.exists()), str(newest))
+    stands_in |= {"--model.init_from": start, "--model.teacher": start}
     return [
         stands_in[before] if before in stands_in and not word.startswith("--") and not Path(word).exists() else word
         for before, word in pairwise(["", *words])
