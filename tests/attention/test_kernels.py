@@ -1,5 +1,8 @@
 """Attention by features of queries and keys, against implementations that no one here wrote."""
 
+from pathlib import Path
+
+import forked
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,3 +122,10 @@ def test_efficient_attention_is_that_of_linear_attention_transformer(is_padded: 
     )
     torch.testing.assert_close(of_x, expected_x, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(of_qkv, torch.cat(rest), rtol=1e-10, atol=1e-10)
+
+
+def test_verma_without_e_is_fla_orgs_linear_attention(tmp_path: Path) -> None:
+    """A process of its own, because Triton decides whether it interprets when it is imported."""
+    pytest.importorskip("fla", reason="fla-core is not installed")
+    done = forked.run(Path(__file__).with_name("verma_by_fla.py"), cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "4 gradients are equal\n"), done.stderr
