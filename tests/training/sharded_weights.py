@@ -1,8 +1,8 @@
 """Trains with sharded weights on two processes, and with whole ones on the first: python sharded_weights.py FOLDER.
 
 differences.json gets the largest difference between the weights of the two, for every mechanism and some encoders;
-started.json that between a model built on the meta device and one that was not, for every encoder. Sums in another
-order are other numbers in float32, so the precision is float64.
+mixed.json that in bf16-mixed; started.json that between a model built on the meta device and one that was not, for every
+encoder. Sums in another order are other numbers in float32, so the precision is float64 but for bf16-mixed.
 """
 
 import copy
@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
 from longseq import Linformer, Verma
-from longseq.attention import Linear
+from longseq.attention import Linear, Mechanism, Softmax
 from longseq.attention.examples import every_mechanism
 from longseq.encoders import ASTEncoder, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.training import Classifier
@@ -62,7 +62,7 @@ def difference(sharded: torch.nn.Module, whole: torch.nn.Module) -> float:
 
 
 def trained_apart(model: Classifier, inputs: Any, mesh: Any, rank: int) -> float:
-    """The difference after three steps, as a share of how far the weights have come."""
+    """The difference after ten steps, as a share of how far the weights have come."""
     with torch.no_grad():
         for weight in model.parameters():  # local mixing starts at zero
             weight.add_(torch.randn_like(weight), alpha=0.1)
@@ -77,11 +77,36 @@ def trained_apart(model: Classifier, inputs: Any, mesh: Any, rank: int) -> float
         shares.append((model, inputs, labels))
     for trainee, batch, targets in shares:
         optimizer = torch.optim.SGD(trainee.parameters(), 0.05, foreach=False)
-        for _ in range(3):
+        for _ in range(10):
             optimizer.zero_grad()
             cross_entropy(trainee(batch), targets).backward()
             optimizer.step()
     return difference(sharded, model) / difference(begun, model) if not rank else difference(sharded, model)
+
+
+def trained_in_bfloat16(mechanism: Mechanism, mesh: Any, rank: int) -> float:
+    """The difference after ten steps in bf16-mixed, as a share of how far the weights have come.
+
+    One process computes the same as two do if it takes their shares of a batch one after the other: products in
+    bfloat16 round the gradients of each share, and all else is float32.
+    """
+    begun = Classifier(ImageEncoder((1, 4, 6), mechanism, **SMALL), 3).float()
+    images, labels = torch.randint(256, (4, 1, 4, 6)), torch.tensor([0, 1, 2, 1])
+    begun.encoder.measure([images])
+    whole, sharded = copy.deepcopy(begun), copy.deepcopy(begun)
+    shard_weights(sharded, mesh)
+    shares = [slice(0, 2), slice(2, 4)]
+    for trainee, own in ((sharded, shares[rank : rank + 1]), (whole, shares)):
+        optimizer = torch.optim.AdamW(trainee.parameters(), 1e-3)
+        for _ in range(10):
+            optimizer.zero_grad()
+            for share in own:
+                with torch.autocast("cpu", torch.bfloat16):
+                    scores = trainee(images[share])
+                assert scores.dtype == torch.bfloat16
+                (cross_entropy(scores.float(), labels[share]) / len(own)).backward()
+            optimizer.step()
+    return difference(sharded, whole) / difference(begun, whole)
 
 
 def started_apart(mesh: Any, rank: int) -> dict[str, float]:
@@ -115,9 +140,11 @@ def run(rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     differences = {name: trained_apart(model, inputs, mesh, rank) for name, model, inputs in cases()}
+    mixed = {repr(mechanism): trained_in_bfloat16(mechanism, mesh, rank) for mechanism in (SHARED, Verma(), Softmax())}
     started = started_apart(mesh, rank)
     if not rank:
         (folder / "differences.json").write_text(json.dumps(differences))
+        (folder / "mixed.json").write_text(json.dumps(mixed))
         (folder / "started.json").write_text(json.dumps(started))
     dist.barrier()
     dist.destroy_process_group()

@@ -33,11 +33,16 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_mechanism_and_sharing_ends_three_steps_with_the_weights_of_one_process(apart: Path) -> None:
+def test_every_mechanism_and_sharing_ends_ten_steps_with_the_weights_of_one_process(apart: Path) -> None:
     differences = json.loads((apart / "differences.json").read_text())
     assert len(differences) > 25
     for name, difference in differences.items():
         assert difference < 1e-9, name
+
+
+def test_ten_steps_in_bf16_mixed_end_with_the_weights_of_one_process_that_takes_the_same_shares(apart: Path) -> None:
+    differences = json.loads((apart / "mixed.json").read_text())
+    assert len(differences) == 3 and max(differences.values()) < 1e-6, differences
 
 
 def test_a_model_built_on_the_meta_device_starts_with_the_weights_of_one_that_was_not(apart: Path) -> None:
