@@ -4,10 +4,12 @@
 
 The model has every pixel of a 1,024 x 1,024 image as a token. `data`: each GPU has an image of its own. `sequence`: all
 GPUs share the tokens of one image. `both`: the 8 GPUs of a node share an image. FLOPs are counted at two lengths: the
-part that grows with the tokens is divided among those that share an image, the rest is done by each.
+part that grows with the tokens is divided among those that share an image, the rest is done by each. So is the
+optimizer's step, which reads and writes memory.
 
-Two points are then measured: two gloo processes on this machine, with the speed of one process and of gloo's sums
-measured alone, must take as long as the same formula says.
+Two points are then measured: two gloo processes on this machine must take as long as the same formula says. What it
+needs is measured alone: gloo's sums, and steps of one process on a small and on a large image, which give the time of a
+FLOP and the time of what no number of tokens changes (the optimizer's step, and the calls).
 """
 
 import argparse
@@ -19,8 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +41,8 @@ from longseq.training.flops import PEAK_FLOPS, flops_per_sample
 # NVIDIA's data sheets of the H100 SXM and of the DGX H100: NVLink 900 GB/s in both directions together, eight GPUs a
 # node, one network card of 400 Gb/s for each GPU.
 PEAK, NODE, NVLINK, CARD = PEAK_FLOPS["NVIDIA H100 80GB HBM3"], 8, 450e9, 50e9
+MEMORY = 3.35e12  # bytes a second of its memory (HBM3), same data sheet
+ADAMW = 7  # float32 numbers a weight: weight, gradient and two moments are read, all but the gradient written
 # What NCCL itself reckons with, in seconds (src/graph/tuning.cc, protocol Simple): for each sum, and for each hop in a
 # ring or a tree, inside of a node and between two.
 BASE, RING, TREE = 8.4e-6, (3.4e-6, 14e-6), (4.0e-6, 14e-6)
@@ -83,11 +89,13 @@ class Model(NamedTuple):
 
 LARGE = Model(side=1024, dim=768, depth=12, heads=12, k=256)
 SMALL = Model(side=64, dim=64, depth=4, heads=4, k=256)  # what is measured
+FEW = 16  # the side of the small image
 
 
 def step_seconds(
     flops: tuple[float, float],
     rate: float,
+    fixed: float,
     sharing: int,
     devices: int,
     model: Model,
@@ -98,6 +106,7 @@ def step_seconds(
     Args:
         flops: Of one image, as Model.flops gives them.
         rate: FLOP/s of a device.
+        fixed: The seconds of what each device does once a step, whatever the tokens.
         sharing: How many devices share an image.
         devices: How many there are.
         model: What is trained.
@@ -105,7 +114,7 @@ def step_seconds(
     """
     of_each, of_tokens = flops
     of_sums = sum(all_reduce(size, sharing) for size in model.sums())
-    return (of_each + of_tokens / sharing) / rate + of_sums + all_reduce(model.weight_bytes(), devices)
+    return fixed + (of_each + of_tokens / sharing) / rate + of_sums + all_reduce(model.weight_bytes(), devices)
 
 
 def nccl(size: int, gpus: int) -> float:
@@ -125,47 +134,55 @@ def nccl(size: int, gpus: int) -> float:
 
 
 def worker(rank: int, folder: str, repeats: int) -> None:
-    """Time a process on its own and together with another; the shortest time of each is kept."""
+    """Time a process on its own and together with another, in turns; the median of each time is kept."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     group: Any = dist.group.WORLD
     sizes = sorted({*SMALL.sums(), SMALL.weight_bytes()})
     vectors = {size: torch.zeros(size // 4) for size in sizes}
-    trained = {name: step_of(group, name) for name in ("alone", "data", "sequence")}
+    trained = {name: step_of(group, name) for name in ("alone", "few", "data", "sequence")}
+    found: dict[str, dict[str, list[float]]] = {clock: defaultdict(list) for clock in CLOCKS}
     summed: list[int] = []
-    found: dict[str, dict[str, float]] = {clock: {} for clock in CLOCKS}
+    of_sums = dict.fromkeys(CLOCKS, 0.0)
+    collect = dist.all_reduce
+
+    def timed_sum(values: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        starts = {clock: read() for clock, read in CLOCKS.items()}
+        collect(values, *args, **kwargs)
+        for clock, read in CLOCKS.items():
+            of_sums[clock] += read() - starts[clock]
+        summed.append(values.nbytes)
 
     def keep(name: str, timed: Callable[[], Any]) -> None:
         dist.barrier()
+        summed.clear()
+        of_sums.update(dict.fromkeys(CLOCKS, 0.0))
         starts = {clock: read() for clock, read in CLOCKS.items()}
         timed()
         for clock, read in CLOCKS.items():
-            found[clock][name] = min(found[clock].get(name, math.inf), read() - starts[clock])
+            found[clock][name].append(read() - starts[clock] - of_sums[clock])
+            found[clock][f"{name}, sums"].append(of_sums[clock])
 
-    collect = dist.all_reduce
-
-    def counted(values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        summed.append(values.nbytes)
-        return collect(values, *args, **kwargs)
-
-    for repeat in range(repeats):
+    for _ in range(repeats):
         for size, vector in vectors.items():
             keep(f"sum {size}", lambda vector=vector: dist.all_reduce(vector))
-        for turn in (0, 1):
-            keep("alone" if turn == rank else "waits", trained["alone"] if turn == rank else lambda: None)
+        for name, turn in (("alone", 0), ("alone", 1), ("few", 0), ("few", 1)):
+            keep(name if turn == rank else "waits", trained[name] if turn == rank else lambda: None)
+        dist.all_reduce = timed_sum
         keep("data", trained["data"])
-        dist.all_reduce = counted if repeat == 0 else collect
         keep("sequence", trained["sequence"])
         dist.all_reduce = collect
-    assert sorted(summed) == sorted([*SMALL.sums(), SMALL.weight_bytes()]), summed  # as the formula counts them
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+        assert sorted(summed) == sorted([*SMALL.sums(), SMALL.weight_bytes()]), summed  # as the formula counts them
+    medians = {clock: {name: median(times) for name, times in of.items()} for clock, of in found.items()}
+    Path(folder, f"{rank}.json").write_text(json.dumps(medians))
 
 
 def step_of(group: Any, how: str) -> Callable[[], None]:
     """A training step on one image."""
     torch.manual_seed(0)
-    model = SMALL.build()
-    image = torch.randint(0, 256, (1, 1, SMALL.side, SMALL.side), dtype=torch.uint8)
+    side = FEW if how == "few" else SMALL.side
+    model = SMALL.build(side)
+    image = torch.randint(0, 256, (1, 1, side, side), dtype=torch.uint8)
     model.encoder.measure([image])
     if how == "sequence":
         Sharding(model.encoder, group)
@@ -174,7 +191,7 @@ def step_of(group: Any, how: str) -> Callable[[], None]:
 
     def step() -> None:
         cross_entropy(layers(image), torch.tensor([1])).backward()
-        if how != "alone":
+        if how in ("data", "sequence"):
             gradients = [weight.grad for weight in layers.parameters() if weight.grad is not None]
             whole = torch.cat([gradient.view(-1) for gradient in gradients])
             dist.all_reduce(whole)
@@ -187,7 +204,7 @@ def step_of(group: Any, how: str) -> Callable[[], None]:
 
 
 def measured(repeats: int) -> list[dict[str, dict[str, float]]]:
-    """The shortest times of both processes, by clock."""
+    """The times of both processes, by clock."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--run"]
         processes = [subprocess.Popen([*command, str(rank), folder, str(repeats)]) for rank in (0, 1)]
@@ -201,34 +218,40 @@ def check(repeats: int) -> list[list[Any]]:
     of_ranks, flops = measured(repeats), SMALL.flops()
     rows = []
     for clock in CLOCKS:
-        found = {name: max(of_rank[clock][name] for of_rank in of_ranks) for name in of_ranks[0][clock]}
-        rate = sum(flops) / found["alone"]
+        found = {name: mean(of_rank[clock][name] for of_rank in of_ranks) for name in of_ranks[0][clock]}
+        of_few = float(flops_per_sample(SMALL.build(FEW)).training)
+        rate = (sum(flops) - of_few) / (found["alone"] - found["few"])
+        fixed = found["few"] - of_few / rate
 
         def gloo(size: int, processes: int, found: dict[str, float] = found) -> float:
             return found[f"sum {size}"] if processes > 1 else 0.0
 
         for name, sharing in (("data", 1), ("sequence", 2)):
-            said = step_seconds(flops, rate, sharing, 2, SMALL, gloo)
-            times = (f"{1000 * seconds:.0f}" for seconds in (found["alone"], said, found[name]))
-            rows.append([name, clock, *times, f"{found[name] / said:.2f}"])
+            whole = step_seconds(flops, rate, fixed, sharing, 2, SMALL, gloo)
+            own = step_seconds(flops, rate, fixed, sharing, 1, SMALL, lambda *_: 0.0)
+            pairs = ((own, found[name]), (whole - own, found[f"{name}, sums"]))
+            times = (f"{1000 * seconds:.1f}" for pair in pairs for seconds in pair)
+            ratio = (found[name] + found[f"{name}, sums"]) / whole
+            rows.append([name, clock, f"{1000 * found['alone']:.0f}", f"{1000 * fixed:.0f}", *times, f"{ratio:.2f}"])
     return rows
 
 
 def simulated() -> list[dict[str, Any]]:
     """A row for each number of GPUs and each way to use them."""
     flops, rate = LARGE.flops(), UTILISATION * PEAK
+    fixed = ADAMW * LARGE.weight_bytes() / MEMORY
     rows = []
     for how in ("data", "sequence", "both"):
         for gpus in GPUS:
             sharing = {"data": 1, "sequence": gpus, "both": min(gpus, NODE)}[how]
-            seconds = step_seconds(flops, rate, sharing, gpus, LARGE, nccl)
+            seconds = step_seconds(flops, rate, fixed, sharing, gpus, LARGE, nccl)
             images = gpus // sharing
-            products = (flops[0] + flops[1] / sharing) / rate
-            of_one = sum(flops) / rate
+            own = fixed + (flops[0] + flops[1] / sharing) / rate
+            of_one = fixed + sum(flops) / rate
             rows.append(
                 {
                     "how": how, "GPUs": gpus, "images a step": images, "seconds a step": seconds,
-                    "of them sums": seconds - products, "efficiency": images * of_one / (gpus * seconds),
+                    "of them sums": seconds - own, "efficiency": images * of_one / (gpus * seconds),
                 }
             )  # fmt: skip
     return rows
@@ -254,7 +277,7 @@ def main() -> None:
         return worker(int(rank), folder, int(repeats))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--repeats", type=int, default=20, help="steps of each kind that are measured; the fastest counts"
+        "--repeats", type=int, default=20, help="steps of each kind that are measured in turns; the median counts"
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results/scale"))
     asked = parser.parse_args()
@@ -272,10 +295,11 @@ def main() -> None:
         ]
         for row in rows
     ]  # fmt: skip
-    points = markdown(
-        ["two processes", "clock", "one process, ms", "computed, ms", "measured, ms", "measured / computed"],
-        check(asked.repeats),
-    )
+    columns = [
+        "two processes", "clock", "one process, ms", "fixed, ms", "own work computed, ms", "measured",
+        "sums computed, ms", "measured", "both, measured / computed",
+    ]  # fmt: skip
+    points = markdown(columns, check(asked.repeats))
     said = f"    python {' '.join(sys.argv)}\n\n{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"
     (asked.out / "table.md").write_text(said)
     print(said)

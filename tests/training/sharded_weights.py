@@ -1,8 +1,8 @@
 """Trains with sharded weights on two processes, and with whole ones on the first: python sharded_weights.py FOLDER.
 
 differences.json gets the largest difference between the weights of the two, for every mechanism and some encoders;
-mixed.json that in bf16-mixed; started.json that between a model built on the meta device and one that was not, for every
-encoder. Sums in another order are other numbers in float32, so the precision is float64 but for bf16-mixed.
+mixed.json that in bf16-mixed; started.json that between a model built on the meta device and one that was not, for
+every encoder. Sums in another order are other numbers in float32, so the precision is float64 but for bf16-mixed.
 """
 
 import copy
