@@ -138,7 +138,7 @@ def refuse_unsharded(encoder: Encoder) -> None:
     if not is_product(trunk.patch_embed):
         raise ArgumentError("encoder", f"must have patches that do not overlap {where}; choose another")
     if encoder.reversible:
-        raise ArgumentError("encoder.reversible", f"must be false {where}; leave it out")
+        raise ArgumentError("reversible", f"must be false {where}; leave it out")
     if is_hooked(trunk) or encoder._compiled_call_impl is not None:
         raise ArgumentError("encoder", f"must be neither hooked nor compiled {where}; leave that out")
     if any(part.p > 0 for part in trunk.modules() if isinstance(part, nn.Dropout)):

@@ -73,11 +73,14 @@ class SequenceParallel(DDPStrategy):
         if model.optimizer not in ELEMENTWISE:
             what = f"must be one of {', '.join(ELEMENTWISE)} where E is shared out, got {model.optimizer}"
             raise ArgumentError("model.optimizer", f"{what}; adamw is usual")
+        if model.encoder._compiled_call_impl is not None:
+            raise ArgumentError("model.compile", "must be false where devices share a sequence; leave it out")
         before = flops_per_sample(model), summary(model)
         try:
             self._sharding = Sharding(model.encoder, self._token_group)
         except ArgumentError as error:
-            raise ArgumentError(f"model.encoder.{error.argument}", error.what) from error
+            where = "model.encoder" if error.argument == "encoder" else f"model.encoder.{error.argument}"
+            raise ArgumentError(where, error.what) from error
         model.before_sharding = before
         model.task.shard = self._sharding.shard
         for part in model.modules():

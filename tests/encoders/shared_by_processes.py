@@ -11,7 +11,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from longseq.arguments import SettingError
-from longseq.attention import Conv, Dynamic, Gaussian, Linear, Linformer, Max, Mean, Separable, Verma
+from longseq.attention import (
+    Conv,
+    Dynamic,
+    EfficientAttention,
+    Gaussian,
+    Linear,
+    Linformer,
+    Max,
+    Mean,
+    Separable,
+    Verma,
+)
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.shard import Split
 from longseq.encoders import Conv1d, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
@@ -25,6 +36,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "linformer": Linformer(6),
     "linformer none": Linformer(6, sharing="none"),
     "linformer ragged": Linformer([[6, 3], [4, 2]], sharing="none"),
+    "linformer by layer": Linformer([6, 3]),
+    "linformer headwise": Linformer(6, sharing="headwise"),
     "linformer layerwise": Linformer(6, sharing="layerwise"),
     "separable": Linformer(6, projection=Separable()),
     "separable none": Linformer(6, sharing="none", projection=Separable()),
@@ -38,9 +51,14 @@ MECHANISMS: dict[str, Mechanism] = {
     "verma": Verma(),
     "verma scaled": Verma(length_scaling=1.5),
     "verma k": Verma(6, projection=Linear("mean")),
+    "verma k by layer": Verma([6, 3]),
+    "verma k headwise": Verma(6, sharing="headwise"),
+    "verma k layerwise": Verma(6, sharing="layerwise"),
     "verma k none": Verma(6, sharing="none"),
+    "verma k ragged": Verma([[6, 3], [4, 2]], sharing="none"),
     "verma columns": Verma(normalize="columns"),
     "verma k columns": Verma(6, normalize="columns"),
+    "efficient": EfficientAttention(),
 }
 
 

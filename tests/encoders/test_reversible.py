@@ -157,7 +157,7 @@ def test_what_cannot_go_with_them_is_named():
         encoder(checkpointing=True)
     with pytest.raises(ArgumentError, match="^compile must be false with reversible blocks, .*; leave out one of the"):
         Classifier(encoder(), 3, compile=True)
-    with pytest.raises(ArgumentError, match="^encoder.reversible must be false to be shared by several processes; "):
+    with pytest.raises(ArgumentError, match="^reversible must be false to be shared by several processes; "):
         refuse_unsharded(encoder())
     for part in ("", "blocks", "blocks.1"):
         hooked = encoder()

@@ -1,5 +1,6 @@
 """Tokens on two and three real processes (gloo, CPU) give the features and gradients of one process."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from shared_by_processes import MECHANISMS, SMALL, cases, loss_of
 
+from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
+from longseq.attention.examples import every_mechanism
 from longseq.encoders import ImageEncoder
 from longseq.encoders.sharding import refuse_unsharded
 
@@ -90,5 +93,15 @@ def test_what_needs_all_tokens_at_once_is_refused_by_name(attention: Any, option
 
 
 def test_every_mechanism_that_can_is_compared() -> None:
-    for mechanism in MECHANISMS.values():
-        refuse_unsharded(ImageEncoder((1, 8, 8), mechanism, **SMALL))
+    def kind(mechanism: Any) -> list[Any]:
+        projection = getattr(mechanism, "projection", None) if isinstance(mechanism, Linformer) else None
+        options = [getattr(mechanism, name, None) for name in ("sharing", "normalize")]
+        return [type(mechanism), type(getattr(mechanism, "k", None)), type(projection), *options]
+
+    compared = [kind(mechanism) for mechanism in MECHANISMS.values()]
+    can = []
+    for mechanism in every_mechanism():
+        with suppress(ArgumentError):
+            refuse_unsharded(ImageEncoder((1, 8, 8), mechanism, dim=16, depth=2, heads=4))
+            can.append(kind(mechanism))
+    assert len(can) > 20 and all(each in compared for each in can)

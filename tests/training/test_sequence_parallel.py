@@ -87,6 +87,8 @@ def test_a_masked_pretraining_ends_with_the_weights_and_figures_of_one_process(t
     [
         (["--model.encoder.attention", "Softmax"], "model.encoder.attention: must meet all tokens in a sum"),
         (["--model.encoder.dropout", "0.1"], "model.encoder.dropout: must be 0 to be shared by several processes"),
+        (["--model.compile", "true"], "model.compile: must be false where devices share a sequence"),
+        (["--model.encoder.reversible", "true"], "model.encoder.reversible: must be false to be shared"),
         (["--model.optimizer", "lamb"], "model.optimizer: must be one of adam"),
     ],
 )
