@@ -139,6 +139,27 @@ def loss_of(features: Tensor) -> Tensor:
     return (features * torch.arange(features.numel()).view(features.shape)).sum()
 
 
+def mixed_features(group: Any) -> dict[str, Tensor]:
+    """Features and a gradient in bf16-mixed; of one process without a group."""
+    found = {}
+    for mechanism in (MECHANISMS["linformer"], MECHANISMS["verma"]):
+        torch.manual_seed(0)
+        encoder = ImageEncoder((1, 7, 5), mechanism, local=Conv2d(3), checkpointing=True, **SMALL)
+        images = torch.randint(0, 256, (3, 1, 7, 5))
+        encoder.measure([images])
+        if group is not None:
+            Sharding(encoder, group)
+        with torch.autocast("cpu", torch.bfloat16):
+            features = encoder(images)
+        loss_of(features.float()).backward()
+        gradient = encoder.trunk.blocks[0].attn.qkv.weight.grad  # type: ignore[union-attr]
+        if group is not None:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size(group)
+        found |= {f"{mechanism} features": features.detach().float(), f"{mechanism} gradient": gradient}
+    return found
+
+
 def bytes_of_a_step(height: int, group: Any) -> int:
     """How many bytes of collectives a forward and a backward pass of a process send."""
     sent: list[int] = []
@@ -205,6 +226,7 @@ def run(rank: int, size: int, folder: Path) -> None:
         except SettingError as error:
             results["refused"].append(str(error))
     results["bytes"] = [bytes_of_a_step(height, dist.group.WORLD) for height in (8, 80)]
+    results["mixed"] = mixed_features(dist.group.WORLD)
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

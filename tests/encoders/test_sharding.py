@@ -7,7 +7,7 @@ from typing import Any
 import forked
 import pytest
 import torch
-from shared_by_processes import MECHANISMS, SMALL, cases, loss_of
+from shared_by_processes import MECHANISMS, SMALL, cases, loss_of, mixed_features
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
@@ -49,6 +49,15 @@ def test_features_and_all_gradients_are_those_of_one_process(
                 assert parameter.grad is not None
                 difference = (found["gradients"][weight] - parameter.grad).abs().max()
                 assert difference < 1e-10 * max(parameter.grad.abs().max(), 1), (name, weight)
+
+
+def test_bf16_mixed_with_checkpointing_is_that_of_one_process_to_the_rounding_of_bfloat16(
+    results: list[dict[str, Any]],
+) -> None:
+    for name, expected in mixed_features(None).items():
+        for of_process in results:
+            difference = float((of_process["mixed"][name] - expected).norm() / expected.norm())
+            assert 0 < difference < 2**-6, (name, difference)
 
 
 def test_a_process_holds_its_own_columns_and_gathers_them_to_the_state_of_one_process(
