@@ -1,5 +1,6 @@
 """Write a Program as ONNX or as a program of torch.export, and run what was written."""
 
+import gc
 import io
 import json
 import logging
@@ -100,9 +101,13 @@ def _require(package: str) -> None:
 
 @contextmanager
 def _tracing() -> Iterator[None]:
-    """Say in one line that a model cannot be traced: a user's own mechanism may do what exporters cannot follow."""
+    """Say in one line that a model cannot be traced: a user's own mechanism may do what exporters cannot follow.
+
+    Tracing leaves subclasses of the modules behind, with their names, until a collection: a name would be ambiguous.
+    """
     try:
         yield
+        gc.collect()
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         what = f"must be of a model that torch can trace ({reason})"
