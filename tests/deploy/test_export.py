@@ -58,10 +58,11 @@ def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: st
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_export_leaves_no_second_class_of_a_name(format: str, tmp_path: Path) -> None:
     """Of modules that share parts torch's tracer makes subclasses with their names, and a YAML file names a class."""
+    before = ImageEncoder.__subclasses__()
     gc.disable()
     try:
         FORMATS[format](Program(classifier(ImageEncoder.examples(Linformer(7), depth=1)[0][0])), tmp_path / "model", {})
-        assert not ImageEncoder.__subclasses__()
+        assert set(ImageEncoder.__subclasses__()) <= set(before)
     finally:
         gc.enable()
 
