@@ -118,8 +118,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def exports() -> Iterator[None]:
     """Let models be traced in this process: beartype does not take a traced length, a torch.SymInt, for int, and checks
-    are traced slowly. A trace leaves copies of the encoders' classes until they are collected, and a later command line
-    would find two classes of one name."""
+    are traced slowly. A trace that fails leaves copies of the encoders' classes until they are collected, and a later
+    command line would find two classes of one name."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

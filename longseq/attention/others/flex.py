@@ -16,8 +16,9 @@ _BLOCK = 128  # tokens of a block of scores that the kernel makes or leaves out
 def suits_flex(queries: Float[Tensor, "b h q c"], dropout: float) -> bool:
     """Whether the kernel takes these queries: on a GPU, of 32 bits at most, with 16, 32, 64 ... channels, and without
     dropout."""
-    c, suits = queries.shape[-1], queries.is_cuda and queries.dtype != torch.float64
-    return suits and c >= 16 and c & (c - 1) == 0 and not dropout and _is_there()
+    c = queries.shape[-1]
+    suits = queries.dtype != torch.float64 and c >= 16 and c & (c - 1) == 0
+    return suits and queries.is_cuda and not dropout and _is_there()
 
 
 @torch.compiler.assume_constant_result
