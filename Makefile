@@ -9,8 +9,9 @@ demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/audio/vowels.yaml
 	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/python train.py board"
 
+# a test waits now and then for a process that it started, so there are more workers than the processors of a small machine
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # takes a minute: the tests of formulas, interfaces and contracts, without a training
 quick: .venv/.installed-test

@@ -29,6 +29,7 @@ def sweep(
     metric: str = "test/accuracy",
     seconds: float | None = None,
     flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
+    init_from: str | None = None,
     out: str = "sweep",
 ) -> None:
     """Train every setting of a grid with several seeds, one after the other, and write a table, a CSV and a figure.
@@ -48,12 +49,14 @@ def sweep(
             every setting is measured before the first run; its steps are kept in steps.json. None leaves the length
             to the configuration.
         flags: Further arguments of every training, passed on as they are.
+        init_from: Folder of another sweep, one of pretraining, say. Each run starts from the weights at the end of the
+            run there that has its setting and seed.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
         ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
-            seeds or seconds are not positive, the folder holds runs of another configuration or other flags, a training
-            fails, or its metrics.json does not have the metric.
+            seeds or seconds are not positive, the folder holds runs of another configuration or other flags, the other
+            sweep lacks a run, a training fails, or its metrics.json does not have the metric.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
@@ -75,8 +78,9 @@ def sweep(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     trained: dict[str, Any] = {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)}
-    _refuse_other_runs(folder, trained if seconds is None else {**trained, "seconds": seconds})
-    runs = _Runs(folder, config, flags)
+    trained |= {key: value for key, value in (("seconds", seconds), ("init_from", init_from)) if value is not None}
+    _refuse_other_runs(folder, trained)
+    runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from))
     steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
     figures: dict[Setting, list[float]] = {}
     for setting in [*baselines, *settings]:
@@ -110,6 +114,8 @@ def sweep(
         command += f" --metric {metric}"
     if seconds is not None:
         command += f" --seconds {seconds:g}"
+    if init_from is not None:
+        command += f" --init_from {init_from}"
     if flags:
         command += f" --flags {shlex.quote(json.dumps(flags))}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
@@ -166,18 +172,28 @@ class _Runs:
     folder: Path
     config: Sequence[str]
     flags: Sequence[str]
+    others: Path | None  # the folder of the sweep whose weights they start from
 
     def result(self, setting: Setting, seed: int, metric: str, *length: str) -> float:
         """The metric of a run; the run is trained first if it has no result yet."""
         name = f"{_experiment(setting)},seed={seed}"
         results = sorted((self.folder / "runs" / name).glob("*/metrics.json"))
         if not results:
-            self._train(setting, seed, self.folder, "--experiment", name, "--resume", *length)
+            start = [] if self.others is None else ["--model.init_from", self._weights(self.others, name)]
+            self._train(setting, seed, self.folder, "--experiment", name, "--resume", *start, *length)
             results = sorted((self.folder / "runs" / name).glob("*/metrics.json"))
         figures = json.loads(results[-1].read_text())
         if metric not in figures:
             raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
         return float(figures[metric])
+
+    @staticmethod
+    def _weights(others: Path, name: str) -> str:
+        found = sorted((others / "runs" / name).glob("*/last.ckpt"))
+        if not found:
+            what = f"must be the folder of a sweep with the same grid and seeds, got {others}"
+            raise ArgumentError("init_from", f"{what}, which has no runs/{name}/0/last.ckpt; sweep there first")
+        return str(found[-1])
 
     def steps(self, settings: Sequence[Setting], seconds: float) -> dict[str, int]:
         """How many optimizer steps every setting takes in a time, measured once and kept in a file."""

@@ -92,6 +92,30 @@ def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, 
     assert "out: must be a folder of runs with this config and these flags" in command(*other).error
 
 
+def test_each_run_starts_from_its_likeness_in_another_sweep(command, forked_reports, tmp_path):
+    flags = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    arguments = ["sweep", "--config", DIGITS, "--seeds", "1", "--grid"]
+    masked = json.dumps([*flags, "--model.task", "Masked"])
+    before = ["model.encoder.attention.k=4", "--flags", masked, "--out", "before"]
+    done = command(*arguments, *before, "--metric", "test/loss")
+    assert done.code == 0, done.err
+    still = json.dumps([*flags, "--model.learning_rate", "1e-12"])
+    done = command(*arguments, "model.encoder.attention.k=4", "--flags", still, "--init_from", "before")
+    assert done.code == 0, done.err
+    assert "--init_from before" in (tmp_path / "sweep/table.md").read_text()
+    first, second = (
+        torch.load(next((tmp_path / folder).glob("runs/*/0/last.ckpt")), weights_only=True)["state_dict"]
+        for folder in ("before", "sweep")
+    )
+    encoder = [name for name in second if name.startswith("encoder.")]
+    assert encoder
+    for name in encoder:
+        torch.testing.assert_close(second[name], first[name], rtol=0, atol=1e-10)
+    missing = [*arguments, "model.encoder.attention.k=8", "--init_from", "before", "--out", "other"]
+    done = command(*missing, "--flags", json.dumps(flags))
+    assert (done.code, "init_from: must be the folder of a sweep with the same grid" in done.error) == (2, True)
+
+
 def test_the_steps_of_a_time_follow_from_the_logged_speed(tmp_path):
     with SummaryWriter(str(tmp_path / "run/Verma-seed0")) as writer:
         for step, milliseconds in enumerate([30.0, 20.0, 500.0]):
