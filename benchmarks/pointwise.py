@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.plain import is_plain
+from longseq.compat.torch import is_plain
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.groups import attend_in_groups, groups_for
 from longseq.attention.mixer import TokenMixer, copy_weights, present_tokens
-from longseq.attention.plain import is_plain
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
 from longseq.attention.rotary import Rotary
 from longseq.attention.shard import Split
+from longseq.compat.torch import is_plain
 
 # A mechanism's formula, applied after the heads are split. It takes queries (b, h, n, c), keys and values (b, h, k, c),
 # a mask of the queries (b, 1, n, 1) and one of the keys (b, 1, 1, k), False at padding and None without padding, and

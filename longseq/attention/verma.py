@@ -15,12 +15,11 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.plain import is_plain
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.shard import Shard, Split, exponentials, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
-from longseq.compat.torch import is_transformed
+from longseq.compat.torch import is_plain, is_transformed
 
 Normalize = Literal["rows", "columns"]
 

@@ -4,13 +4,25 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_hooked(layer: Any) -> bool:
     """Whether a call of the layer runs hooks, or a forward method of the object in place of its class's."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return bool(hooks) or "forward" in vars(layer)
+
+
+def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a layer is exactly of one of these classes, and a call of it would run nothing besides its weights, so
+    that a short cut may read these without calling the layer.
+
+    Adapters (LoRA), quantisation and FSDP change the class of a layer or of its weight. Pruning, old weight norms and
+    users register hooks on it. A parametrization changes its class.
+    """
+    if type(layer) not in kinds or is_hooked(layer):
+        return False
+    return all(type(weight) in (nn.Parameter, Tensor) for weight in (*layer.parameters(False), *layer.buffers(False)))
 
 
 def is_transformed() -> bool:

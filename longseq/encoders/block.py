@@ -11,8 +11,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from longseq.attention.mixer import TokenMixer
-from longseq.attention.plain import is_plain
-from longseq.compat.torch import gelu_backward, is_hooked, is_transformed, layer_norm_backward
+from longseq.compat.torch import gelu_backward, is_hooked, is_plain, is_transformed, layer_norm_backward
 from longseq.encoders.local import LocalBlock
 
 _TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, which fits into a cache

@@ -10,7 +10,7 @@ from timm.layers.helpers import to_2tuple
 from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
-from longseq.attention.plain import is_hooked, is_plain
+from longseq.compat.torch import is_hooked, is_plain
 
 
 class OverlappingPatchEmbed(PatchEmbed):

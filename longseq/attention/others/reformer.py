@@ -15,8 +15,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
 from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
-from longseq.attention.plain import is_plain
-from longseq.compat.torch import without_autocast
+from longseq.compat.torch import is_plain, without_autocast
 
 AT_ITSELF = -1e5  # a token's score with itself, so that it attends to itself only if there is no other token
 
