@@ -99,7 +99,8 @@ class Perceptron(torch.autograd.Function):
     """GELU(LayerNorm(x) W1' + b1) W2' + b2, in tiles of tokens; it keeps x and the hidden layer before the GELU.
 
     Autograd would also keep the normalised tokens and the hidden layer after the GELU, d + 4 d numbers per token.
-    Computing these again is as fast as reading them from memory. Where no gradient is wanted, only one tile is kept. In
+    Computing these again is as fast as reading them from memory. The hidden layer's tiles have memory of their own:
+    glibc finds places for them where it has none for the whole. Where no gradient is wanted, none of them is kept. In
     low precision the weights' gradients are summed over the tiles in float32.
     """
 
@@ -107,20 +108,21 @@ class Perceptron(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         gamma, beta, eps, W1, b1, W2, b2, keeps_hidden = rest
         tiles = _tiles(len(x), len(W1))
-        hidden = W1.new_empty(len(x) if keeps_hidden else tiles[0].stop, len(W1))
+        hidden: list[Tensor] = []
         out = W2.new_empty(len(x), len(W2))
         for rows in tiles:
             normed = F.layer_norm(x[rows], gamma.shape, gamma, beta, eps).to(W1.dtype)
-            tile = hidden[rows] if keeps_hidden else hidden[: len(normed)]
-            torch.addmm(b1, normed, W1.T, out=tile)
+            tile = torch.addmm(b1, normed, W1.T)
             torch.addmm(b2, F.gelu(tile), W2.T, out=out[rows])
-        ctx.save_for_backward(x, gamma, beta, W1, b1, W2, b2, hidden)
+            if keeps_hidden:
+                hidden.append(tile)
+        ctx.save_for_backward(x, gamma, beta, W1, b1, W2, b2, *hidden)
         ctx.eps = eps
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, hidden = ctx.saved_tensors
+        tensors, hidden = list(ctx.saved_tensors[:7]), list(ctx.saved_tensors[7:])
         if torch.is_grad_enabled():  # second derivatives are wanted: only autograd can compute them
             gradients = _gradients_by_autograd(tensors, ctx.eps, grads[0], ctx.needs_input_grad)
         else:
@@ -143,7 +145,7 @@ def _gradients_by_autograd(
     return [next(gradients) if is_needed else None for is_needed in needs]
 
 
-def _gradients(tensors: list[Tensor], hidden: Tensor, eps: float, grad: Tensor) -> list[Tensor]:
+def _gradients(tensors: list[Tensor], hidden: list[Tensor], eps: float, grad: Tensor) -> list[Tensor]:
     x, gamma, beta, W1, b1, W2, b2 = tensors
     grad = grad.contiguous()
     grad_x = torch.empty_like(x)
@@ -151,12 +153,12 @@ def _gradients(tensors: list[Tensor], hidden: Tensor, eps: float, grad: Tensor) 
     grad_W1, grad_W2 = torch.zeros_like(W1, dtype=exact), torch.zeros_like(W2, dtype=exact)
     grad_b1 = torch.zeros_like(b1, dtype=exact)
     grad_gamma, grad_beta = torch.zeros_like(gamma, dtype=exact), torch.zeros_like(beta, dtype=exact)
-    for rows in _tiles(len(x), len(W1)):
+    for rows, tile in zip(_tiles(len(x), len(W1)), hidden, strict=True):
         normed, mean, rstd = torch.native_layer_norm(x[rows], gamma.shape, gamma, beta, eps)
         low = normed.to(W1.dtype)
-        active = F.gelu(hidden[rows])
+        active = F.gelu(tile)
         _add_product(grad_W2, grad[rows].T, active)
-        grad_hidden = gelu_backward(torch.mm(grad[rows], W2, out=active), hidden[rows])
+        grad_hidden = gelu_backward(torch.mm(grad[rows], W2, out=active), tile)
         _add_product(grad_W1, grad_hidden.T, low)
         grad_b1 += grad_hidden.sum(0)
         grad_x[rows], of_gamma, of_beta = layer_norm_backward(
