@@ -1,35 +1,40 @@
 """Which system learns most in five minutes: every sequence mixer in the same encoder, on pixels, frames and samples.
 
-    python benchmarks/verdict.py --data DIR --out verdict
+    python benchmarks/verdict.py --data DIR
 
 DIR holds CIFAR-10-images, MNIST and free-spoken-digit-dataset. On each task every system trains for the same time on
 one core. Its learning rate is the best of three on the validation split, in trainings of 100 seconds; then it trains
 for 300 seconds with the local convolutions and without them, and the leaders with two seeds more. Five times in a
-training it is validated, which is not counted, and the best of these checkpoints is tested. What is done is kept
-in the folder: a run that was stopped goes on, and a longer list of tasks adds to the picture. First of all the time of
-a step is measured (`--until speed` ends there), which asks for a machine that does nothing else; the trainings then
-take a fixed number of steps, and may share it. Two tasks in two processes, each on a core of its own, halve the time.
+training it is validated, which is not counted, and the best of these checkpoints is tested.
+
+First of all the time of a step is measured (`--until speed` ends there), which asks for a machine that does nothing
+else; it is kept in TASK/speeds.json. The trainings then take a fixed number of steps, and may share the machine, or run
+on another one. Each system's figures are written to TASK/table.csv as soon as it is done, and a system that has its
+rows there is not trained again: so the work can be done in as many pieces as one likes. Two tasks in two processes,
+each on a core of its own, halve the time.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 from longseq.reports.sweep import sweep
+from longseq.training.storage import write_text
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "docs/results/verdict"
 SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 100, 300, 3, 3
 RATES = "0.001,0.003,0.01"
+HEADER = ["system", "local", "learning rate", "ms of a step", "steps", "test accuracy", "lowest to highest"]
 
 
 class Task(NamedTuple):
@@ -85,13 +90,14 @@ KINDS = {
 
 
 class Setting(NamedTuple):
-    """A system on a task, with the local convolutions or without them, and where its runs are."""
+    """A system on a task, with the local convolutions or without them."""
 
     task: str
     system: str
     is_local: bool
     data: Path
     out: Path
+    runs: Path  # the folder of all trainings
 
     @property
     def flags(self) -> list[str]:
@@ -107,25 +113,32 @@ class Setting(NamedTuple):
         return str(SETTINGS / f"{self.task}.yaml")
 
     @property
+    def local(self) -> str:
+        return "yes" if self.is_local else "no"
+
+    @property
     def folder(self) -> Path:
-        return self.out / self.task / self.system / ("local" if self.is_local else "plain")
+        return self.runs / self.task / self.system / ("local" if self.is_local else "plain")
 
     def steps_a_second(self) -> float:
         """Its speed, measured once and kept in a file; 0 if four steps take longer than a trial."""
-        record = self.folder / "steps_a_second.json"
-        if not record.exists():
+        record = self.out / self.task / "speeds.json"
+        speeds = json.loads(record.read_text()) if record.exists() else {}
+        name = f"{self.system}, {'local' if self.is_local else 'plain'}"
+        if name not in speeds:
             command = ["-m", "longseq", "fit", "--config", self.config, *self.flags, *TRIAL]
             command += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(self.folder)]
             process = run_python(*command, "--experiment", "speed")
             if process.returncode:
                 raise SystemExit(process.stderr.strip().split("\n")[-1])
             try:
-                speed = steps_within(1000, self.folder / "runs/speed/0") / 1000
+                speeds[name] = round(steps_within(1000, self.folder / "runs/speed/0") / 1000, 4)
             except ArgumentError:
-                speed = 0.0
-            record.write_text(json.dumps(speed))
-            print(f"{self.task}, {self.system}, {self.folder.name}: {speed:.3g} steps a second", flush=True)
-        return float(json.loads(record.read_text()))
+                speeds[name] = 0.0
+            record.parent.mkdir(parents=True, exist_ok=True)
+            write_text(record, json.dumps(speeds, indent=1))
+            print(f"{self.task}, {name}: {speeds[name]:.3g} steps a second", flush=True)
+        return float(speeds[name])
 
     def sweep(self, name: str, seconds: float, grid: str, seeds: int, metric: str) -> list[dict[str, str]]:
         """Train a grid, for a number of steps that takes so many seconds alone, and return the rows of its table."""
@@ -152,25 +165,39 @@ def read(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def trained(task: str, data: Path, out: Path) -> Iterator[list[Any]]:
-    """The rows of a task's table."""
-    rates: dict[str, str] = {}
-    found: dict[Setting, list[float]] = {}
+def row_of(setting: Setting, rate: str, figures: list[float]) -> dict[str, str]:
+    speed = setting.steps_a_second()
+    span = f"{min(figures):.3f} to {max(figures):.3f}" if len(figures) > 1 else ""
+    mean = f"{statistics.mean(figures):.3f}"
+    values = [setting.system, setting.local, rate, f"{1000 / speed:.0f}", f"{SECONDS * speed:.0f}", mean, span]
+    return dict(zip(HEADER, values, strict=True))
+
+
+def train(task: str, data: Path, out: Path, runs: Path) -> None:
+    """Train what has no row yet in a task's table."""
+    table = out / task / "table.csv"
+    rows = {(row["system"], row["local"]): row for row in read(table)} if table.exists() else {}
+
+    def keep(setting: Setting, rate: str, seeds: int = 1) -> None:
+        rows[setting.system, setting.local] = row_of(setting, rate, setting.accuracies(rate, seeds))
+        kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
+        write_csv(table, HEADER, kept)
+        text = f"    python benchmarks/verdict.py --data DIR --tasks {task}\n\n{machine()}\n\n{markdown(HEADER, kept)}"
+        (out / task / "table.md").write_text(text)
+
     for system in SYSTEMS:
-        local, plain = (Setting(task, system, is_local, data, out) for is_local in (True, False))
-        if round(SECONDS_OF_RATES * local.steps_a_second()):
-            rates[system] = local.best_rate()
-            found[local] = local.accuracies(rates[system])
-            found[plain] = plain.accuracies(rates[system])
-    for leader in sorted(found, key=lambda setting: -found[setting][0])[:LEADERS]:
-        found[leader] = leader.accuracies(rates[leader.system], SEEDS)
-    for setting, figures in found.items():
-        speed = setting.steps_a_second()
-        mixed = "yes" if setting.is_local else "no"
-        span = f"{min(figures):.3f} to {max(figures):.3f}" if len(figures) > 1 else ""
-        accuracy = f"{statistics.mean(figures):.3f}"
-        steps = round(SECONDS * speed)
-        yield [setting.system, mixed, rates[setting.system], f"{1000 / speed:.0f}", steps, accuracy, span]
+        local, plain = (Setting(task, system, is_local, data, out, runs) for is_local in (True, False))
+        if not round(SECONDS_OF_RATES * local.steps_a_second()):
+            continue
+        if (system, local.local) not in rows:
+            keep(local, local.best_rate())
+        if (system, plain.local) not in rows:
+            keep(plain, rows[system, local.local]["learning rate"])
+    leaders = sorted(rows.values(), key=lambda row: -float(row["test accuracy"]))[:LEADERS]
+    for row in leaders:
+        if not row["lowest to highest"]:
+            leader = Setting(task, row["system"], row["local"] == "yes", data, out, runs)
+            keep(leader, row["learning rate"], SEEDS)
 
 
 @styled
@@ -194,7 +221,8 @@ def draw(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
-    parser.add_argument("--out", type=Path, default=Path("verdict"))
+    parser.add_argument("--out", type=Path, default=SETTINGS, help="the folder of speeds, tables and the picture")
+    parser.add_argument("--runs", type=Path, default=Path("runs/verdict"), help="the folder of all trainings")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
     given = parser.parse_args()
@@ -202,15 +230,11 @@ def main() -> None:
     for task in given.tasks:
         for system in SYSTEMS:
             for is_local in (True, False):
-                Setting(task, system, is_local, given.data, given.out).steps_a_second()
+                Setting(task, system, is_local, given.data, given.out, given.runs).steps_a_second()
     if given.until == "speed":
         return
-    header = ["system", "local", "learning rate", "ms of a step", "steps", "test accuracy", "lowest to highest"]
     for task in given.tasks:
-        rows = list(trained(task, given.data, given.out))
-        write_csv(given.out / task / "table.csv", header, rows)
-        command = "python " + " ".join(sys.argv)
-        (given.out / task / "table.md").write_text(f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}")
+        train(task, given.data, given.out, given.runs)
     draw(given.out)
 
 
