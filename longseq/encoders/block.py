@@ -122,7 +122,8 @@ class Perceptron(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, hidden = list(ctx.saved_tensors[:7]), list(ctx.saved_tensors[7:])
+        saved = list(ctx.saved_tensors)  # read once: checkpointing lets them be unpacked no second time
+        tensors, hidden = saved[:7], saved[7:]
         if torch.is_grad_enabled():  # second derivatives are wanted: only autograd can compute them
             gradients = _gradients_by_autograd(tensors, ctx.eps, grads[0], ctx.needs_input_grad)
         else:
