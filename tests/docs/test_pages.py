@@ -321,8 +321,8 @@ RESULTS = forms(page for page in PAGES if page.parent.name == "results")
 def is_within_another(form: tuple[str, ...]) -> bool:
     """Whether another command of the results, which is run, has all flags of this one, and more; both start from an
     earlier run, or neither does."""
-    start = "--model.init_from"
-    others = (other for other in RESULTS if is_run(other) and (start in other) == (start in form))
+    starts = {"--model.init_from", "--init_from"}
+    others = (other for other in RESULTS if is_run(other) and starts.isdisjoint(other) == starts.isdisjoint(form))
     return any(set(form) < set(other) for other in others)
 
 
