@@ -18,6 +18,7 @@ from longseq.compat.lightning import take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.training import Classifier
 from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
+from longseq.training.memory import room_for_code
 
 
 def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | None, settings: Namespace) -> None:
@@ -27,10 +28,12 @@ def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | No
         OutOfMemory: If a step does not fit; the message says which settings fit.
         UserError: If a callback or a flag of the trainer refuses its value.
     """
+    room = room_for_code()
     try:
         trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     except BaseException as error:
         if is_out_of_memory(error) and trainer.world_size == 1:
+            room.close()
             raise _out_of_memory(error, trainer, model, data) from None
         if is_of_restoring(error):
             raise

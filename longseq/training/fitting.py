@@ -12,7 +12,7 @@ from torch import Tensor
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.classifier import Classifier
 from longseq.training.description import build_from
-from longseq.training.memory import give_back_freed_memory
+from longseq.training.memory import give_back_freed_memory, map_large_blocks
 
 
 class OutOfMemory(Exception):  # noqa: N818 (as torch names its own)
@@ -24,13 +24,14 @@ class OutOfMemory(Exception):  # noqa: N818 (as torch names its own)
 def let_go_of(error: BaseException) -> None:
     """Free the memory that the frames of an error hold: the activations of the failed step."""
     traceback.clear_frames(error.__traceback__)
+    map_large_blocks()
     _give_back_all()
 
 
 def _give_back_all() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-    give_back_freed_memory()  # else glibc's heap may leave no room that oneDNN can map for its code
+    give_back_freed_memory()
 
 
 def what_fits(

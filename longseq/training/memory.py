@@ -1,6 +1,7 @@
 """Memory that a step frees: kept for the next one, or given back to the system."""
 
 import ctypes
+import mmap
 from contextlib import suppress
 
 
@@ -21,3 +22,18 @@ def give_back_freed_memory() -> None:
     """Have glibc give its free memory back to the system, once."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def map_large_blocks() -> None:
+    """Undo `keep_freed_memory`: from now on glibc gives blocks above 1 MiB mappings of their own and unmaps them when
+    they are freed, so that a failed step leaves as much room as it found."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(-4, 65536)  # M_MMAP_MAX, its default
+        mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
+
+
+def room_for_code() -> mmap.mmap:
+    """Addresses without memory, to be closed when memory has run out: oneDNN maps the code of each new shape, and where
+    addresses are limited (`ulimit -v`, some clusters), a failed step may leave it none."""
+    return mmap.mmap(-1, 2**25)
