@@ -22,6 +22,8 @@ _BACKGROUND_LEVEL = 0.02  # root mean square of each background clip
 _GAINS_DB = (-10.0, 10.0)  # of a whole recording
 _TRAINING_GAINS_DB = (-12.0, 0.0)  # of each background clip in training
 _TRAINING_SPEEDS = {"digits": (0.85, 1.18), "backgrounds": (0.7, 1.4)}
+_TRAINING_COLOURS_DB = {"digits": 4.0, "backgrounds": 12.0}  # at most so much louder or softer at a frequency
+_COLOUR_GAINS = 9  # of so many frequencies, equally spaced from 0 to half of the rate
 _CLASSES = {
     "digit": [str(digit) for digit in range(10)],
     "same": ["different", "same"],
@@ -37,7 +39,8 @@ class Needles(AudioDataModule):
     The digits are those of FSDD in its official split, the backgrounds those of ESC-50: fold 5 for the test, fold 4 for
     validation, the others for training. So no digit and no background of the test was heard before. A background is a
     row of clips drawn at random, each brought to the same level. A training epoch draws every recording anew, and
-    changes its sounds: digits in speed, backgrounds in speed, direction and level, and two of them may sound at once.
+    changes its sounds: digits in speed and colour (louder at some frequencies, softer at others), backgrounds in
+    speed, colour, direction and level, and two of them may sound at once.
     The recordings of validation and test are always the same, and their sounds are not changed.
 
     There are four questions. ``digit``: which digit is spoken? A window can answer it. ``same``: two digits are
@@ -158,7 +161,7 @@ class Maker:
             clips = self.digits[digit]
             clip = clips[_draw(len(clips), generator)]
             if self.is_training:
-                clip = _at_speed(clip, _between(_TRAINING_SPEEDS["digits"], generator))
+                clip = _changed(clip, "digits", generator)
             clip = clip[:share]
             begin = number * share + _draw(share - len(clip) + 1, generator)
             level = _BACKGROUND_LEVEL * 10 ** (self.data.level_db / 20)
@@ -203,7 +206,7 @@ class Maker:
     def _background_clip(self, generator: torch.Generator) -> Float32[Tensor, " s"]:
         clip = self.backgrounds[_draw(len(self.backgrounds), generator)]
         if self.is_training:
-            clip = _at_speed(clip, _between(_TRAINING_SPEEDS["backgrounds"], generator))
+            clip = _changed(clip, "backgrounds", generator)
             if _draw(2, generator):
                 clip = clip.flip(0)
             if _draw(2, generator):
@@ -263,6 +266,22 @@ def _draw(count: int, generator: torch.Generator) -> int:
 def _between(limits: tuple[float, float], generator: torch.Generator) -> float:
     low, high = limits
     return low + (high - low) * float(torch.rand((), generator=generator))
+
+
+def _changed(
+    waveform: Float32[Tensor, " s"], kind: Literal["digits", "backgrounds"], generator: torch.Generator
+) -> Float32[Tensor, " t"]:
+    """A sound of a training at another speed and in another colour, both drawn at random."""
+    waveform = _at_speed(waveform, _between(_TRAINING_SPEEDS[kind], generator))
+    most = _TRAINING_COLOURS_DB[kind]
+    return _coloured(waveform, most * (2 * torch.rand(_COLOUR_GAINS, generator=generator) - 1))
+
+
+def _coloured(waveform: Float32[Tensor, " s"], gains_db: Float32[Tensor, " gains"]) -> Float32[Tensor, " s"]:
+    """A waveform through a filter with these gains at frequencies equally spaced from 0 to half of the rate."""
+    taps = torch.fft.irfft(10 ** (gains_db / 20)).roll(len(gains_db) - 1)  # the first one lies at -m and at m
+    taps = torch.cat([taps[:1] / 2, taps[1:], taps[:1] / 2])
+    return torch.nn.functional.conv1d(waveform[None, None], taps[None, None], padding=len(gains_db) - 1)[0, 0]
 
 
 def _at_speed(waveform: Float32[Tensor, " s"], speed: float) -> Float32[Tensor, " t"]:

@@ -153,6 +153,17 @@ def test_noise_has_the_spectra_of_the_recordings_and_never_repeats(root: str) ->
     assert not torch.equal(data.recording(6.0, 0)[0], needles(root).recording(6.0, 0)[0])
 
 
+def test_a_colour_makes_each_frequency_as_loud_as_its_gain_says() -> None:
+    from datamodules.needles import _coloured
+
+    gains = torch.tensor([-12.0, 5.0, 6.0, 5.0, -12.0, -12.0, 12.0, 12.0, 0.0])
+    for number, gain in enumerate(gains[:-1].tolist()):
+        tone = torch.cos(torch.pi * number / 8 * torch.arange(8000))
+        heard = _coloured(tone, gains)
+        torch.testing.assert_close(heard[8:-8], tone[8:-8] * 10 ** (gain / 20), rtol=1e-3, atol=1e-3)
+    assert heard.shape == tone.shape
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
