@@ -158,7 +158,7 @@ def test_a_colour_makes_each_frequency_as_loud_as_its_gain_says() -> None:
 
     gains = torch.tensor([-12.0, 5.0, 6.0, 5.0, -12.0, -12.0, 12.0, 12.0, 0.0])
     for number, gain in enumerate(gains[:-1].tolist()):
-        tone = torch.cos(torch.pi * number / 8 * torch.arange(8000))
+        tone = torch.cos(torch.pi * number / 8 * torch.arange(8000, dtype=torch.float64)).float()
         heard = _coloured(tone, gains)
         torch.testing.assert_close(heard[8:-8], tone[8:-8] * 10 ** (gain / 20), rtol=1e-3, atol=1e-3)
     assert heard.shape == tone.shape
