@@ -1,6 +1,6 @@
 """Draw a model's accuracy at other resolutions, without further training: python docs/resize.py RUN [--root DATA].
 
-The script compares E as longseq.resize carries it (E' B = E, where B interpolates the tokens), E itself interpolated, E
+The script compares E as longseq.resize carries it (E' B ~ E, where B interpolates the tokens), E itself interpolated, E
 cut or filled with zeros, and a new random E. The picture also shows a row of E; the table goes to standard output as
 Markdown.
 """
