@@ -8,6 +8,7 @@ import forked
 import pytest
 import yaml
 from several_runs import killed_in, same, weights
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longseq.training.storage import read_whole
 
@@ -47,6 +48,17 @@ def test_every_stage_is_a_run_that_starts_from_the_one_before(command) -> None:
         flags = ["--data.size", size, "--trainer.max_epochs", epochs, "--experiment", "y"]
         assert command(*FIT, *flags, *(f"--model.init_from={run}/best.ckpt" for run in start)).code == 0
     assert same(weights("x/2"), weights("y/2"))
+
+
+def test_one_tensorboard_shows_all_stages_each_with_the_tokens_of_its_own_size(command) -> None:
+    flags = ["--trainer.logger", "true", "--trainer.log_every_n_steps", "1", "--grow", "4x4:1,8:1"]
+    assert command(*FIT, *flags).code == 0
+    for number, tokens in enumerate([16, 64]):
+        (curves,) = Path(f"runs/x/{number}").glob("*-seed*")  # `board` shows all that lies in runs
+        events = EventAccumulator(str(curves)).Reload()
+        both = zip(*(events.Scalars(f"throughput/{what}_per_second") for what in ("tokens", "samples")), strict=True)
+        ratios = [token.value / sample.value for token, sample in both]
+        assert ratios and ratios == pytest.approx([tokens] * len(ratios))
 
 
 @pytest.mark.parametrize("stop", [4, 7, 8, 13])
