@@ -25,7 +25,10 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
     "benchmarks/scale.py": (["--repeats", "1", "--out", "out"], {}),
     "benchmarks/shards.py": (["60"], {"PER_SHARD": 20}),
     "docs/kept.py": (["vit", "--root", "DIR", "--epochs", "1"], {"WIDTH": 16, "DEPTH": 2}),
-    "docs/law.py": (["TABLE", "--side", "32", "--seconds", "200", "--out", "law.png"], {}),
+    "docs/law.py": (
+        ["TABLE", "TABLE", "--names", "A", "B", "--sides", "32", "64", "--seconds", "200", "--out", "law.png"],
+        {},
+    ),
     "docs/picture.py": (["runs/digits/0", "runs/fsdd/0", "--out", "picture.png"], {}),
     "docs/resize.py": (["runs/digits/0", "--out", "resize.png"], {}),
     "docs/starts.py": (["runs/digits/0", "--k", "4", "--epochs", "1", "--seeds", "1"], {}),
