@@ -25,6 +25,7 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
     "benchmarks/scale.py": (["--repeats", "1", "--out", "out"], {}),
     "benchmarks/shards.py": (["60"], {"PER_SHARD": 20}),
     "docs/kept.py": (["vit", "--root", "DIR", "--epochs", "1"], {"WIDTH": 16, "DEPTH": 2}),
+    "docs/accuracy.py": (["ACCURACIES", "--out", "accuracy.png"], {}),
     "docs/law.py": (
         ["TABLE", "TABLE", "--names", "A", "B", "--sides", "32", "64", "--seconds", "200", "--out", "law.png"],
         {},
@@ -64,11 +65,14 @@ def test_every_script_of_a_page_runs(
             SMALL[kind](tmp_path, monkeypatch)
         for number in range(40):
             picture(tmp_path / f"tiny-imagenet-200/train/{('cats', 'dogs')[number % 2]}/{number}.png")
-    stands_for = {"DIR": str(tmp_path), "TABLE": str(ROOT / "docs/results/accuracy/law/table.csv")}
+    tables = {"TABLE": "law/table.csv", "ACCURACIES": "table.csv"}
+    stands_for = {"DIR": str(tmp_path)} | {
+        word: str(ROOT / "docs/results/accuracy" / path) for word, path in tables.items()
+    }
     monkeypatch.setattr(sys, "argv", [script, *(stands_for.get(word, word) for word in arguments)])
-    if script == "docs/law.py":  # which is all its main
+    if script in ("docs/law.py", "docs/accuracy.py"):  # which is all their main
         runpy.run_path(str(ROOT / script), run_name="__main__")
-        assert Path("law.png").stat().st_size
+        assert Path(arguments[-1]).stat().st_size
         return
     spec = importlib.util.spec_from_file_location("script", ROOT / script)
     assert spec and spec.loader
