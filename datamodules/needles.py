@@ -279,9 +279,10 @@ def _changed(
 
 def _coloured(waveform: Float32[Tensor, " s"], gains_db: Float32[Tensor, " gains"]) -> Float32[Tensor, " s"]:
     """A waveform through a filter with these gains at frequencies equally spaced from 0 to half of the rate."""
-    taps = torch.fft.irfft(10 ** (gains_db / 20)).roll(len(gains_db) - 1)  # the first one lies at -m and at m
+    reach = len(gains_db) - 1  # the filter has taps from -reach to reach, and half of its last tap at each end
+    taps = torch.fft.irfft(10 ** (gains_db / 20)).roll(reach)
     taps = torch.cat([taps[:1] / 2, taps[1:], taps[:1] / 2])
-    return torch.nn.functional.conv1d(waveform[None, None], taps[None, None], padding=len(gains_db) - 1)[0, 0]
+    return torch.nn.functional.conv1d(waveform[None, None], taps[None, None], padding=reach)[0, 0]
 
 
 def _at_speed(waveform: Float32[Tensor, " s"], speed: float) -> Float32[Tensor, " t"]:

@@ -29,9 +29,13 @@ def draw(table: Path, out: Path) -> None:
     figure.savefig(out)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     draw(given.table, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ def draw_row(by_tokens: Any, by_time: Any, table: Path, name: str, side: int, se
     by_tokens.legend()
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--names", nargs="+", required=True, help="of the data of each table")
@@ -48,3 +48,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     draw(given.tables, given.names, given.sides, given.seconds, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -279,8 +279,8 @@ def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: Token
 
 
 def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
-    """G = (B' B + s 1)^-1 B', B the cubic interpolation from old points to new ones, s a tenth of the mean of the
-    diagonal of B' B; then each row is divided by its sum, so that G 1 = 1."""
+    """G = (B^T B + s 1)^-1 B^T, B the cubic interpolation from old points to new ones, s a tenth of the mean of the
+    diagonal of B^T B; then each row is divided by its sum, so that G 1 = 1."""
     points = torch.eye(old, dtype=torch.float64)
     if new == old:
         return points
