@@ -282,7 +282,11 @@ def _coloured(waveform: Float32[Tensor, " s"], gains_db: Float32[Tensor, " gains
     reach = len(gains_db) - 1  # the filter has taps from -reach to reach, and half of its last tap at each end
     taps = torch.fft.irfft(10 ** (gains_db / 20)).roll(reach)
     taps = torch.cat([taps[:1] / 2, taps[1:], taps[:1] / 2])
-    return torch.nn.functional.conv1d(waveform[None, None], taps[None, None], padding=reach)[0, 0]
+    padded = torch.nn.functional.pad(waveform, (reach, reach))
+    filtered = torch.zeros_like(waveform)
+    for delay, tap in enumerate(taps.tolist()):  # conv1d is compiled anew for every length, which takes longer
+        filtered.add_(padded[delay : delay + len(waveform)], alpha=tap)
+    return filtered
 
 
 def _at_speed(waveform: Float32[Tensor, " s"], speed: float) -> Float32[Tensor, " t"]:
