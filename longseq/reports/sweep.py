@@ -81,6 +81,7 @@ def sweep(
     trained |= {key: value for key, value in (("seconds", seconds), ("init_from", init_from)) if value is not None}
     _refuse_other_runs(folder, trained)
     runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from))
+    runs.require_weights([*baselines, *settings], seeds)
     steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
     figures: dict[Setting, list[float]] = {}
     for setting in [*baselines, *settings]:
@@ -176,16 +177,26 @@ class _Runs:
 
     def result(self, setting: Setting, seed: int, metric: str, *length: str) -> float:
         """The metric of a run; the run is trained first if it has no result yet."""
-        name = f"{_experiment(setting)},seed={seed}"
-        results = sorted((self.folder / "runs" / name).glob("*/metrics.json"))
+        name = _name(setting, seed)
+        results = self._results(name)
         if not results:
             start = [] if self.others is None else ["--model.init_from", self._weights(self.others, name)]
             self._train(setting, seed, self.folder, "--experiment", name, "--resume", *start, *length)
-            results = sorted((self.folder / "runs" / name).glob("*/metrics.json"))
+            results = self._results(name)
         figures = json.loads(results[-1].read_text())
         if metric not in figures:
             raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
         return float(figures[metric])
+
+    def require_weights(self, settings: Sequence[Setting], seeds: int) -> None:
+        """Refuse another sweep that lacks a run from which one of these is yet to start."""
+        if self.others is not None:
+            for setting, seed in itertools.product(settings, range(seeds)):
+                if not self._results(_name(setting, seed)):
+                    self._weights(self.others, _name(setting, seed))
+
+    def _results(self, name: str) -> list[Path]:
+        return sorted((self.folder / "runs" / name).glob("*/metrics.json"))
 
     @staticmethod
     def _weights(others: Path, name: str) -> str:
@@ -225,6 +236,10 @@ class _Runs:
 
 def _length(steps: int) -> list[str]:
     return ["--trainer.max_epochs", "-1", "--trainer.max_steps", str(steps)]
+
+
+def _name(setting: Setting, seed: int) -> str:
+    return f"{_experiment(setting)},seed={seed}"
 
 
 def _experiment(setting: Setting) -> str:

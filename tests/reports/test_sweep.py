@@ -112,7 +112,8 @@ def test_each_run_starts_from_its_likeness_in_another_sweep(command, forked_repo
     for name in encoder:
         torch.testing.assert_close(second[name], first[name], rtol=0, atol=1e-10)
     missing = [*arguments, "model.encoder.attention.k=8", "--init_from", "before", "--out", "other"]
-    done = command(*missing, "--flags", json.dumps(flags))
+    done = command(*missing, "--flags", json.dumps(flags), "--seconds", "60")
+    assert not (tmp_path / "other/speed").exists()  # refused before any speed is measured
     assert (done.code, "init_from: must be the folder of a sweep with the same grid" in done.error) == (2, True)
 
 
