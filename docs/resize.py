@@ -1,11 +1,10 @@
 """Draw a model's accuracy at other resolutions, without further training: python docs/resize.py RUN [--root DATA].
 
 The script compares E as longseq.resize carries it (E' B ~ E, where B interpolates the tokens), E itself interpolated, E
-cut or filled with zeros, and a new random E. The picture also shows a row of E; the table goes to standard output as
-Markdown.
+cut or filled with zeros, and a new random E; a separable E is only carried. The picture also shows a row of E; the table
+goes to standard output as Markdown.
 """
 
-import copy
 import math
 from argparse import ArgumentParser
 from collections.abc import Callable
@@ -62,14 +61,23 @@ def grid(model: Classifier) -> tuple[int, int]:
     return model.encoder.trunk.patch_embed.grid_size
 
 
+def projections(model: torch.nn.Module) -> list[LinearProjection]:
+    return [module for module in model.modules() if isinstance(module, LinearProjection)]
+
+
 @torch.no_grad()
 def resized(trained: Classifier, way: Callable[..., Tensor] | None, **change: Any) -> Classifier:
     model = resize(trained, **change).eval()
     if way is not None:
-        pairs = zip(trained.modules(), copy.copy(list(model.modules())), strict=True)
-        for old, new in ((old, new) for old, new in pairs if isinstance(new, LinearProjection)):
+        for old, new in zip(projections(trained), projections(model), strict=True):
             new.weight.copy_(way(old.weight, grid(trained), grid(model)))
     return model
+
+
+@torch.no_grad()
+def row_of_E(model: Classifier) -> Tensor:
+    project = model.encoder.trunk.blocks[0].attn.project_keys
+    return project(torch.eye(model.encoder.num_tokens)[None])[0, 0]
 
 
 def main() -> None:
@@ -95,20 +103,21 @@ def main() -> None:
             if is_image
             else [(f"hop {hop:g} ms", {"hop_ms": hop}, {}) for hop in (5.0, 7.0, 10.0, 15.0, 20.0)]
         )
-        curves: dict[str, list[float]] = {way: [] for way in WAYS}
+        ways = WAYS if projections(trained) else {"carried": None}
+        curves: dict[str, list[float]] = {way: [] for way in ways}
         for label, change, of_data in changes:
             data = build({**description, "init_args": {**options, **of_data}}, pl.LightningDataModule)
-            for way, function in WAYS.items():
+            for way, function in ways.items():
                 curves[way].append(accuracy(resized(trained, function, **change), data))
             at = f"{options['size']} x {options['size']} pixels" if is_image else f"hop {trained.encoder.hop_ms:g} ms"
             tokens = resize(trained, **change).encoder.num_tokens
-            values = " | ".join(f"{curves[way][-1]:.3f}" for way in WAYS)
+            values = " | ".join(f"{curves[way][-1]:.3f}" if way in ways else "" for way in WAYS)
             print(f"| {name}, {run.parent.name} | {at} | {label} | {tokens} | {values} |")
         wider = changes[2][1] if is_image else changes[0][1]
         for panel, model, title in zip(
             row, (trained, resize(trained, **wider)), ("a row of E, trained", "the same row, carried"), strict=False
         ):
-            E = model.encoder.trunk.blocks[0].attn.project_keys.weight.detach()[0]
+            E = row_of_E(model)
             if is_image:
                 limit = E.abs().max()
                 panel.imshow(E.view(grid(model)), cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -117,7 +126,7 @@ def main() -> None:
                 panel.plot(E, color=COLOURS[0], linewidth=1)
                 panel.set(xlabel="frame")
             panel.set_title(f"{title}: {len(E)} tokens", loc="left", color=INK, fontsize=10)
-        for colour, way in zip(COLOURS, WAYS, strict=True):
+        for colour, way in zip(COLOURS, ways, strict=False):
             row[2].plot([label for label, *_ in changes], curves[way], "o-", color=colour, label=way)
         row[2].set(ylim=(0, 1.02), ylabel="test accuracy")
         row[2].grid(alpha=0.2)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Softmax, Verma
+from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, Separable, Softmax, Verma
 from longseq.encoders import SpectrogramEncoder
 
 SAMPLES = [1000, 2600, 8000, 79]  # the third has the full length, the last has one frame
-PROJECTIONS = [Linear(), Mean(), Max(), Conv(), Conv(full=True), Gaussian()]
+PROJECTIONS = [Linear(), Mean(), Max(), Conv(), Conv(full=True), Gaussian(), Separable()]
 MECHANISMS = [
     Softmax(),
     Verma(),
@@ -16,6 +16,8 @@ MECHANISMS = [
     *(kind(9, "none", projection) for kind in (Linformer, Verma) for projection in PROJECTIONS),
     Verma(9, projection=Mean(), normalize="columns"),
     Linformer([[3, 9], [5, 5]], "none", Mean()),
+    Linformer([8, 4], projection=Separable()),
+    Verma(8, "layerwise", Separable()),
 ]
 
 

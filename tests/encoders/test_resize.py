@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from longseq import Conv, ImageEncoder, Linformer, Mean, Softmax, SpectrogramEncoder, Verma, resize
+from longseq import Conv, ImageEncoder, Linformer, Mean, Separable, Softmax, SpectrogramEncoder, Verma, resize
 from longseq.training import Classifier
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
 MECHANISMS = [Softmax(), Linformer(5), Linformer(5, "layerwise"), Linformer(5, "none"), Verma(5, projection=Conv())]
+MECHANISMS += [Linformer([6, 4], sharing, Separable()) for sharing in ("none", "headwise", "key_value")]
+MECHANISMS += [Linformer(6, "layerwise", Separable())]
 
 
 def image_encoder(attention, **options):
@@ -57,6 +59,17 @@ def test_a_sound_encoder_is_carried_to_another_hop_and_length(change):
     assert rows.shape == (5, carried.num_tokens)
     torch.testing.assert_close(rows.sum(1), encoder.trunk.blocks[0].attn.project_keys.weight.sum(1))
     assert carried(torch.randn(2, carried.num_samples)).shape == (2, 16)
+
+
+def test_of_sound_in_patches_a_separable_projection_keeps_its_mels_and_is_carried_along_time():
+    torch.manual_seed(0)
+    encoder = SpectrogramEncoder(8000, 1.0, Linformer(8, projection=Separable()), num_mels=16, tokens=[8, 4], **SMALL)
+    carried = resize(encoder.eval(), seconds=2.0)
+    before, after = (model.trunk.blocks[0].attn.project_keys for model in (encoder, carried))
+    assert [before.along_rows.shape, before.along_columns.shape] == [(4, 26), (2, 2)]
+    assert [after.along_rows.shape, after.along_columns.shape] == [(4, 51), (2, 2)]
+    assert torch.equal(after.along_columns, before.along_columns)
+    assert carried(torch.randn(2, 16000)).shape == (2, 16)
 
 
 def test_a_classifier_keeps_its_head_and_its_description_follows():
