@@ -1,8 +1,8 @@
 """Draw a model's accuracy at other resolutions, without further training: python docs/resize.py RUN [--root DATA].
 
 The script compares E as longseq.resize carries it (E' B ~ E, where B interpolates the tokens), E itself interpolated, E
-cut or filled with zeros, and a new random E; a separable E is only carried. The picture also shows a row of E; the table
-goes to standard output as Markdown.
+cut or filled with zeros, and a new random E; a separable E is only carried. The picture also shows a row of E, and the
+table goes to standard output as Markdown.
 """
 
 import math
@@ -75,7 +75,7 @@ def resized(trained: Classifier, way: Callable[..., Tensor] | None, **change: An
 
 
 @torch.no_grad()
-def row_of_E(model: Classifier) -> Tensor:
+def row_of_matrix(model: Classifier) -> Tensor:
     project = model.encoder.trunk.blocks[0].attn.project_keys
     return project(torch.eye(model.encoder.num_tokens)[None])[0, 0]
 
@@ -117,7 +117,7 @@ def main() -> None:
         for panel, model, title in zip(
             row, (trained, resize(trained, **wider)), ("a row of E, trained", "the same row, carried"), strict=False
         ):
-            E = row_of_E(model)
+            E = row_of_matrix(model)
             if is_image:
                 limit = E.abs().max()
                 panel.imshow(E.view(grid(model)), cmap="RdBu_r", vmin=-limit, vmax=limit)
