@@ -16,7 +16,15 @@ from datamodules.augment import SoundTransform
 from datamodules.base import DataModule, Part
 from datamodules.errors import require, say
 from datamodules.samples import Clips, Samples
-from datamodules.sound_files import DECODED_ELSEWHERE, SUFFIXES, change_rate, read_middle, read_until_break, seconds_of
+from datamodules.sound_files import (
+    DECODED_ELSEWHERE,
+    SUFFIXES,
+    change_rate,
+    read_middle,
+    read_until_break,
+    said_to_be_longer,
+    seconds_of,
+)
 from datamodules.windows import starts_of_windows
 
 LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
@@ -99,27 +107,31 @@ class AudioDataModule(DataModule):
     def read_part(self, part: Part) -> Float32[Tensor, " s"]:
         """One model input from a part of a file, as `parts` gives it.
 
-        Where a file breaks off, a line says so, once for each file. Of the first part, what is there before the break
-        is returned; a later part is not a number throughout, and so are the model's scores for it.
+        Where a file breaks off, a line says so, once for each file. What a part has before the break is returned; a
+        part without anything is not a number throughout, and so are the model's scores for it.
 
         Raises:
             DataError: If the file cannot be read from the start.
         """
         path, start, end = part
+        if not start and (what := said_to_be_longer(path)):
+            self._say_once(path, what)
         if end is None:
             return self.read(path)
         waveform, rate_hz, damage = read_until_break(path, start, end)
         num_samples = round((end - start) * self.sample_rate_hz)
         if damage is not None:
-            if path not in self._broken:
-                before = read_until_break(path, 0.0, end)[0] if start else waveform
-                if not len(before):
-                    raise damage
-                self._broken.add(path)
-                say(f"{path}: breaks off after {len(before) / rate_hz:.0f} s; heard as far as it goes")
-            if start:
-                return torch.full((num_samples,), math.nan)
-        return change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)[:num_samples]
+            if not len(waveform) and not (start and len(read_until_break(path, 0.0, min(start, 1.0))[0])):
+                raise damage
+            self._say_once(path, f"breaks off after {start + len(waveform) / rate_hz:.0f} s")
+        heard = change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)[:num_samples]
+        return heard if len(heard) else torch.full((num_samples,), math.nan)
+
+    def _say_once(self, path: str, what: str) -> None:
+        """Say of a broken file what is wrong, if nothing was said of it yet."""
+        if path not in self._broken:
+            self._broken.add(path)
+            say(f"{path}: {what}; heard as far as it goes")
 
     def _predict_options(self) -> dict[str, Any]:
         is_long = any(end is not None and end - start > self.seconds for _, start, end in self.predict_parts)

@@ -20,7 +20,8 @@ class OwnFiles(FileDataModule):
 
     A table (.csv, .tsv with tabs, .jsonl or .parquet) has the columns path and label, and optionally start and end (in
     seconds: one recording may hold many clips), fold, and split (train, val or test). A label is one class, and lists
-    and amounts are refused, unless labels_separator is given. Then each file may have any number of classes, or none.
+    are refused, unless labels_separator is given. Then each file may have any number of classes, or none. Amounts and
+    files are no labels: there is no regression and no segmentation.
     A metadata.csv, .jsonl or .parquet with the columns file_name and label, in root or in train, val and test, is read
     without being named.
 
@@ -65,8 +66,7 @@ class OwnFiles(FileDataModule):
         path = Path(self.table).expanduser()
         path = path if path.is_file() else self.folder / path
         items = read_table(path, self.labels_separator, self.groups)
-        if self.labels_separator is None:
-            refuse_other_tasks(path, [item for item in items if item.label not in (self._classes_given or ())])
+        refuse_other_tasks(path, items, self.folder, self._classes_given or (), self.labels_separator)
         parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
         if parts:
             raise DataError(f"{path}: line {parts[0]}: start and end are of sounds; leave them out")
@@ -89,7 +89,7 @@ class OwnFiles(FileDataModule):
             for path in paths:
                 split = "" if folder == self.folder else SPLITS[folder.name.lower()]
                 rows = read_table(path, must_have_labels=False)
-                refuse_other_tasks(path, [item for item in rows if item.label not in (self._classes_given or ())])
+                refuse_other_tasks(path, rows, folder, self._classes_given or ())
                 prefix = folder.relative_to(self.folder)
                 items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]
         return items

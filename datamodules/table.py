@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,21 +80,41 @@ _LIST = re.compile(r"[;|]|,(?=[^\s\d])|^\[.*\]$")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def refuse_other_tasks(path: Path, items: Sequence[Item]) -> None:
-    """Check that each label of a table names one class, not several classes and not an amount.
+def refuse_other_tasks(
+    path: Path, items: Sequence[Item], folder: Path, known: Collection[str] = (), separator: str | None = None
+) -> None:
+    """Check that each label of a table names a class, not several classes, an amount or a file.
 
     A label names several classes if it looks like a list, or if each of its parts between commas is in another label
     too.
 
+    Args:
+        path: The table.
+        items: Its rows.
+        folder: Where a label could be a file.
+        known: Names that are classes, whatever they look like.
+        separator: What stands between the classes of a label; None where a label is one class.
+
     Raises:
         DataError: If a label does not; the message names the line.
     """
+    if separator is not None:
+        split = [(item, label.strip()) for item in items for label in item.label.split(separator)]
+        items = [replace(item, label=label) for item, label in split if label]
+    items = [item for item in items if item.label not in known]
     parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
     occurrences = Counter(part for label in parts for part in parts[label])
     are_numbers = all(_NUMBER.fullmatch(label) for label in parts)
+    files = {label for label in parts if "." in label and os.path.isfile(folder / label)}
     for item in items:
-        known = all(occurrences[part] > 1 for part in parts[item.label])
-        if len(parts[item.label]) > 1 and (known or _LIST.search(item.label)):
+        if item.label in files:
+            raise DataError(
+                f"{path}: line {item.line}: label {item.label} is a file, and there is no segmentation; give each file "
+                "the name of a class, or put it into data.class_names if it is one"
+            )
+        is_in_others = all(occurrences[part] > 1 for part in parts[item.label])
+        is_list = len(parts[item.label]) > 1 and (is_in_others or _LIST.search(item.label))
+        if is_list and separator is None:
             raise DataError(
                 f"{path}: line {item.line}: label {item.label!r} is a list, and a clip has one class; give "
                 "--data.labels_separator and --model.task MultiLabel, or put it into data.class_names if it is a name"

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import pytorch_lightning as pl
+import soundfile
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -174,18 +175,26 @@ def audacity(file: TextIO) -> Taker:
 
 
 def raven(file: TextIO) -> Taker:
-    """A selection table of Raven, with tabs."""
-    columns = ["Selection", "View", "Channel", "Begin Time (s)", "End Time (s)", "Begin Path", "Species", "Score"]
-    file.write("\t".join(columns) + "\n")
-    count = 0
+    """A selection table of Raven, with tabs. Its begin and end times count from the start of the first recording, as in
+    Raven's sequence of sound files, and the file offset from the start of the event's own."""
+    columns = ["Selection", "View", "Channel", "Begin Time (s)", "End Time (s)", "Low Freq (Hz)", "High Freq (Hz)"]
+    file.write("\t".join([*columns, "Begin Path", "File Offset (s)", "Species", "Score"]) + "\n")
+    count, before = 0, 0.0
 
     def take(path: str, _: Tensor, events: list[Event]) -> None:
-        nonlocal count
+        nonlocal count, before
+        try:
+            name: Any = os.fsencode(path)  # as text it would have to be UTF-8
+            sound = soundfile.info(name)
+        except soundfile.LibsndfileError as error:  # torchcodec has read it
+            raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
         for event in events:
             count += 1
-            times = f"{event.start:.6f}\t{event.end:.6f}"
+            times = f"{before + event.start:.6f}\t{before + event.end:.6f}\t0\t{sound.samplerate / 2:g}"
             name = " ".join(event.class_name.split())
-            file.write(f"{count}\tSpectrogram 1\t1\t{times}\t{path}\t{name}\t{event.score:.4f}\n")
+            where = f"{path}\t{event.start:.6f}"
+            file.write(f"{count}\tSpectrogram 1\t1\t{times}\t{where}\t{name}\t{event.score:.4f}\n")
+        before += sound.frames / sound.samplerate
 
     return take
 

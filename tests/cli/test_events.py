@@ -94,7 +94,7 @@ def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_c
     assert labels == [(row[1], row[2], row[3]) for row in found]
     columns, *selections = rows_of(forms["tsv"], "\t")
     assert columns[:5] == ["Selection", "View", "Channel", "Begin Time (s)", "End Time (s)"]
-    assert [(row[0], f"{float(row[3]):.3f}", row[6]) for row in selections] == [
+    assert [(row[0], f"{float(row[3]):.3f}", row[9]) for row in selections] == [
         ("1", found[0][1], "low"),
         ("2", found[1][1], "high"),
     ]
@@ -120,6 +120,19 @@ def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, r
         ("long.wav", "low"), ("long.wav", "high"), ("second.wav", "high"), ("second.wav", "low"),
     ]  # fmt: skip
     assert float(found[1][1]) == pytest.approx(0.5, abs=0.15) and float(found[3][1]) == pytest.approx(0.2, abs=0.15)
+    of_python = longseq.load(checkpoint).events(second, hop=0.1)
+    assert [(f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in of_python] == [
+        tuple(row[1:]) for row in found[2:]
+    ]
+    flags[-1] = tmp_path / "events.tsv"
+    assert command(*flags, "--input", tmp_path).code == 0
+    columns, *selections = rows_of(tmp_path / "events.tsv", "\t")
+    assert [columns.index(name) for name in ("Begin Time (s)", "Begin Path", "File Offset (s)")] == [3, 7, 8]
+    before = [0.0, 0.0, 1.1, 1.1]  # seconds of the recordings in front of the event's
+    for row, event, seconds in zip(selections, found, before, strict=True):
+        assert row[5:8] == ["0", "8000" if seconds == 0 else "4000", event[0]] and row[9] == event[3]
+        assert float(row[8]) == pytest.approx(float(event[1]), abs=6e-4)
+        assert float(row[3]) - float(row[8]) == pytest.approx(seconds, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Recordings that are longer than a model's clips are heard in windows."""
 
+import csv
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +125,31 @@ def test_of_a_file_that_breaks_off_what_was_heard_is_given_and_a_line(command, c
     assert rows(answered)[0][1] == "low" and "nan" not in answered.out
     picture = ["--picture", tmp_path / "events.png", "--input", tmp_path / "in/broken.flac", "--window", "0.2"]
     assert command("predict", *flags[:2], *picture).code == 0 and Image.open(tmp_path / "events.png").size[0] > 500
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3", "ogg"])
+def test_of_a_file_that_was_cut_off_all_that_is_there_is_heard(command, checkpoint, tmp_path: Path, suffix) -> None:
+    path = tmp_path / f"half.{suffix}"
+    soundfile.write(path, np.concatenate([tone(300, 2.5), tone(2000, 1.5)]), 8000)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    there = sum(len(block) for block in blocks_of(path)) / 8000
+    assert 1 < there < 3
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", path, "--out", tmp_path / "out.csv"]
+    done = command(*flags, "--window", "0.2")
+    assert done.code == 0, done.err
+    with open(tmp_path / "out.csv", newline="") as file:
+        found = list(csv.reader(file))[1:]
+    assert float(found[-1][1]) < there <= float(found[-1][2]) + 0.01 and "nan" not in str(found)
+    assert {row[3] for row in found[:4]} == {"low"}
+    # an Ogg file does not say how long it is
+    assert done.err.count("heard as far as it goes") == done.err.count("half.") == (suffix != "ogg"), done.err
+
+
+def blocks_of(path: Path) -> Iterator[np.ndarray]:
+    with suppress(soundfile.LibsndfileError), soundfile.SoundFile(path) as file:
+        while len(block := file.read(100)):
+            yield block
 
 
 def test_a_broken_file_as_one_sequence_is_heard_as_far_as_it_goes(command, free_checkpoint, tmp_path: Path) -> None:

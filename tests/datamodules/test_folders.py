@@ -497,6 +497,23 @@ def test_several_labels_in_a_cell_and_amounts_are_refused_until_they_can_be_lear
 
 
 @pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["1.5", "0.5;2"], f"line 2: label 1.5 {AMOUNT}"),
+        (["bells/00.wav", "horns/00.wav"], "line 2: label bells/00.wav is a file, and there is no segmentation; give "),
+        (["noise", "noise; bells/01.wav"], "line 3: label bells/01.wav is a file, and there is no segmentation; give "),
+    ],
+)
+def test_amounts_and_files_are_no_classes_with_a_separator_either(labels, said, sounds, command):
+    with open(sounds / "t.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), *((f"bells/{n:02}.wav", each) for n, each in enumerate(labels))])
+    separated = ["--data.labels_separator", ";", "--model.task", "MultiLabel"]
+    for flags in (separated, [] if ";" not in str(labels) else separated):
+        done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv", *flags)
+        assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
+
+
+@pytest.mark.parametrize(
     "labels",
     [
         ["Rock, Paper", "Scissors"],
