@@ -101,7 +101,7 @@ def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> Base
     wrong = argument_error_in(error)
     if wrong is not None:
         return UserError(f"{locate(config, wrong.argument)}: {wrong.what}")
-    return user_error_in(error) or refused_part(error, config)
+    return user_error_in(error) or refused_null(error, config) or refused_part(error, config)
 
 
 def argument_error_in(error: BaseException) -> Any:
@@ -144,6 +144,30 @@ def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if the message is empty."""
     return (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".!")
+
+
+def refused_null(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
+    """The error to raise when a class of a configuration got null for an argument that must have a value, which
+    jsonargparse lets pass. None if none did."""
+    if not any("NoneType" in str(cause) for cause in _chain(error)):
+        return None
+    for key, part in parts_of(config):
+        kinds = _imported(part["class_path"]).__mro__
+        constructors = [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)]
+        for name, parameter in (each for init in constructors for each in _parameters(init).items()):
+            is_null = (part.get("init_args") or {}).get(name, parameter) is None
+            # without a default, the data may give it later
+            has_default = all(parameter.default is not absent for absent in (None, inspect.Parameter.empty))
+            if is_null and has_default and "None" not in str(parameter.annotation):
+                return UserError(f"{key}.{name}: got null; give a value, or leave it out")
+    return None
+
+
+def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(constructor).parameters
+    except ValueError:  # of a class that is not written in Python
+        return {}
 
 
 def refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:

@@ -54,6 +54,14 @@ MISTAKES = {
         ["--model.encoder.attention.k", "0"],
         "model.encoder.attention.k: must be in 1..64 (the sequence length), got 0; lower k or lengthen the sequence",
     ),
+    "no value for the data": (
+        ["--data.val_fraction", "null"],
+        "data.val_fraction: got null; give a value, or leave it out",
+    ),
+    "no value for the encoder": (
+        ["--model.encoder.dim", "null"],
+        "model.encoder.dim: got null; give a value, or leave it out",
+    ),
     "heads that do not divide the width": (
         ["--model.encoder.heads", "5"],
         "model.encoder.heads: must divide dim, but 5 does not divide 64; change one of them",
