@@ -6,7 +6,7 @@ from pathlib import Path
 
 from longseq.reports.plots import COLOURS, panels, styled
 
-MARKERS = "os^DvPX*h"
+MARKERS = "osp^DvPX*h"
 
 
 @styled
