@@ -6,7 +6,7 @@ from pathlib import Path
 
 from longseq.reports.plots import COLOURS, panels, styled
 
-MARKERS = "osp^DvPX*h"
+MARKERS = "ospd^DvPX*h"
 
 
 @styled
