@@ -20,10 +20,9 @@ from datamodules.sound_files import (
     DECODED_ELSEWHERE,
     SUFFIXES,
     change_rate,
+    header_of,
     read_middle,
     read_until_break,
-    said_to_be_longer,
-    seconds_of,
 )
 from datamodules.windows import starts_of_windows
 
@@ -88,8 +87,12 @@ class AudioDataModule(DataModule):
         and the model takes no longer ones.
 
         All windows have the same length; the last one ends with the sound, and may overlap the one before it more.
+        Where the header declares more than is there, a line says so.
         """
-        length, longest = seconds_of(path), math.inf if any_length else self.seconds
+        length, contradiction = header_of(path)
+        if contradiction:
+            self._say_once(path, contradiction)
+        longest = math.inf if any_length else self.seconds
         least = 1 / self.sample_rate_hz
         if window is None and hop is None and length <= longest + least:
             return [(path, 0.0, None if length <= self.seconds else length)]
@@ -114,8 +117,6 @@ class AudioDataModule(DataModule):
             DataError: If the file cannot be read from the start.
         """
         path, start, end = part
-        if not start and (what := said_to_be_longer(path)):
-            self._say_once(path, what)
         if end is None:
             return self.read(path)
         waveform, rate_hz, damage = read_until_break(path, start, end)

@@ -46,6 +46,12 @@ class Item:
     line: int = 0
     group: str = ""
 
+    def classes(self, separator: str | None) -> list[str]:
+        """The names of the classes of its label, which is one class if there is no separator."""
+        if separator is None:
+            return [self.label]
+        return [name.strip() for name in self.label.split(separator) if name.strip()]
+
     @property
     def name(self) -> str:
         if self.end is None and not self.start:
@@ -189,10 +195,7 @@ class FileDataModule(OnDisk):
         return self._classes_given
 
     def _classes_of(self, item: Item) -> list[str]:
-        """The names of the classes of a row."""
-        if self.labels_separator is None:
-            return [item.label]
-        return [name.strip() for name in item.label.split(self.labels_separator) if name.strip()]
+        return item.classes(self.labels_separator)
 
     def _labels_of(self, items: Sequence[Item]) -> Labels:
         number = {name: label for label, name in enumerate(self.class_names)}

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from datamodules.packed import Packed, Source
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
 _LOUDEST = 4.0  # of floats with full scale 1: a mixture may need 12 dB more; larger values have another unit
+_MISSING = 0.02  # of the frames that a header declares, which some writers estimate; a file that lacks more is cut off
 _BLOCK = 2**20  # samples that are read at once when a file is only examined
 
 
@@ -41,10 +43,7 @@ def read_until_break(
     path: Source, start: float = 0.0, end: float | None = None
 ) -> tuple[Tensor, int, DataError | None]:
     """As read_sound; but of a file whose data is cut off or damaged within the part, what is there before the damage,
-    and the error. With nothing before it, the waveform is (0,).
-
-    A file is cut off if it lacks more than a fiftieth of what its header declares, which some writers only estimate.
-    """
+    and the error. With nothing before it, the waveform is (0,)."""
     blocks: list[np.ndarray] = []
     rate_hz, damage = 0, None
     for blocks_a_second in (1, 100):  # an error loses all that was asked for with it
@@ -54,15 +53,10 @@ def read_until_break(
                 rate_hz = file.samplerate
                 first, stop = frames_between(start, end, rate_hz, file.frames)
                 file.seek(first + sum(map(len, blocks)))
-                while file.tell() < stop:
-                    count = min(rate_hz // blocks_a_second, stop - file.tell())
-                    block = file.read(count, dtype="float32", always_2d=True)
-                    if not len(block):
-                        break
-                    blocks.append(_averaged(block))
-                there = file.tell()
-                if stop - there > 0.02 * file.frames or (first < stop and not blocks):
-                    damage = DataError(f"{path}: cut off, {there} of {file.frames} samples are there; copy it again")
+                for block in _blocks(file, stop, rate_hz // blocks_a_second):
+                    blocks.append(block)
+                if stop - file.tell() > _MISSING * file.frames or (first < stop and not blocks):
+                    damage = _cut_off(path, file.tell(), file.frames)
             break
         except DataError as error:
             if not rate_hz:
@@ -76,6 +70,19 @@ def read_until_break(
             f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
         )
     return torch.from_numpy(frames), rate_hz, damage
+
+
+def _blocks(file: Any, stop: int, most: int) -> Iterator[np.ndarray]:
+    """What is left of a file up to a frame, so many frames at a time, with its channels averaged."""
+    while file.tell() < stop:
+        block = file.read(min(most, stop - file.tell()), dtype="float32", always_2d=True)
+        if not len(block):
+            return
+        yield _averaged(block)
+
+
+def _cut_off(path: Source, there: int, declared: int) -> DataError:
+    return DataError(f"{path}: cut off, {there} of {declared} samples are there; copy it again")
 
 
 def frames_between(start: float, end: float | None, rate_hz: int, frames: int) -> tuple[int, int]:
@@ -111,14 +118,23 @@ def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tu
     return ".flac" if is_integer else ".wav", written.getvalue()
 
 
+def header_of(path: str | os.PathLike[str]) -> tuple[float, str]:
+    """What the header of a sound file says: its length in seconds, and where it contradicts the file, or "".
+
+    Raises:
+        DataError: If the file is absent or of an unknown format.
+    """
+    with opened(path) as file:
+        return file.frames / file.samplerate, _contradiction(file.extra_info)
+
+
 def seconds_of(path: str | os.PathLike[str]) -> float:
     """The length of a sound file, as its header says.
 
     Raises:
         DataError: If the file is absent or of an unknown format.
     """
-    with opened(path) as file:
-        return file.frames / file.samplerate
+    return header_of(path)[0]
 
 
 def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
@@ -126,16 +142,6 @@ def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, i
     length = seconds_of(path)
     start = max(length - seconds, 0) / 2
     return read_sound(path, start, None if length <= seconds else start + seconds)
-
-
-def said_to_be_longer(path: Source) -> str:
-    """Where the header of a file declares more than is there: what it says. Empty if all is well.
-
-    Raises:
-        DataError: If the file is absent or of an unknown format.
-    """
-    with opened(path) as file:
-        return _contradiction(file.extra_info)
 
 
 def examine_sound(path: Source) -> dict[str, Any]:
@@ -155,8 +161,8 @@ def examine_sound(path: Source) -> dict[str, Any]:
         rate_hz, channels = file.samplerate, file.channels
     if what:
         raise DataError(f"{path}: {what}; record, copy or convert it again")
-    if num_frames < 0.98 * declared:
-        raise DataError(f"{path}: cut off, {num_frames} of {declared} samples are there; copy it again")
+    if num_frames < (1 - _MISSING) * declared:
+        raise _cut_off(path, num_frames, declared)
     if not num_frames:
         raise DataError(f"{path}: holds no sound; leave it out or record it again")
     return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "silent": peak == 0}

@@ -98,10 +98,7 @@ def refuse_other_tasks(
     Raises:
         DataError: If a label does not; the message names the line.
     """
-    if separator is not None:
-        split = [(item, label.strip()) for item in items for label in item.label.split(separator)]
-        items = [replace(item, label=label) for item, label in split if label]
-    items = [item for item in items if item.label not in known]
+    items = [replace(item, label=name) for item in items for name in item.classes(separator) if name not in known]
     parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
     occurrences = Counter(part for label in parts for part in parts[label])
     are_numbers = all(_NUMBER.fullmatch(label) for label in parts)
@@ -159,8 +156,7 @@ def cut_into_clips(
         for start in starts_of_windows(length, seconds, seconds, least=1e-6 * seconds):
             end = min(start + seconds, length)
             heard = [row for row in rows if row.start < end and (row.end is None or row.end > start)]
-            names = dict.fromkeys(name.strip() for row in heard for name in row.label.split(separator))
-            label = separator.join(filter(None, names))
+            label = separator.join(dict.fromkeys(name for row in heard for name in row.classes(separator)))
             clips.append(replace(rows[0], label=label, start=round(start, 6), end=round(end, 6)))
     return clips
 

@@ -152,7 +152,7 @@ def refused_null(error: BaseException, config: Mapping[str, Any]) -> UserError |
     if not any("NoneType" in str(cause) for cause in _chain(error)):
         return None
     for key, part in parts_of(config):
-        kinds = _imported(part["class_path"]).__mro__
+        kinds = getattr(_imported(part["class_path"]), "__mro__", ())  # a function may also make a part
         constructors = [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)]
         for name, parameter in (each for init in constructors for each in _parameters(init).items()):
             is_null = (part.get("init_args") or {}).get(name, parameter) is None
