@@ -36,6 +36,7 @@ from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Linear, Mechanism, Projection
 from longseq.attention.grid import TokenGrid
 from longseq.encoders import Conv2d
+from longseq.encoders.local import LocalLayer
 from longseq.reports.apart import print_apart, run_apart
 from longseq.reports.cell import peak_of, wait_for
 from longseq.reports.plots import machine
@@ -233,20 +234,26 @@ def trainings(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def parts(bench: Bench, rounds: int) -> Iterator[Row]:
-    """What a separable E saves, and what local mixing costs."""
+    """What a separable E saves, and what local mixing costs: more than its convolutions cost by themselves?"""
     for side in bench.sides:
         models = classifiers(bench, side, side)
-        plain = training_step(bench, models["longseq"](), side, side, bench.precisions[0])
-        for name in (SEPARABLE, LOCAL):
-            step = training_step(bench, models[name](), side, side, bench.precisions[0])
-            figures = compare(bench, step, plain, max(rounds // 2, 3))
-            yield [
-                f"classifier, training step, {name.removeprefix('longseq, ')}",
-                "longseq",
-                f"{side}x{side}",
-                *figures,
-                "",
-            ]
+        plain, separable, local = (
+            training_step(bench, models[name](), side, side, bench.precisions[0])
+            for name in ("longseq", SEPARABLE, LOCAL)
+        )
+        convolutions = [layer for layer in models[LOCAL]().modules() if isinstance(layer, LocalLayer)]
+        alone = layer_step(bench, nn.Sequential(*convolutions), side * side + 1)
+
+        def plain_and_alone(steps: tuple[Step, ...] = (plain, alone)) -> None:
+            for step in steps:
+                step()
+
+        pairs = [(SEPARABLE, separable, "longseq", plain), (LOCAL, local, "longseq", plain)]
+        pairs.append((LOCAL, local, "longseq, and its convolutions by themselves", plain_and_alone))
+        for name, ours, other, theirs in pairs:
+            figures = compare(bench, ours, theirs, max(rounds // 2, 3))
+            what = f"classifier, training step, {name.removeprefix('longseq, ')}"
+            yield [what, other, f"{side}x{side}", *figures, ""]
 
 
 def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
@@ -368,8 +375,10 @@ def main() -> None:
     bench = GPU if options.device == "cuda" else CPU
     what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
     versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
+    chosen = [] if options.parts == list(PARTS) else ["--parts", *options.parts]
+    command = " ".join(["python benchmarks/peers.py --device", bench.device, *chosen])
     text = (
-        f"# longseq and its peers\n\n    python benchmarks/peers.py --device {bench.device}\n\n"
+        f"# longseq and its peers\n\n    {command}\n\n"
         f"{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n"
     )
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]

@@ -329,7 +329,7 @@ class Commands(CommandLine):
             self.save_config_callback = None  # only fit has a run folder to save it in
             kwargs["logger"] = False
             if self.subcommand == "predict":
-                bars = [] if config.trainer.enable_progress_bar is False else progress_bars(config.out)
+                bars = [] if config.trainer.enable_progress_bar is False else progress_bars()
                 kwargs["enable_progress_bar"] = bool(bars)
                 self.trainer_defaults["callbacks"] = bars
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,48 @@ from longseq.training.storage import write_text
 COLUMNS = ("path", "start", "end", "class", "probability")
 
 
+class Growing:
+    """A text file that grows, and that a run which goes on cuts off where it was whole.
+
+    Args:
+        path: The file.
+        flag: The flag that names it.
+    """
+
+    def __init__(self, path: Path, flag: str) -> None:
+        self.path, self.flag = path, flag
+
+    def holds(self, size: int) -> bool:
+        """Whether the file is there, and has so many bytes at least."""
+        return self.path.is_file() and self.path.stat().st_size >= size
+
+    def open(self, size: int) -> None:
+        """Open the file behind so many bytes; 0 makes it anew."""
+        try:
+            self._file = open(self.path, "r+b" if size else "wb")
+        except OSError as error:
+            raise UserError(f"{self.flag}: {self.path}: {error.strerror}; give another", exit_code=6) from error
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def write(self, text: str) -> None:
+        """Write a text to its end."""
+        self._file.write(text.encode(errors="surrogateescape"))
+        self._file.flush()
+
+    def size(self) -> int:
+        """How many bytes are written."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file, if it was opened."""
+        if hasattr(self, "_file"):
+            self._file.close()
+
+
 class Output(ABC):
-    """Takes predictions as they come; used as a context, which ends when all are written, or an error stops it."""
+    """Takes predictions as they come; used as a context, which opens files, and ends when all is written or an error
+    stops it."""
 
     done = 0  # files that an earlier run has written
 
@@ -34,18 +75,33 @@ class Output(ABC):
 
 
 class Lines(Output):
-    """Lines on standard output: path, with times start and end, class and probability, with names escaped."""
+    """Lines on standard output: path, with times start and end, class and probability, with names escaped.
+
+    Args:
+        events: The file of events, if there is one.
+    """
+
+    def __init__(self, events: Growing | None = None) -> None:
+        self._events = events
+        # a progress bar takes over standard output: right on a terminal, where the bar stays below, and wrong elsewhere
+        self._stream = None if sys.stdout.isatty() else sys.stdout
+
+    def __enter__(self) -> "Output":
+        if self._events:
+            self._events.open(0)
+        return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """There is nothing to close."""
+        if self._events:
+            self._events.close()
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         for path, start, end, answers, _ in predictions:
             begin = escaped(path) if start is None else f"{escaped(path)}\t{start:.3f}\t{end:.3f}"
             for name, probability in answers:
-                print(f"{begin}\t{escaped(name)}\t{probability:.4f}")
+                print(f"{begin}\t{escaped(name)}\t{probability:.4f}", file=self._stream)
             if not answers:
-                print(f"{begin}\t\t")  # no class is there
+                print(f"{begin}\t\t", file=self._stream)  # no class is there
 
 
 class Text(Output):
@@ -55,41 +111,39 @@ class Text(Output):
     Args:
         path: The file.
         settings: All that decides what is written into it.
+        events: The file of events, if there is one; what it has of a file is written before that file's predictions.
     """
 
     header = ""
 
-    def __init__(self, path: Path, settings: Any) -> None:
-        self.path = path
+    def __init__(self, path: Path, settings: Any, events: Growing | None = None) -> None:
+        self.file = Growing(path, "out")
+        self._texts = [self.file, *([events] if events else [])]
         self._note = path.with_name(f".{path.name}.unfinished")
-        self._key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        described = json.dumps([settings, [str(text.path) for text in self._texts]])
+        self._key = hashlib.sha256(described.encode()).hexdigest()
+        note = self._read_note()
+        self._sizes = [0 for _ in self._texts]
+        if note.get("key") == self._key and all(map(Growing.holds, self._texts, note["sizes"])):
+            self.done, self._sizes = note["files"], note["sizes"]
 
     def __enter__(self) -> "Output":
-        note = self._read_note()
-        size = note.get("bytes", -1)
-        goes_on = note.get("key") == self._key and self.path.is_file() and self.path.stat().st_size >= size
-        self.done = note["files"] if goes_on else 0
-        try:
-            self.file = open(self.path, "r+b" if goes_on else "wb")
-        except OSError as error:
-            raise UserError(f"out: {self.path}: {error.strerror}; give another", exit_code=6) from error
-        if goes_on:
-            self.file.truncate(size)
-            self.file.seek(size)
-        else:
-            self.file.write(self.header.encode())
+        for text, size in zip(self._texts, self._sizes, strict=True):
+            text.open(size)
+        if not self.done:
+            self.file.write(self.header)
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        self.file.close()
+        for text in self._texts:
+            text.close()
         if error is None:
             self._note.unlink(missing_ok=True)
 
     def write(self, predictions: Sequence[Prediction]) -> None:
-        self.file.write("".join(map(self.text, predictions)).encode(errors="surrogateescape"))
-        self.file.flush()
+        self.file.write("".join(map(self.text, predictions)))
         self.done += len({prediction.path for prediction in predictions})
-        note = {"key": self._key, "bytes": self.file.tell(), "files": self.done}
+        note = {"key": self._key, "sizes": [text.size() for text in self._texts], "files": self.done}
         write_text(self._note, json.dumps(note))
 
     @abstractmethod
@@ -131,37 +185,38 @@ class JsonLines(Text):
 class Json(JsonLines):
     """A JSON array of the same objects; it is made when all of them are there."""
 
-    def __init__(self, path: Path, settings: Any) -> None:
+    def __init__(self, path: Path, settings: Any, events: Growing | None = None) -> None:
         self._whole = path
-        super().__init__(path.with_name(f".{path.name}.lines"), settings)
+        super().__init__(path.with_name(f".{path.name}.lines"), settings, events)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         super().__exit__(kind, error, traceback)
         if error is None:
-            lines = self.path.read_text().splitlines()
+            lines = self.file.path.read_text().splitlines()
             self._whole.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-            self.path.unlink()
+            self.file.path.unlink()
 
 
 _KINDS: dict[str, type[Text]] = {".csv": Table, ".jsonl": JsonLines, ".json": Json}
 
 
-def output_for(out: str | None, settings: Any) -> Output:
+def output_for(out: str | None, settings: Any, events: Growing | None = None) -> Output:
     """Where predictions go.
 
     Args:
         out: A file whose suffix says its form, - or None for standard output.
         settings: All that decides what is written.
+        events: The file of events, if there is one; it is opened with that of the predictions, and goes on with it.
 
     Raises:
         UserError: If the suffix is unknown, or the folder is not there.
     """
     if out in (None, "-"):
-        return Lines()
+        return Lines(events)
     path = Path(str(out))
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
         raise UserError(f"out: {out}: ends in none of {', '.join(_KINDS)}; give one of them, or - for lines")
     if not path.parent.is_dir():
         raise UserError(f"out: {path.parent}: no such folder; make it, or give another", exit_code=6)
-    return kind(path, settings)
+    return kind(path, settings, events)

@@ -1,15 +1,17 @@
 """The command predict: from files to predictions, and to events with their times."""
 
 import csv
+import io
 import math
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -24,11 +26,11 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.inputs import files_of, parts_of, readable
-from longseq.cli.outputs import Output, output_for
+from longseq.cli.outputs import Growing, Output, output_for
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
-from longseq.training.events import Event, Settings
-from longseq.training.predictions import Gathering, Hearing, features_of_files
+from longseq.training.events import Settings
+from longseq.training.predictions import Gathering, Heard, Hearing, features_of_files
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it
@@ -50,29 +52,38 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     if asked.embeddings is not None:
         if not asked.embeddings.endswith(".npz"):
             raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
-        _opened(Path(asked.embeddings), "embeddings").close()  # so that a wrong place is known at once
+        _check_place(asked.embeddings, "embeddings")
     paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
-    settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths]
+    if asked.picture is not None:
+        if len(paths) > 1:
+            raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
+        _check_place(asked.picture, "picture")
+    chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
+    settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths, chosen]
+    if asked.picture is not None or asked.embeddings is not None:
+        settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
+    events = None if asked.events is None else _table_for(Path(asked.events), len(paths))
+    output = output_for(asked.out, settings, events)
+    if output.done:
+        print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
+    heard_before, paths = paths[: output.done], paths[output.done :]
+    parts = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    takers: list[Taker] = [] if events is None else [events.take]
+    if asked.picture is not None:
+        takers.append(lambda heard: draw(asked.picture, heard, model, datamodule))
     with ExitStack() as stack:
-        hears = asked.events is not None or asked.picture is not None
-        if hears or asked.embeddings is not None:
-            settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
-        output = stack.enter_context(output_for(asked.out, settings))
-        if output.done:
-            print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
-        paths = paths[output.done :]
-        parts = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         try:
             gathering = Gathering(model, parts, asked.window is not None or asked.hop is not None, asked.top)
-            if hears:
-                chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
-                hearing = stack.enter_context(Hearing(model, parts, chosen))
-                takers = list(_takers(asked, paths, model, datamodule, stack))
+            if takers:
+                hearing = stack.enter_context(Hearing(model, parts, chosen, keeps_rows=asked.picture is not None))
                 callbacks.append(WritesEvents(hearing, takers))
         except ArgumentError as error:
             raise UserError(f"{error.argument}: {error.what}") from error
-        callbacks.append(Writes(gathering, output))
+        stack.enter_context(output)
+        if events is not None:
+            events.begin(heard_before)
+        callbacks.append(Writes(gathering, output))  # behind the events, which the output takes to be written
         rows: list[Tensor] = []  # of features, one for each part
         if asked.embeddings is not None:
             model.on_features = lambda features: rows.extend(features.float().cpu())
@@ -87,10 +98,9 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
             raise UserError(f"embeddings: {asked.embeddings}: {error.strerror}; give another", exit_code=6) from error
 
 
-def progress_bars(out: str | None) -> list[pl.Callback]:
-    """A progress bar on standard error, if that is a terminal. There is none if predictions go to standard output,
-    which the bar would take over."""
-    if out in (None, "-") or not sys.stderr.isatty() or find_spec("rich") is None:
+def progress_bars() -> list[pl.Callback]:
+    """A progress bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         return []
     return [RichProgressBar(console_kwargs={"stderr": True})]
 
@@ -113,8 +123,7 @@ class Writes(pl.Callback):
             self.output.write(complete)
 
 
-# Takes a path, the probabilities of its rows, (rows, classes), and its events.
-Taker = Callable[[str, Tensor, list[Event]], None]
+Taker = Callable[[Heard], None]
 
 
 class WritesEvents(pl.Callback):
@@ -126,94 +135,111 @@ class WritesEvents(pl.Callback):
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
         for heard in self.hearing.heard():
             for take in self.takers:
-                take(*heard)
+                take(heard)
 
 
-def _takers(
-    asked: Namespace, paths: Sequence[str], model: Classifier, datamodule: Any, stack: ExitStack
-) -> Iterator[Taker]:
-    if asked.events is not None:
-        path = Path(asked.events)
-        kind = _EVENT_TABLES.get(path.suffix.lower())
-        if kind is None:
-            raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
-        if kind is audacity and len(paths) > 1:
-            raise UserError(f"events: {path}: Audacity's labels are of one recording, got {len(paths)}; give a .csv")
-        yield kind(stack.enter_context(_opened(path, "events")))
-    if asked.picture is not None:
-        if len(paths) > 1:
-            raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
-        _opened(Path(asked.picture), "picture").close()  # so that a wrong place is known at once
-        yield lambda path, rows, events: draw(asked.picture, path, rows, events, model, datamodule)
+def _check_place(path: str, flag: str) -> None:
+    """Write an empty file, so that a wrong place is known at once."""
+    file = Growing(Path(path), flag)
+    file.open(0)
+    file.close()
 
 
-def _opened(path: Path, flag: str) -> TextIO:
-    try:
-        return open(path, "w", newline="", encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"{flag}: {path}: {error.strerror}; give another", exit_code=6) from error
+class EventTable(Growing, ABC):
+    """A table of events that grows by those of one recording after the other."""
+
+    header = ""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "events")
+
+    def begin(self, heard_before: Sequence[str]) -> None:
+        """Begin the table, or go on behind the events of recordings that were heard before."""
+        if not heard_before:
+            self.write(self.header)
+
+    @abstractmethod
+    def take(self, heard: Heard) -> None:
+        """Write the events of the next recording."""
 
 
-def table(file: TextIO) -> Taker:
+class EventCSV(EventTable):
     """CSV with a row for each event."""
-    rows = csv.writer(file)
-    rows.writerow(["path", "start", "end", "class", "score"])
 
-    def take(path: str, _: Tensor, events: list[Event]) -> None:
-        rows.writerows([path, f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}"] for e in events)
+    header = "path,start,end,class,score\r\n"
 
-    return take
+    def take(self, heard: Heard) -> None:
+        text = io.StringIO()
+        csv.writer(text).writerows(
+            [heard.path, f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}"] for e in heard.events
+        )
+        self.write(text.getvalue())
 
 
-def audacity(file: TextIO) -> Taker:
+class Audacity(EventTable):
     """Audacity's labels: start, end and class, with tabs."""
 
-    def take(path: str, _: Tensor, events: list[Event]) -> None:
-        file.writelines(f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in events)
+    def take(self, heard: Heard) -> None:
+        lines = (f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in heard.events)
+        self.write("".join(lines))
 
-    return take
 
-
-def raven(file: TextIO) -> Taker:
+class Raven(EventTable):
     """A selection table of Raven, with tabs. Its begin and end times count from the start of the first recording, as in
     Raven's sequence of sound files, and the file offset from the start of the event's own."""
-    columns = ["Selection", "View", "Channel", "Begin Time (s)", "End Time (s)", "Low Freq (Hz)", "High Freq (Hz)"]
-    file.write("\t".join([*columns, "Begin Path", "File Offset (s)", "Species", "Score"]) + "\n")
-    count, before = 0, 0.0
 
-    def take(path: str, _: Tensor, events: list[Event]) -> None:
-        nonlocal count, before
+    header = (
+        "Selection\tView\tChannel\tBegin Time (s)\tEnd Time (s)\tLow Freq (Hz)\tHigh Freq (Hz)\t"
+        "Begin Path\tFile Offset (s)\tSpecies\tScore\n"
+    )
+
+    def begin(self, heard_before: Sequence[str]) -> None:
+        super().begin(heard_before)
+        with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
+            self.count = sum(1 for _ in file) - 1  # without the header
+        self.before = sum(self._rate_and_seconds(path)[1] for path in heard_before)
+
+    def take(self, heard: Heard) -> None:
+        rate_hz, seconds = self._rate_and_seconds(heard.path)
+        lines = []
+        for event in heard.events:
+            self.count += 1
+            times = f"{self.before + event.start:.6f}\t{self.before + event.end:.6f}\t0\t{rate_hz / 2:g}"
+            name = " ".join(event.class_name.split())
+            where = f"{heard.path}\t{event.start:.6f}"
+            lines.append(f"{self.count}\tSpectrogram 1\t1\t{times}\t{where}\t{name}\t{event.score:.4f}\n")
+        self.write("".join(lines))
+        self.before += seconds
+
+    def _rate_and_seconds(self, path: str) -> tuple[int, float]:
         try:
             name: Any = os.fsencode(path)  # as text it would have to be UTF-8
             sound = soundfile.info(name)
         except soundfile.LibsndfileError as error:  # torchcodec has read it
             raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
-        for event in events:
-            count += 1
-            times = f"{before + event.start:.6f}\t{before + event.end:.6f}\t0\t{sound.samplerate / 2:g}"
-            name = " ".join(event.class_name.split())
-            where = f"{path}\t{event.start:.6f}"
-            file.write(f"{count}\tSpectrogram 1\t1\t{times}\t{where}\t{name}\t{event.score:.4f}\n")
-        before += sound.frames / sound.samplerate
-
-    return take
+        return sound.samplerate, sound.frames / sound.samplerate
 
 
-_EVENT_TABLES: dict[str, Callable[[TextIO], Taker]] = {".csv": table, ".txt": audacity, ".tsv": raven}
+_EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity, ".tsv": Raven}
 
 
-def draw(
-    picture: str,
-    path: str,
-    rows: Float[Tensor, "rows classes"],
-    events: list[Event],
-    model: Classifier,
-    datamodule: Any,
-) -> None:
+def _table_for(path: Path, recordings: int) -> EventTable:
+    kind = _EVENT_TABLES.get(path.suffix.lower())
+    if kind is None:
+        raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
+    if kind is Audacity and recordings > 1:
+        raise UserError(f"events: {path}: Audacity's labels are of one recording, got {recordings}; give a .csv")
+    return kind(path)
+
+
+def draw(picture: str, heard: Heard, model: Classifier, datamodule: Any) -> None:
     """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
     from matplotlib.figure import Figure
 
     from longseq.reports.plots import COLOURS, styled
+
+    path, rows, events = heard
+    assert rows is not None  # they were kept
 
     @styled
     def drawn() -> Figure:

@@ -107,8 +107,8 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         with Hearing(self.model, parts, settings) as hearing:
             for _ in self._computed(self.model.predict_step, parts):
                 pass
-        ((_, _, events),) = hearing.heard()
-        return events
+        (heard,) = hearing.heard()
+        return heard.events
 
     def embed(self, inputs: Any) -> Float[Tensor, "inputs dim"]:
         """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are

@@ -1,6 +1,5 @@
 """When something is heard: from the probabilities of a recording's frames to events with a start and an end."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,93 +58,126 @@ class Settings(NamedTuple):
 class Stitching:
     """The probabilities of a recording's frames, from those of its windows: where windows overlap, their mean.
 
-    A day has nine million frames, so they are kept once.
+    A day has nine million frames, so only those are kept that another window may still reach.
 
     Args:
         row_seconds: Seconds from one row of tokens to the next.
-        seconds: Length of the recording, if it is known: room for all windows is then made with the first one.
     """
 
-    def __init__(self, row_seconds: float, seconds: float = 0.0) -> None:
-        self.row_seconds, self.seconds = row_seconds, seconds
-        self._total, self._counts = torch.zeros(0), torch.zeros(0, 1, dtype=torch.int16)
-        self._length = 0
+    def __init__(self, row_seconds: float) -> None:
+        self.row_seconds = row_seconds
+        self._total, self._counts = torch.zeros(0, 0), torch.zeros(0, 1)
+        self._begin = 0  # the row of the recording with which the kept ones begin
 
-    def add(self, start: float, rows: Float[Tensor, "rows classes"]) -> None:
-        """Add a window that starts at a time in seconds."""
+    def add(self, start: float, rows: Float[Tensor, "rows classes"]) -> Float[Tensor, "before classes"]:
+        """Add a window that starts at a time in seconds, no earlier than the one before.
+
+        Returns:
+            The probabilities of the rows before it that were not returned yet; those that no window has heard are zero.
+        """
         begin = round(start / self.row_seconds)
-        end = begin + len(rows)
-        if end > len(self._total):
-            length = max(end, math.ceil(self.seconds / self.row_seconds) + 2)
-            heard, counts = self._total, self._counts
-            self._total, self._counts = torch.zeros(length, rows.shape[1]), torch.zeros(length, 1, dtype=torch.int16)
-            if len(heard):
-                self._total[: len(heard)], self._counts[: len(heard)] = heard, counts
-        self._total[begin:end] += rows
-        self._counts[begin:end] += 1
-        self._length = max(self._length, end)
+        before = self._taken(begin - self._begin, rows.shape[1])
+        missing = max(len(rows) - len(self._total), 0)
+        if not len(self._total):
+            self._total, self._counts = rows.clone(), torch.ones(len(rows), 1)
+        else:
+            self._total, self._counts = (F.pad(kept, (0, 0, 0, missing)) for kept in (self._total, self._counts))
+            self._total[: len(rows)] += rows
+            self._counts[: len(rows)] += 1
+        return before
 
-    def whole(self) -> Float[Tensor, "rows classes"]:
-        """The probabilities of all rows. A row that no window has heard is zero. Nothing can be added afterwards."""
-        return self._total.div_(self._counts.clamp_(min=1))[: self._length]
+    def finish(self) -> Float[Tensor, "rows classes"]:
+        """The probabilities of the rows that were not returned yet."""
+        return self._taken(len(self._total), self._total.shape[1])
+
+    def _taken(self, count: int, num_classes: int) -> Float[Tensor, "count classes"]:
+        heard = self._total[:count] / self._counts[:count].clamp(min=1)
+        self._total, self._counts = self._total[count:], self._counts[count:]
+        self._begin += count
+        return F.pad(heard.reshape(len(heard), num_classes), (0, 0, 0, count - len(heard)))
 
 
-def events_of(
-    probabilities: Float[Tensor, "rows classes"],
-    row_seconds: float,
-    class_names: Sequence[str],
-    thresholds: Float[Tensor, " classes"],
-    settings: Settings,
-) -> list[Event]:
-    """The events of a recording, in the order of their starts.
+class EventFinder:
+    """Finds the events of a recording, whose probabilities may come in pieces.
 
     Args:
-        probabilities: Of each class, at each row of tokens.
-        row_seconds: Seconds from one row to the next.
+        row_seconds: Seconds from one row of tokens to the next.
         class_names: The names of the classes.
         thresholds: The model's own threshold for each class.
         settings: How probabilities become events.
+        block: Rows that are kept until they are looked at together.
     """
-    if settings.threshold is not None:
-        thresholds = torch.full_like(thresholds, settings.threshold)
-    events = []
-    width = round(settings.smooth / row_seconds)
-    for name, of_class, threshold in zip(class_names, probabilities.T, thresholds.tolist(), strict=True):
-        smooth = smoothed(of_class[:, None], width)[:, 0]  # class by class: a day has nine million frames
-        for begin, end in joined(stretches(smooth >= threshold), round(settings.gap / row_seconds)):
-            if (end - begin) * row_seconds >= settings.shortest:
-                score = float(smooth[begin:end].max())
-                events.append(Event(begin * row_seconds, end * row_seconds, name, score))
-    return sorted(events)
+
+    def __init__(
+        self,
+        row_seconds: float,
+        class_names: Sequence[str],
+        thresholds: Float[Tensor, " classes"],
+        settings: Settings,
+        block: int = 1 << 16,
+    ) -> None:
+        if settings.threshold is not None:
+            thresholds = torch.full_like(thresholds, settings.threshold)
+        self.class_names, self.thresholds = class_names, thresholds.tolist()
+        self.row_seconds, self.shortest, self.block = row_seconds, settings.shortest, block
+        self._reach = round(settings.smooth / row_seconds) // 2  # rows on each side over which one is averaged
+        self._gap = round(settings.gap / row_seconds)
+        self._pieces: list[Tensor] = []  # probabilities of the rows from _begin on
+        self._begin = self._done = 0  # the rows before _done were looked at
+        self._open: dict[str, tuple[int, int, float]] = {}  # begin, end and score of what may go on
+        self._events: list[Event] = []
+
+    def add(self, rows: Float[Tensor, "rows classes"]) -> None:
+        """Add the probabilities of the next rows."""
+        self._pieces.append(rows)
+        if sum(map(len, self._pieces)) >= self.block:
+            self._look(self._reach)
+
+    def finish(self) -> list[Event]:
+        """All events, in the order of their starts."""
+        self._look(0)
+        for name in list(self._open):
+            self._close(name)
+        return sorted(self._events)
+
+    def _look(self, without: int) -> None:
+        """Look at all rows but the last ones, whose means need rows that are still to come."""
+        rows = torch.cat(self._pieces)
+        end = self._begin + len(rows) - without
+        for name, of_class, threshold in zip(self.class_names, rows.T, self.thresholds, strict=True):
+            smooth = smoothed(of_class, self._reach)[self._done - self._begin : end - self._begin]
+            for begin, stop in stretches(smooth >= threshold):
+                self._hear(name, self._done + begin, self._done + stop, float(smooth[begin:stop].max()))
+        self._done = max(end, self._done)
+        begin = max(self._done - self._reach, self._begin)
+        self._pieces, self._begin = [rows[begin - self._begin :].clone()], begin
+
+    def _hear(self, name: str, begin: int, end: int, score: float) -> None:
+        if name in self._open:
+            first, last, highest = self._open[name]
+            if begin - last <= self._gap:
+                self._open[name] = first, end, max(highest, score)
+                return
+            self._close(name)
+        self._open[name] = begin, end, score
+
+    def _close(self, name: str) -> None:
+        begin, end, score = self._open.pop(name)
+        if (end - begin) * self.row_seconds >= self.shortest:
+            self._events.append(Event(begin * self.row_seconds, end * self.row_seconds, name, score))
 
 
-def smoothed(probabilities: Float[Tensor, "rows classes"], width: int) -> Float[Tensor, "rows classes"]:
-    """The mean over so many rows around each one; at the ends over the rows that are there."""
-    if width <= 1:
+def smoothed(probabilities: Float[Tensor, " rows"], reach: int) -> Float[Tensor, " rows"]:
+    """The mean over so many rows on each side of each one, and itself; at the ends over the rows that are there."""
+    if reach == 0:
         return probabilities
-    width += 1 - width % 2  # odd, so that the mean is centred
-
-    def means(values: Tensor) -> Tensor:
-        return F.avg_pool1d(values, width, 1, width // 2, count_include_pad=False)
-
-    return means(probabilities.T[None])[0].T
+    return F.avg_pool1d(probabilities[None], 2 * reach + 1, 1, reach, count_include_pad=False)[0]
 
 
 def stretches(is_heard: Bool[Tensor, " rows"]) -> list[tuple[int, int]]:
     """From where to where, end excluded, values are True."""
     steps = F.pad(is_heard.to(torch.int8), (1, 1)).diff()
     return list(zip((steps == 1).nonzero()[:, 0].tolist(), (steps == -1).nonzero()[:, 0].tolist(), strict=True))
-
-
-def joined(found: Sequence[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
-    """The stretches, with those made one that are at most a gap apart."""
-    together: list[tuple[int, int]] = []
-    for begin, end in found:
-        if together and begin - together[-1][1] <= gap:
-            together[-1] = together[-1][0], end
-        else:
-            together.append((begin, end))
-    return together
 
 
 def row_probabilities(model: Any, scores: Float[Tensor, "n classes"]) -> Float[Tensor, "rows classes"]:

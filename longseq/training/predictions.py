@@ -17,7 +17,7 @@ from longseq.training.checkpoint import data_of, read_checkpoint
 from longseq.training.classifier import Classifier
 from longseq.training.data import Part
 from longseq.training.description import allow_classes, build, naming
-from longseq.training.events import Event, Settings, Stitching, events_of, row_probabilities, thresholds_of
+from longseq.training.events import Event, EventFinder, Settings, Stitching, row_probabilities, thresholds_of
 
 
 class Prediction(NamedTuple):
@@ -101,6 +101,20 @@ def features_of_files(parts: Iterable[Part], rows: Iterable[Tensor]) -> Iterator
         yield path, torch.stack([row for part, row in of_file if not is_unheard(part, row)]).mean(0)
 
 
+class Heard(NamedTuple):
+    """A recording that was heard to its end.
+
+    Attributes:
+        path: The recording.
+        rows: The probabilities of its rows of tokens, (rows, classes), if they were kept.
+        events: What is heard in it, and when.
+    """
+
+    path: str
+    rows: Tensor | None
+    events: list[Event]
+
+
 class Hearing:
     """Finds the events of recordings while their parts are predicted. Used as a context, in which the model hands over
     the scores of the frames.
@@ -109,20 +123,20 @@ class Hearing:
         model: The classifier.
         parts: The inputs in their order, those of a file one after the other.
         settings: How probabilities of frames become events.
+        keeps_rows: Whether to keep the probabilities of a recording's rows, which take memory by its length.
 
     Raises:
         ValueError: If the inputs are images, or a setting is out of its range.
     """
 
-    def __init__(self, model: Classifier, parts: Sequence[Part], settings: Settings) -> None:
+    def __init__(self, model: Classifier, parts: Sequence[Part], settings: Settings, keeps_rows: bool = False) -> None:
         if model.encoder.row_seconds is None:
             raise ArgumentError("events", "must be of sounds, but this model sees images; leave it out")
-        self.model, self.settings = model, settings.check()
+        self.model, self.settings, self.keeps_rows = model, settings.check(), keeps_rows
         self.row_seconds: float = model.encoder.row_seconds
         self._parts = list(reversed(parts))  # the next part is the last
-        self._lengths = {path: end for path, _, end in parts}  # the last part of a file ends with it
         self._stitching: Stitching | None = None  # of the recording that is being heard
-        self._whole: list[tuple[str, Tensor, float]] = []  # path, rows, and length if it is known
+        self._heard: list[Heard] = []
 
     def __enter__(self) -> "Hearing":
         self.model.on_scores = self._add
@@ -131,27 +145,33 @@ class Hearing:
     def __exit__(self, *error: Any) -> None:
         self.model.on_scores = None
 
+    def heard(self) -> list[Heard]:
+        """Each recording that was heard to its end since the last call."""
+        heard, self._heard = self._heard, []
+        return heard
+
     def _add(self, scores: Float[Tensor, "b n classes"], present: Bool[Tensor, "b n"] | None) -> None:
         for number, of_part in enumerate(scores):
             path, start, end = part = self._parts.pop()
             there = of_part if present is None else of_part[present[number]]
             if self._stitching is None:
-                self._stitching = Stitching(self.row_seconds, self._lengths[path] or 0.0)
+                self._stitching = Stitching(self.row_seconds)
+                names, thresholds = self.model.class_names, thresholds_of(self.model)
+                self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
+                self._rows: list[Tensor] = []
             if not is_unheard(part, there):
-                self._stitching.add(start, row_probabilities(self.model, there))
+                self._take(self._stitching.add(start, row_probabilities(self.model, there)))
             if not self._parts or self._parts[-1][0] != path:
-                self._whole.append((path, self._stitching.whole(), math.inf if end is None else end))
+                self._take(self._stitching.finish())
+                length = math.inf if end is None else end  # the last frame reaches beyond the last sample
+                events = [event._replace(end=min(event.end, length)) for event in self._finder.finish()]
+                self._heard.append(Heard(path, torch.cat(self._rows) if self.keeps_rows else None, events))
                 self._stitching = None
 
-    def heard(self) -> Iterator[tuple[str, Float[Tensor, "rows classes"], list[Event]]]:
-        """Path, probabilities of the rows, and events of each recording that was heard to its end since the last
-        call."""
-        whole, self._whole = self._whole, []
-        thresholds = thresholds_of(self.model)
-        for path, rows, length in whole:
-            events = events_of(rows, self.row_seconds, self.model.class_names, thresholds, self.settings)
-            # the last frame reaches beyond the last sample
-            yield path, rows, [event._replace(end=min(event.end, length)) for event in events]
+    def _take(self, rows: Float[Tensor, "rows classes"]) -> None:
+        self._finder.add(rows)
+        if self.keeps_rows:
+            self._rows.append(rows)
 
 
 def model_and_data(

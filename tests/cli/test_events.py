@@ -1,6 +1,7 @@
 """What is heard when: events from probabilities, in every form, from windows and from whole recordings."""
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,22 @@ from tones import tone
 
 import longseq
 from longseq.arguments import ArgumentError
-from longseq.training.events import Event, Settings, Stitching, events_of, joined, smoothed, stretches
+from longseq.training.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
+
+
+def found_in(probabilities: torch.Tensor, pieces: list[int] | None = None, **settings) -> list[Event]:
+    """The events of classes a, b, ... whose probabilities (rows of half a second, classes) come in pieces."""
+    names = list("abc")[: probabilities.shape[1]]
+    thresholds = torch.full((len(names),), 0.5)
+    finder = EventFinder(0.5, names, thresholds, Settings(**{"smooth": 0.0, "gap": 0.0, "shortest": 0.0} | settings), 4)
+    for piece in probabilities.split(pieces or [len(probabilities)]):
+        finder.add(piece)
+    return finder.finish()
 
 
 def events(rows: list[list[float]], **settings) -> list[Event]:
-    """The events of classes a, b, ... whose probabilities are given for rows of half a second."""
-    probabilities = torch.tensor(rows).T
-    names = list("abc")[: len(rows)]
-    none = {"smooth": 0.0, "gap": 0.0, "shortest": 0.0}
-    return events_of(probabilities, 0.5, names, torch.full((len(rows),), 0.5), Settings(**none | settings))
+    """The events of classes a, b, ... each of which has a list of its probabilities."""
+    return found_in(torch.tensor(rows).T, **settings)
 
 
 def test_an_event_is_a_stretch_that_reaches_the_threshold() -> None:
@@ -43,24 +51,55 @@ def test_short_gaps_join_and_short_events_go() -> None:
 def test_stretches_and_means_are_those_of_a_plain_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     for length in (1, 2, 30):
-        values = torch.rand(length, 2, generator=generator)
-        for width in (1, 3, 4, 7):
-            around = (width + 1 - width % 2) // 2 if width > 1 else 0
-            plain = [values[max(row - around, 0) : row + around + 1].mean(0) for row in range(length)]
-            torch.testing.assert_close(smoothed(values, width), torch.stack(plain))
-        is_heard = values[:, 0] > 0.5
-        inside = [row for begin, end in stretches(is_heard) for row in range(begin, end)]
-        assert inside == is_heard.nonzero()[:, 0].tolist()
-        assert joined(stretches(is_heard), 0) == stretches(is_heard)
+        values = torch.rand(length, generator=generator)
+        for reach in (0, 1, 2, 3):
+            plain = [values[max(row - reach, 0) : row + reach + 1].mean() for row in range(length)]
+            torch.testing.assert_close(smoothed(values, reach), torch.stack(plain))
+        inside = [row for begin, end in stretches(values > 0.5) for row in range(begin, end)]
+        assert inside == (values > 0.5).nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.5, 60.0])
-def test_where_windows_overlap_their_mean_counts(seconds: float) -> None:
-    stitching = Stitching(0.5, seconds)
-    stitching.add(0.0, torch.tensor([[0.2], [0.4]]))
-    stitching.add(0.5, torch.tensor([[0.8], [0.6]]))
-    stitching.add(2.0, torch.tensor([[0.3]]))  # half a second was not heard
-    torch.testing.assert_close(stitching.whole(), torch.tensor([[0.2], [0.6], [0.6], [0.0], [0.3]]))
+@pytest.mark.parametrize("smooth", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("gap", [0.0, 1.0])
+def test_events_do_not_depend_on_the_pieces_in_which_a_recording_comes(smooth: float, gap: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(20):
+        probabilities = torch.rand(200, 2, generator=generator)
+        settings = {"smooth": smooth, "gap": gap, "shortest": 0.5 * (trial % 3)}
+        expected = found_in(probabilities, **settings)
+        assert len(expected) > 2
+        cuts = sorted({0, 200, *torch.randint(201, (40,), generator=generator).tolist()})
+        pieces = [0, *(end - begin for begin, end in itertools.pairwise(cuts))]
+        for sizes in (pieces, [1] * 200, [199, 1]):
+            found = found_in(probabilities, sizes, **settings)
+            assert [event[:3] for event in found] == [event[:3] for event in expected]
+            assert [event.score for event in found] == pytest.approx([event.score for event in expected])
+
+
+def test_where_windows_overlap_their_mean_counts() -> None:
+    stitching = Stitching(0.5)
+    pieces = [
+        stitching.add(0.0, torch.tensor([[0.2], [0.4]])),
+        stitching.add(0.5, torch.tensor([[0.8], [0.6]])),
+        stitching.add(2.0, torch.tensor([[0.3]])),  # half a second was not heard
+        stitching.finish(),
+    ]
+    assert [len(piece) for piece in pieces] == [0, 1, 3, 1]
+    torch.testing.assert_close(torch.cat(pieces), torch.tensor([[0.2], [0.6], [0.6], [0.0], [0.3]]))
+
+
+def test_stitched_windows_are_those_of_a_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for hop in (1, 2, 3, 5, 7):  # windows of 5 rows
+        windows = torch.rand(8, 5, 2, generator=generator)
+        total, counts = torch.zeros(7 * hop + 5, 2), torch.zeros(7 * hop + 5, 1)
+        stitching = Stitching(0.5)
+        pieces = []
+        for number, window in enumerate(windows):
+            total[number * hop : number * hop + 5] += window
+            counts[number * hop : number * hop + 5] += 1
+            pieces.append(stitching.add(number * hop * 0.5, window))
+        torch.testing.assert_close(torch.cat([*pieces, stitching.finish()]), total / counts.clamp(min=1))
 
 
 @pytest.mark.parametrize("change", [{"threshold": 1.0}, {"threshold": 0.0}, {"smooth": -1.0}, {"gap": float("nan")}])

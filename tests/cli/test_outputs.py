@@ -1,6 +1,7 @@
 """Predictions in files, and from Python: the same answers in every form, and a stopped run goes on."""
 
 import csv
+import io
 import json
 import sys
 from contextlib import suppress
@@ -15,7 +16,7 @@ from tones import rows, tone
 
 import longseq
 from longseq.arguments import ArgumentError
-from longseq.cli.outputs import COLUMNS, Json, JsonLines, Table, Text
+from longseq.cli.outputs import COLUMNS, Json, JsonLines, Lines, Table, Text
 from longseq.cli.predict import progress_bars
 from longseq.encoders import SpectrogramEncoder
 from longseq.tasks.task import Answer
@@ -75,10 +76,15 @@ def test_the_most_probable_classes_come_first(command, checkpoint, recordings) -
     assert done.code == 2 and done.err.endswith("error: top: must be in 1..2 (the classes), got 3; leave it out\n")
 
 
-def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(command, checkpoint, recordings, tmp_path) -> None:
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(
+    command, checkpoint, recordings, tmp_path, form: str
+) -> None:
     flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, "--data.batch_size", "1", "--window", "0.2"]
-    whole = command(*flags, "--out", tmp_path / "whole.csv")
+    of_whole, events = tmp_path / f"whole-events.{form}", tmp_path / f"events.{form}"
+    whole = command(*flags, "--out", tmp_path / "whole.csv", "--events", of_whole)
     assert whole.code == 0
+    flags += ["--events", events]
     third = recordings / "2, of 4.wav"
     sound = third.read_bytes()
     broken = tone(300, 0.7)
@@ -86,14 +92,29 @@ def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(command, checkpo
     soundfile.write(third, broken, 8000, subtype="FLOAT")
     stopped = command(*flags, "--out", tmp_path / "out.csv")
     assert stopped.code == 3 and "2, of 4.wav" in stopped.err
+    before = events.read_bytes()
+    assert len(before.splitlines()) > 2 and of_whole.read_bytes().startswith(before) and before != of_whole.read_bytes()
+    events.write_bytes(before + b"what was not yet whole")
     first_two = table(tmp_path / "out.csv")
     assert {Path(row[0]).name for row in first_two} == {"0, of 4.wav", "1, of 4.wav"}
     third.write_bytes(sound)
     going_on = command(*flags, "--out", tmp_path / "out.csv")
     assert going_on.code == 0 and "out: 2 of 4 files are written; going on" in going_on.err
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert events.read_bytes() == of_whole.read_bytes()
     again = command(*flags, "--out", tmp_path / "out.csv")
     assert "going on" not in again.err and table(tmp_path / "out.csv") == table(tmp_path / "whole.csv")
+    assert events.read_bytes() == of_whole.read_bytes()
+
+
+def test_a_wrong_flag_leaves_files_of_before_as_they_are(command, checkpoint, recordings, tmp_path) -> None:
+    files = [tmp_path / "out.csv", tmp_path / "events.csv"]
+    for file in files:
+        file.write_text("of before")
+    flags = ["--input", recordings, "--out", files[0], "--events", files[1]]
+    for wrong in (["--top", "9"], ["--threshold", "2"]):
+        assert command("predict", "--ckpt_path", checkpoint, *flags, *wrong).code == 2
+        assert [file.read_text() for file in files] == ["of before"] * 2
 
 
 @pytest.mark.parametrize(
@@ -120,7 +141,7 @@ def stop_after_two(output: Text, of_third: str = "") -> None:
     """Write two files, and be stopped in the middle of the third."""
     with suppress(KeyboardInterrupt), output:
         output.write(FILES[:2])
-        output.file.write(of_third.encode())
+        output.file.write(of_third)
         raise KeyboardInterrupt
 
 
@@ -202,10 +223,18 @@ def test_images_too(command, tmp_path: Path) -> None:
     assert model.embed([image, image]).shape == (2, model.model.encoder.dim)
 
 
-@pytest.mark.parametrize(("out", "is_terminal", "bars"), [("a.csv", True, 1), ("a.csv", False, 0), (None, True, 0)])
-def test_a_bar_is_shown_where_it_disturbs_nothing(monkeypatch, out, is_terminal: bool, bars: int) -> None:
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_shown_on_a_terminal_and_takes_no_lines_from_a_pipe(monkeypatch, is_terminal: bool) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    assert len(progress_bars(out)) == bars
+    assert len(progress_bars()) == is_terminal
+    piped, of_the_bar = io.StringIO(), io.StringIO()
+    piped.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", piped)
+    lines = Lines()
+    monkeypatch.setattr(sys, "stdout", of_the_bar)  # as rich does while a bar is shown
+    lines.write([Prediction("a.wav", None, None, [Answer("owl", 0.5)], torch.tensor([0.5]))])
+    expected = "a.wav\towl\t0.5000\n"
+    assert (piped.getvalue(), of_the_bar.getvalue()) == (("", expected) if is_terminal else (expected, ""))
 
 
 def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_path) -> None:
