@@ -18,9 +18,12 @@ Split = tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]
 def hold_out(labels: Labels, fraction: float, seed: int) -> Split:
     """Split 0..n-1 into the indices to keep and the indices to hold out, with the same fraction of every class.
 
-    A class of two or more samples has at least one on each side; a class of one sample is kept. Both parts are sorted,
-    and depend only on the arguments.
+    A class of two or more samples has at least one on each side; a class of one sample is kept. Where samples have any
+    number of classes, this holds as near as their combinations allow. Both parts are sorted, and depend only on the
+    arguments.
     """
+    if labels.ndim > 1:  # by sets of classes it would hold out nothing where each sample has a set of its own
+        return hold_out_files(labels, [str(number) for number in range(len(labels))], fraction, seed)
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for members in samples_of_classes(labels):

@@ -29,6 +29,30 @@ def test_windows_cover_a_recording_and_say_what_is_heard_when(command, checkpoin
     assert "heard in windows" not in done.err
 
 
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_a_window_is_read_without_the_rest_of_its_file(monkeypatch, suffix: str, tmp_path: Path) -> None:
+    waveform = np.linspace(-0.5, 0.5, 8000 * 60)
+    soundfile.write(tmp_path / f"minute{suffix}", waveform, 8000)
+    ranges: list[tuple[int, int]] = []
+    read = soundfile.SoundFile.read
+
+    def counted(file: soundfile.SoundFile, frames: int = -1, *arguments, **options):
+        start = file.tell()
+        found = read(file, frames, *arguments, **options)
+        ranges.append((start, len(found)))
+        return found
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", counted)
+    data = AudioFolder(root=str(tmp_path), seconds=1.0, sample_rate_hz=8000)
+    parts = data.parts(str(tmp_path / f"minute{suffix}"), window=1.0, hop=0.5)
+    assert len(parts) == 119 and ranges == []  # the header alone says how long it is
+    for number in (118, 0, 57):
+        ranges.clear()
+        heard = data.read_part(parts[number])
+        assert ranges == [(4000 * number, 8000)]
+        np.testing.assert_allclose(heard, waveform[4000 * number :][:8000], atol=1e-4)
+
+
 def test_without_a_window_all_of_a_long_recording_is_heard_and_answered_once(command, checkpoint, recording) -> None:
     done = command("predict", "--ckpt_path", checkpoint, "--input", recording)
     assert f"{recording}: longer than the model's clips of 0.2 s, so heard in windows of that length" in done.err

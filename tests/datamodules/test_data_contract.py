@@ -193,6 +193,20 @@ def test_hold_out_takes_the_same_share_of_every_class_and_splits_without_overlap
     assert sorted(torch.cat([kept, held]).tolist()) == list(range(163))
 
 
+@pytest.mark.parametrize("num_classes", [4, 30])
+def test_hold_out_takes_the_same_share_of_every_class_where_samples_have_several(num_classes: int):
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(400, num_classes, generator=generator) < torch.linspace(0.5, 0.01, num_classes)).long()
+    assert (labels.sum(1) > 1).any() and labels.sum(0).min() >= 2
+    assert num_classes < 30 or len(labels.unique(dim=0)) > 390  # nearly every sample has a set of its own
+    kept, held = hold_out(labels, 0.2, seed=0)
+    assert sorted(torch.cat([kept, held]).tolist()) == list(range(400))
+    assert 60 <= len(held) <= 100
+    of_class, of_held = labels.sum(0), labels[held].sum(0)
+    assert (of_held / of_class - 0.2).abs()[of_class >= 30].max() < 0.1
+    assert of_held.min() >= 1 and (of_class - of_held).min() >= 1
+
+
 def test_hold_out_depends_on_the_seed_alone():
     labels = torch.arange(10).repeat(30)
     state = copy.copy(torch.get_rng_state())

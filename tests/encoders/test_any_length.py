@@ -8,7 +8,7 @@ import torch
 from test_local import learn
 from torch import nn
 
-from longseq import ImageEncoder, Linformer, Softmax, SpectrogramEncoder, Verma
+from longseq import ImageEncoder, Linformer, Softmax, SpectrogramEncoder, Verma, WaveformEncoder
 from longseq.arguments import ArgumentError
 from longseq.attention import Conv, Dynamic, Gaussian, Linear, Max, Mean, Separable
 from longseq.attention.examples import every_mechanism
@@ -58,6 +58,25 @@ def test_it_gives_what_an_encoder_built_for_that_length_gives(mechanism) -> None
     bound.load_state_dict(free.state_dict())
     long = clips()[0]
     torch.testing.assert_close(free(long), bound(long), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("patch_size", [1, 8])
+@pytest.mark.parametrize("mechanism", [Verma(), Linformer(7, projection=Dynamic())], ids=repr)
+def test_waveforms_of_any_length_are_heard_alone_as_in_a_padded_batch_and_by_an_encoder_of_their_length(
+    mechanism, patch_size: int
+) -> None:
+    def waveforms(seconds: float, **change) -> WaveformEncoder:
+        torch.manual_seed(0)
+        sizes = {"patch_size": patch_size, "dim": 16, "depth": 2, "heads": 4, "local": Conv1d(5)}
+        return learn(WaveformEncoder(8000, seconds, mechanism, **sizes, **change)).double().eval()
+
+    free, bound = waveforms(0.01, any_length=True), waveforms(0.1)
+    bound.load_state_dict(free.state_dict())
+    heard = [clip[:, :samples] for clip, samples in zip(clips(), (800, 333, 80, 5), strict=True)]
+    alone = torch.cat([free(clip) for clip in heard])
+    torch.testing.assert_close(alone, free(padded(heard)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(alone[:1], bound(heard[0]), rtol=1e-9, atol=1e-9)
+    assert int(free.count_tokens(padded(heard))) == sum(-(-clip.shape[1] // patch_size) for clip in heard)
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])

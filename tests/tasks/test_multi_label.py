@@ -9,12 +9,15 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from pytorch_lightning import Trainer
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torch.nn.functional import logsigmoid
+from torch.utils.data import DataLoader, TensorDataset
 
 from longseq import ImageEncoder, Softmax
 from longseq.tasks import MultiLabel
 from longseq.training import Classifier
+from longseq.training.mix import MixUp
 
 SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
          "--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu",
@@ -41,6 +44,29 @@ def test_the_loss_is_binary_cross_entropy_of_each_class_weighted_and_smoothed() 
     torch.testing.assert_close(MultiLabel().loss(outputs, labels, weights, 0.1), expected)
     plain = -(labels * logsigmoid(outputs) + (1 - labels) * logsigmoid(-outputs)).mean(1)
     torch.testing.assert_close(MultiLabel().losses(outputs, labels), plain)
+
+
+def test_a_training_sees_mixed_samples_with_the_shares_of_their_classes(monkeypatch) -> None:
+    task, mix = MultiLabel(), MixUp()
+    encoder = ImageEncoder((1, 4, 4), Softmax(), dim=8, depth=1, heads=1)
+    encoder.measure([torch.rand(8, 1, 4, 4)])
+    model = Classifier(encoder, 4, task=task, mix=mix, label_smoothing=0.1)
+    pictures, labels = torch.rand(3, 1, 4, 4), torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
+    seen: list[tuple[torch.Tensor, ...]] = []
+    loss = MultiLabel.loss
+
+    def watched(task: MultiLabel, *arguments) -> torch.Tensor:
+        seen.append((*arguments[:2], found := loss(task, *arguments)))
+        return found
+
+    monkeypatch.setattr(MultiLabel, "loss", watched)
+    monkeypatch.setattr(mix, "share", lambda: 0.75)
+    Trainer(max_steps=1, accelerator="cpu", barebones=True).fit(model, DataLoader(TensorDataset(pictures, labels), 3))
+    ((outputs, shares, found),) = seen
+    torch.testing.assert_close(shares, 0.75 * labels + 0.25 * labels[[2, 0, 1]])
+    smooth = 0.9 * shares + 0.05
+    expected = -(smooth * logsigmoid(outputs) + (1 - smooth) * logsigmoid(-outputs)).mean()
+    torch.testing.assert_close(found, expected)
 
 
 def test_one_class_for_each_sample_is_a_special_case() -> None:
