@@ -71,7 +71,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
-        takers.append(lambda heard: draw(asked.picture, heard, model, datamodule))
+        takers.append(lambda heard: draw(heard, model, datamodule).savefig(asked.picture))
     with ExitStack() as stack:
         try:
             gathering = Gathering(model, parts, asked.window is not None or asked.hop is not None, asked.top)
@@ -232,7 +232,7 @@ def _table_for(path: Path, recordings: int) -> EventTable:
     return kind(path)
 
 
-def draw(picture: str, heard: Heard, model: Classifier, datamodule: Any) -> None:
+def draw(heard: Heard, model: Classifier, datamodule: Any) -> Any:
     """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
     from matplotlib.figure import Figure
 
@@ -270,7 +270,7 @@ def draw(picture: str, heard: Heard, model: Classifier, datamodule: Any) -> None
         below.set_yticks(range(len(names)), names)
         return figure
 
-    drawn().savefig(picture)
+    return drawn()
 
 
 def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:

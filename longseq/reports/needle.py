@@ -1,6 +1,7 @@
 """How long a recording may be in which a model still hears a second: accuracy against duration."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,16 +29,16 @@ def needle(
 ) -> None:
     """Measure the accuracy of a model of Needles on recordings of the test's digits and backgrounds, by duration.
 
-    The model hears each recording as one sequence; it must take any length (any_length). With --window it hears windows
-    that overlap by half, as any model can, and the class with the highest probability in a window is its answer. The
-    interval is Wilson's, for 95 %. Time is the median of a pass over one recording, spectrogram included, and memory
+    The model hears each recording as one sequence; it must take any length (any_length). With --window it also hears
+    it in windows that overlap by half, as any model can, and the class with the highest probability in a window is its
+    answer; a model of bounded clips hears windows only. The interval is Wilson's, for 95 %. Time is the median of a pass over one recording, spectrogram included, and memory
     the peak of the process so far.
 
     Args:
         ckpt_path: A checkpoint of a training on Needles.
         seconds: Durations of the recordings.
         trials: Recordings of each duration.
-        window: Length of the windows in seconds; if absent, the recording is one sequence.
+        window: Length of the windows in seconds; if absent, none are heard.
         root: Folder of the data, if it has moved.
         out: Folder for table.md, table.csv and needle.png.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
@@ -53,35 +54,40 @@ def needle(
     if not hasattr(data, "recording"):
         what = f"was trained on {type(data).__name__}, which makes no recordings of any duration"
         raise CheckpointError(f"{ckpt_path}: {what}; train on Needles")
-    longest = max(seconds) if window is None else window
-    if longest > data.seconds and not model.encoder.any_length:
+    hears_all = model.encoder.any_length or (window is None and max(seconds) <= data.seconds)
+    if not hears_all and (window is None or window > data.seconds):
         what = f"clips of {data.seconds:g} s are its longest; give --window {data.seconds:g}, or train with any_length"
         raise ArgumentError("ckpt_path", f"must be of a model for any length, but {what}")
+    ways: dict[str, int | None] = {"as one sequence": None} if hears_all else {}
+    if window is not None:
+        ways[f"in windows of {window:g} s"] = round(window * data.sample_rate_hz)
     data.setup("test")
     keep_freed_memory()  # or every pass over an hour would ask for its gigabytes anew, page by page
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    header = ["seconds", "tokens", "right", "trials", "accuracy", "95 % interval", "seconds a pass", "peak GiB"]
-    rows = []
+    header = ["seconds", "heard", "tokens", "right", "trials", "accuracy", "95 % interval", "seconds a pass", "peak GiB"]
+    rows: list[list[Any]] = []
     for duration in sorted(seconds):
-        right, times = 0, []
+        right = dict.fromkeys(ways, 0)
+        times: dict[str, list[float]] = {way: [] for way in ways}
         for trial in range(trials):
             waveform, label = data.recording(duration, trial)
-            begin = time.perf_counter()
-            right += answer(model, waveform, None if window is None else round(window * data.sample_rate_hz)) == label
-            times.append(time.perf_counter() - begin)
-        low, high = wilson(right, trials)
+            for way, samples in ways.items():
+                begin = time.perf_counter()
+                right[way] += answer(model, waveform, samples) == label
+                times[way].append(time.perf_counter() - begin)
         tokens = int(model.encoder.count_tokens(_inputs(waveform[None])))
-        figures = f"{right / trials:.3f}", f"{low:.3f} to {high:.3f}", f"{median(times):.3g}"
-        rows.append([f"{duration:g}", tokens, right, trials, *figures, f"{peak_memory_gib(torch.device('cpu')):.2f}"])
-        print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
+        for way in ways:
+            low, high = wilson(right[way], trials)
+            figures = f"{right[way] / trials:.3f}", f"{low:.3f} to {high:.3f}", f"{median(times[way]):.3g}"
+            peak = f"{peak_memory_gib(torch.device('cpu')):.2f}"
+            rows.append([f"{duration:g}", way, tokens, right[way], trials, *figures, peak])
+            print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
     write_csv(folder / "table.csv", header, rows)
-    how = "each recording as one sequence" if window is None else f"windows of {window:g} s, half overlapping"
     settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
-    what = f"{model.encoder.attention!r}, {how}; Needles ({settings})"
-    text = f"{what}; {machine()}\n\n{markdown(header, rows)}"
+    text = f"{model.encoder.attention!r}; Needles ({settings}); {machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
-    _draw(rows, 1 / data.num_classes).savefig(folder / "needle.png")
+    draw(rows, 1 / data.num_classes).savefig(folder / "needle.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, needle.png")
 
 
@@ -104,12 +110,16 @@ def _inputs(waveforms: Tensor) -> dict[str, Tensor]:
 
 
 @styled
-def _draw(rows: list[list[Any]], chance: float) -> Any:
+def draw(rows: Sequence[Sequence[Any]], chance: float) -> Any:
+    """Accuracy with its interval against duration, a line for each way of hearing, from the rows of the table."""
     figure, (axes,) = panels(1, width=5.0)
-    x, y = [float(row[0]) for row in rows], [float(row[4]) for row in rows]
-    low, high = zip(*(map(float, row[5].split(" to ")) for row in rows), strict=True)
-    axes.fill_between(x, low, high, color=COLOURS[2], alpha=0.2, linewidth=0)
-    axes.plot(x, y, "o-", color=COLOURS[2])
+    for way in dict.fromkeys(row[1] for row in rows):
+        heard = [row for row in rows if row[1] == way]
+        colour = COLOURS[3 if str(way).startswith("in windows") else 2]
+        x, y = [float(row[0]) for row in heard], [float(row[5]) for row in heard]
+        low, high = zip(*(map(float, row[6].split(" to ")) for row in heard), strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(x, y, "o-", color=colour, label=f"heard {way}")
     axes.axhline(chance, color=COLOURS[1], linestyle=":", label="chance")
     axes.set(xscale="log", xlabel="seconds", ylabel="accuracy", ylim=(0, 1.03), title="A digit in a recording")
     axes.legend()

@@ -13,7 +13,9 @@ from tones import tone
 
 import longseq
 from longseq.arguments import ArgumentError
+from longseq.cli.predict import draw
 from longseq.training.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
+from longseq.training.predictions import Heard
 
 
 def found_in(probabilities: torch.Tensor, pieces: list[int] | None = None, **settings) -> list[Event]:
@@ -146,6 +148,30 @@ def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_c
     assert model.model.on_scores is None
     short = command(*flags, "--events", forms["csv"], "--shortest", "0.55")
     assert short.code == 0 and [row[3] for row in rows_of(forms["csv"])[1:]] == ["high"]
+
+
+def test_a_picture_has_the_sound_the_probabilities_and_the_events_at_their_times(free_checkpoint, recording) -> None:
+    predictor = longseq.load(free_checkpoint)
+    rows = torch.zeros(111, 2)  # of 10 ms, the last one centred on the last sample
+    rows[20:40, 1] = 0.8
+    low = Event(0.2, 0.4, "low", 0.8)
+    figure = draw(Heard(str(recording), rows, [low]), predictor.model, predictor.data)
+    above, middle, below = figure.axes
+    (spectrogram,) = above.images
+    bands = predictor.model.encoder.num_mels
+    assert above.get_title("left") == "long.wav" and spectrogram.get_extent() == [0, pytest.approx(1.1), 0, bands]
+    loudest = np.asarray(spectrogram.get_array()).argmax(0)
+    columns = len(loudest)
+    of_low, of_high = (np.median(loudest[round(columns * t / 1.1)]) for t in (0.25, 0.8))
+    assert of_low < of_high  # 300 Hz and then 2,000 Hz
+    of_classes = [line for line in middle.lines if len(line.get_xdata()) == 111]
+    high, heard = (np.array(line.get_ydata()) for line in of_classes)
+    assert not high.any() and heard[20:40] == pytest.approx(0.8) and heard.sum() == pytest.approx(16)
+    (bars,) = below.collections
+    (box,) = (path.get_extents() for path in bars.get_paths())
+    assert (box.x0, box.x1) == pytest.approx((0.2, 0.4))
+    assert [label.get_text() for label in below.get_yticklabels()] == ["low"] and below.get_xlabel() == "seconds"
+    assert below.get_xlim() == pytest.approx((0, 1.1))
 
 
 def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, recording, tmp_path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from datamodules import Needles
 from longseq.reports.interval import wilson
-from longseq.reports.needle import answer
+from longseq.reports.needle import answer, draw
 
 module = importlib.import_module("longseq.reports.needle")
 
@@ -36,14 +36,25 @@ def checkpoint(root: Path) -> Path:
     return root / "runs/needles/0/best.ckpt"
 
 
-def test_the_table_has_a_row_for_each_duration(command, checkpoint: Path, tmp_path: Path) -> None:
-    done = command("needle", "--ckpt_path", checkpoint, "--seconds", "20", "3", "--trials", "10", "--out", tmp_path)
+def table(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "table.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_has_a_row_for_each_duration_and_way_of_hearing(
+    command, checkpoint: Path, monkeypatch, tmp_path: Path
+) -> None:
+    drawn = []
+    monkeypatch.setattr(module, "draw", lambda *rows: drawn.append(draw(*rows)) or drawn[-1])
+    flags = ["--seconds", "20", "3", "--trials", "10", "--window", "2", "--out", tmp_path]
+    done = command("needle", "--ckpt_path", checkpoint, *flags)
     assert done.code == 0, done.err
-    with open(tmp_path / "table.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["seconds"], row["tokens"], row["trials"]) for row in rows] == [
-        ("3", "301", "10"),
-        ("20", "2001", "10"),
+    rows = table(tmp_path)
+    assert [(row["seconds"], row["heard"], row["tokens"], row["trials"]) for row in rows] == [
+        ("3", "as one sequence", "301", "10"),
+        ("3", "in windows of 2 s", "301", "10"),
+        ("20", "as one sequence", "2001", "10"),
+        ("20", "in windows of 2 s", "2001", "10"),
     ]
     for row in rows:
         low, high = map(float, row["95 % interval"].split(" to "))
@@ -51,6 +62,16 @@ def test_the_table_has_a_row_for_each_duration(command, checkpoint: Path, tmp_pa
         assert float(row["seconds a pass"]) > 0 and float(row["peak GiB"]) > 0.1
     assert "Verma(k=None" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "needle.png").read_bytes().startswith(b"\x89PNG")
+    whole, windows, chance = drawn[0].axes[0].lines
+    for line, first in ((whole, 0), (windows, 1)):
+        assert list(line.get_xdata()) == [3, 20]
+        assert list(line.get_ydata()) == [float(row["accuracy"]) for row in rows[first::2]]
+    assert [line.get_label() for line in (whole, windows)] == ["heard as one sequence", "heard in windows of 2 s"]
+    assert set(chance.get_ydata()) == {0.1}
+    # without windows the model hears the same
+    flags = ["--seconds", "3", "--trials", "10", "--out", tmp_path]
+    assert command("needle", "--ckpt_path", checkpoint, *flags).code == 0
+    assert [row["right"] for row in table(tmp_path)] == [rows[0]["right"]]
 
 
 def test_a_model_of_bounded_clips_is_refused_and_hears_windows(command, root: Path, tmp_path: Path) -> None:
@@ -60,7 +81,8 @@ def test_a_model_of_bounded_clips_is_refused_and_hears_windows(command, root: Pa
     done = command("needle", *flags)
     assert done.code == 2 and "clips of 3 s are its longest; give --window 3, or train with any_length" in done.err
     done = command("needle", *flags, "--window", "3")
-    assert done.code == 0 and "windows of 3 s, half overlapping" in (tmp_path / "table.md").read_text()
+    assert done.code == 0, done.err
+    assert [row["heard"] for row in table(tmp_path)] == ["in windows of 3 s"]
 
 
 @pytest.mark.parametrize(
