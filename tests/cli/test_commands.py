@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import longseq
 from longseq.training import Classifier
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +107,25 @@ def test_predict_prints_class_and_probability_of_images_of_any_size(train_py, ru
     path, label, probability = one.strip().split("\t")
     assert [path, label] == rows[0][:2]
     assert float(probability) == pytest.approx(float(rows[0][2]), abs=2e-4)  # a batch of one sums in another order
+
+
+def test_a_model_of_any_length_predicts_images_at_another_size(command, tmp_path: Path) -> None:
+    free = ["--model.encoder.any_length", "true", "--model.encoder.positions", "none", "--model.encoder.attention"]
+    fit = ["fit", "--config", DIGITS, *SMALL, *free, "Verma", "--model.encoder.attention.k", "null"]
+    few = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "5"]
+    assert command(*fit, *few).code == 0
+    image = (255 * (np.indices((24, 24)).sum(0) % 2)).astype(np.uint8)  # at 8 x 8 it would be grey
+    Image.fromarray(image).save(tmp_path / "a.png")
+    checkpoint = tmp_path / "runs/digits/0/best.ckpt"
+    done = command("predict", "--ckpt_path", checkpoint, "--data.size", "24", "--input", tmp_path / "a.png")
+    assert done.code == 0, done.err
+    model = longseq.load(checkpoint)
+    assert model.model.encoder.picture_shape == (1, 8, 8)
+    (found,) = model.predict(torch.from_numpy(image)[None])
+    assert done.out.split("\t")[1:] == [found.answers[0].class_name, f"{found.answers[0].probability:.4f}\n"]
+    assert model.model.encoder.count_tokens(torch.zeros(1, 1, 24, 24)) == 24 * 24
+    (of_grey,) = model.predict(torch.full((1, 8, 8), 127, dtype=torch.uint8))
+    assert f"{of_grey.answers[0].probability:.6f}" != f"{found.answers[0].probability:.6f}"
 
 
 def test_predict_reads_sounds_of_any_rate_and_length(train_py, tmp_path: Path) -> None:
