@@ -378,8 +378,7 @@ def main() -> None:
     chosen = [] if options.parts == list(PARTS) else ["--parts", *options.parts]
     command = " ".join(["python benchmarks/peers.py --device", bench.device, *chosen])
     text = (
-        f"# longseq and its peers\n\n    {command}\n\n"
-        f"{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n"
+        f"# longseq and its peers\n\n    {command}\n\n{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n"
     )
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

@@ -36,7 +36,7 @@ class Growing:
     def open(self, size: int) -> None:
         """Open the file behind so many bytes; 0 makes it anew."""
         try:
-            self._file = open(self.path, "r+b" if size else "wb")
+            self._file = open(self.path, "r+b" if size else "wb")  # noqa: SIM115  (close does)
         except OSError as error:
             raise UserError(f"{self.flag}: {self.path}: {error.strerror}; give another", exit_code=6) from error
         self._file.truncate(size)

@@ -31,8 +31,8 @@ def needle(
 
     The model hears each recording as one sequence; it must take any length (any_length). With --window it also hears
     it in windows that overlap by half, as any model can, and the class with the highest probability in a window is its
-    answer; a model of bounded clips hears windows only. The interval is Wilson's, for 95 %. Time is the median of a pass over one recording, spectrogram included, and memory
-    the peak of the process so far.
+    answer; a model of bounded clips hears windows only. The interval is Wilson's, for 95 %. Time is the median of a
+    pass over one recording, spectrogram included, and memory the peak of the process so far.
 
     Args:
         ckpt_path: A checkpoint of a training on Needles.
@@ -65,7 +65,8 @@ def needle(
     keep_freed_memory()  # or every pass over an hour would ask for its gigabytes anew, page by page
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    header = ["seconds", "heard", "tokens", "right", "trials", "accuracy", "95 % interval", "seconds a pass", "peak GiB"]
+    header = ["seconds", "heard", "tokens", "right", "trials"]
+    header += ["accuracy", "95 % interval", "seconds a pass", "peak GiB"]
     rows: list[list[Any]] = []
     for duration in sorted(seconds):
         right = dict.fromkeys(ways, 0)
