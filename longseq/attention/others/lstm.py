@@ -13,6 +13,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.others.sequence import SequenceLayer, backwards, width_and_dropout
+from longseq.compat.torch import without_autocast
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class LSTMLayer(SequenceLayer):
 
 
 def _states(lstm: Any, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n s"]:
+    if x.device.type == "cpu" and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")):
+        # many processors have no LSTM in bfloat16, and torch ends with an error there
+        state = torch.zeros(1, len(x), lstm.hidden_size)
+        weights = [weight.float() for weight in lstm.all_weights[0]]
+        with without_autocast(x):
+            return torch.lstm(x.float(), (state, state), weights, True, 1, 0.0, lstm.training, False, True)[0].to(x)
     if not x.is_meta:
         return lstm(x)[0]
     # FLOPs are counted on the meta device, where torch would take n steps: products of the same FLOPs take one
