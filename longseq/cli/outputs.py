@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,8 @@ class Growing:
         return self._file.tell()
 
     def close(self) -> None:
-        """Close the file, if it was opened."""
-        if hasattr(self, "_file"):
-            self._file.close()
+        """Close the file."""
+        self._file.close()
 
 
 class Output(ABC):
@@ -157,19 +156,23 @@ class Text(Output):
             return {}
 
 
+def csv_lines(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as lines of CSV."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
 class Table(Text):
     """CSV with a row for each class that is named; where none is, a row without class and probability."""
 
     header = ",".join(COLUMNS) + "\r\n"
 
     def text(self, prediction: Prediction) -> str:
-        text = io.StringIO()
-        rows = csv.writer(text)
         path, start, end, answers, _ = prediction
         times = ["", ""] if start is None else [f"{start:.3f}", f"{end:.3f}"]
         classes = [(name, f"{probability:.4f}") for name, probability in answers]
-        rows.writerows([path, *times, *answer] for answer in classes or [("", "")])
-        return text.getvalue()
+        return csv_lines([path, *times, *answer] for answer in classes or [("", "")])
 
 
 class JsonLines(Text):

@@ -1,7 +1,5 @@
 """The command predict: from files to predictions, and to events with their times."""
 
-import csv
-import io
 import math
 import os
 import sys
@@ -26,7 +24,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.inputs import files_of, parts_of, readable
-from longseq.cli.outputs import Growing, Output, output_for
+from longseq.cli.outputs import Growing, Output, csv_lines, output_for
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
 from longseq.training.events import Settings
@@ -169,11 +167,8 @@ class EventCSV(EventTable):
     header = "path,start,end,class,score\r\n"
 
     def take(self, heard: Heard) -> None:
-        text = io.StringIO()
-        csv.writer(text).writerows(
-            [heard.path, f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}"] for e in heard.events
-        )
-        self.write(text.getvalue())
+        rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in heard.events)
+        self.write(csv_lines([heard.path, *row] for row in rows))
 
 
 class Audacity(EventTable):

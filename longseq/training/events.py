@@ -123,34 +123,33 @@ class EventFinder:
         self._reach = round(settings.smooth / row_seconds) // 2  # rows on each side over which one is averaged
         self._gap = round(settings.gap / row_seconds)
         self._pieces: list[Tensor] = []  # probabilities of the rows from _begin on
-        self._begin = self._done = 0  # the rows before _done were looked at
+        self._begin = self._done = self._end = 0  # the rows before _done were looked at, those before _end are there
         self._open: dict[str, tuple[int, int, float]] = {}  # begin, end and score of what may go on
         self._events: list[Event] = []
 
     def add(self, rows: Float[Tensor, "rows classes"]) -> None:
         """Add the probabilities of the next rows."""
         self._pieces.append(rows)
-        if sum(map(len, self._pieces)) >= self.block:
-            self._look(self._reach)
+        self._end += len(rows)
+        if self._end - self._reach - self._done >= self.block:
+            self._look(self._end - self._reach)
 
     def finish(self) -> list[Event]:
         """All events, in the order of their starts."""
-        self._look(0)
+        self._look(self._end)
         for name in list(self._open):
             self._close(name)
         return sorted(self._events)
 
-    def _look(self, without: int) -> None:
-        """Look at all rows but the last ones, whose means need rows that are still to come."""
+    def _look(self, end: int) -> None:
+        """Look at the rows before this one; the rows that their means need are there."""
         rows = torch.cat(self._pieces)
-        end = self._begin + len(rows) - without
         for name, of_class, threshold in zip(self.class_names, rows.T, self.thresholds, strict=True):
             smooth = smoothed(of_class, self._reach)[self._done - self._begin : end - self._begin]
             for begin, stop in stretches(smooth >= threshold):
                 self._hear(name, self._done + begin, self._done + stop, float(smooth[begin:stop].max()))
-        self._done = max(end, self._done)
-        begin = max(self._done - self._reach, self._begin)
-        self._pieces, self._begin = [rows[begin - self._begin :].clone()], begin
+        kept = max(end - self._reach, self._begin)
+        self._pieces, self._begin, self._done = [rows[kept - self._begin :].clone()], kept, end
 
     def _hear(self, name: str, begin: int, end: int, score: float) -> None:
         if name in self._open:

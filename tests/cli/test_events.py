@@ -61,7 +61,7 @@ def test_stretches_and_means_are_those_of_a_plain_loop() -> None:
         assert inside == (values > 0.5).nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("smooth", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("smooth", [0.0, 1.0, 3.0, 9.0])  # the last reaches further than a block
 @pytest.mark.parametrize("gap", [0.0, 1.0])
 def test_events_do_not_depend_on_the_pieces_in_which_a_recording_comes(smooth: float, gap: float) -> None:
     generator = torch.Generator().manual_seed(0)
