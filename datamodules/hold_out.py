@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from datamodules.labels import Labels, classes_of, rarest_classes, samples_of_classes
+from datamodules.labels import Labels, classes_of, rarest_classes
 
 Split = tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]
 
@@ -26,7 +26,8 @@ def hold_out(labels: Labels, fraction: float, seed: int) -> Split:
         return hold_out_files(labels, [str(number) for number in range(len(labels))], fraction, seed)
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for members in samples_of_classes(labels):
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
         count = _share(len(members), fraction)
         held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
     return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]

@@ -4,7 +4,7 @@ A sample's label is its class: labels are int64 (n,), from 0. Where a sample may
 int64 (n, classes) of 0 and 1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float64, Int64
@@ -34,13 +34,6 @@ def classes_of(labels: Labels) -> list[list[int]]:
     if labels.ndim == 1:
         return [[label] for label in labels.tolist()]
     return [[label for label, is_there in enumerate(row) if is_there] for row in labels.tolist()]
-
-
-def samples_of_classes(labels: Labels) -> Iterator[Int64[Tensor, " members"]]:
-    """For each class that has samples, in order, the indices of its samples; or for each set of classes that samples
-    have together."""
-    for label in labels.unique(dim=0):
-        yield (labels == label).reshape(len(labels), -1).all(dim=1).nonzero()[:, 0]
 
 
 def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
