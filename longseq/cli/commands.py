@@ -59,6 +59,7 @@ from longseq.cli.trainer import (
     is_of_restoring,
     refuse_useless_precision,
     refuse_wrong_numbers,
+    warn_of_slow_precision,
     wrong_flag,
 )
 from longseq.compat.lightning import CommandLine
@@ -364,6 +365,7 @@ class Commands(CommandLine):
             self.best, self.record, config, resumed is not None, self.command_line
         )
         trainer = self._trainer(**kwargs)
+        warn_of_slow_precision(trainer)
         if self.asked.checkpoint is not None:
             take_off(trainer, *FINDERS)
         return trainer

@@ -14,9 +14,11 @@ import pytorch_lightning as pl
 import torch
 from jsonargparse import Namespace
 from pytorch_lightning.accelerators import AcceleratorRegistry
+from pytorch_lightning.utilities import rank_zero_warn
 
 from longseq.cli.errors import UserError, blamed, first_line, items_of
 from longseq.cli.names import escaped, shown
+from longseq.compat.torch import has_bfloat16
 from longseq.training import Classifier
 from longseq.training.pictures import draw_inputs
 from longseq.training.statistics import measure_inputs
@@ -166,6 +168,14 @@ def refuse_useless_precision(settings: Namespace) -> None:
         raise UserError(
             "trainer.precision: 16-true has weights of float16, in which AdamW divides by 0; give 16-mixed or bf16-true"
         )
+
+
+def warn_of_slow_precision(trainer: pl.Trainer) -> None:
+    """Say that a training in bfloat16 has a processor that is faster in float32."""
+    name = str(trainer.precision)
+    if trainer.strategy.root_device.type == "cpu" and name.startswith("bf16") and not has_bfloat16():
+        without = "this processor has no instructions for bfloat16, and takes up to ten times as long as with 32-true"
+        rank_zero_warn(f"trainer.precision: {name}: {without}")
 
 
 def refuse_missing_devices(settings: Namespace) -> None:

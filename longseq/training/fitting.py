@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longseq.compat.torch import has_bfloat16
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.classifier import Classifier
 from longseq.training.description import build_from
@@ -83,7 +84,8 @@ def what_fits(
         model.encoder.trunk.set_grad_checkpointing(False)
     with autocast():
         is_low = torch.is_autocast_enabled(device)
-    if not is_low and fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
+    is_useful = device != "cpu" or has_bfloat16()
+    if not is_low and is_useful and fits(model, len(labels), lambda: torch.autocast(device, torch.bfloat16)):
         flags.append("--trainer.precision bf16-mixed")
     k = getattr(model.encoder.attention, "k", None)
     for smaller in [k >> shift for shift in range(1, k.bit_length())] if isinstance(k, int) else []:

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import warnings
 from pathlib import Path
 
 import forked
@@ -80,6 +81,19 @@ def test_another_mechanism_keeps_the_k_of_the_config(command, tmp_path: Path) ->
 def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(command, run: Path) -> None:
     with pytest.warns(UserWarning, match="learning_rate: 0.5 has no effect, the checkpoint's optimizer has 0.002"):
         command("fit", "--ckpt_path", run / "last.ckpt", "--trainer.max_epochs", "3", "--model.learning_rate", "0.5")
+
+
+def test_bfloat16_on_a_processor_without_it_is_warned_of(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longseq.cli.trainer.has_bfloat16", lambda: False)
+    fit = ["fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1"]
+    slow = "trainer.precision: bf16-mixed: this processor has no instructions for bfloat16"
+    with pytest.warns(UserWarning, match=slow):
+        command(*fit, "--trainer.precision", "bf16-mixed")
+    monkeypatch.setattr("longseq.cli.trainer.has_bfloat16", lambda: True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        command(*fit, "--trainer.precision", "bf16-mixed")
+    assert not [each for each in said if "no instructions" in str(each.message)]
 
 
 def test_flags_that_do_not_fit_the_checkpoint_are_refused_on_one_line(command, run: Path) -> None:

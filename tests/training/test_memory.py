@@ -27,7 +27,8 @@ def test_where_nothing_fits_nothing_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert what_fits(model, BATCH, nullcontext) == []
 
 
-def test_where_all_fits_the_least_change_of_each_kind_is_named() -> None:
+def test_where_all_fits_the_least_change_of_each_kind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longseq.training.fitting.has_bfloat16", lambda: True)
     changes = ["--data.batch_size 3 --trainer.accumulate_grad_batches 2", "--model.encoder.checkpointing true"]
     smaller = ["--model.encoder.attention.k 4"]
     assert what_fits(a_model(), BATCH, nullcontext) == [
@@ -36,6 +37,8 @@ def test_where_all_fits_the_least_change_of_each_kind_is_named() -> None:
         *smaller,
     ]
     assert what_fits(a_model(), BATCH, bf16) == [*changes, *smaller]  # bf16 is already on, so it is not named
+    monkeypatch.setattr("longseq.training.fitting.has_bfloat16", lambda: False)  # it would take ten times as long
+    assert what_fits(a_model(), BATCH, nullcontext) == [*changes, *smaller]
 
 
 def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
