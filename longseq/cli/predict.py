@@ -224,6 +224,8 @@ def _table_for(path: Path, recordings: int) -> EventTable:
         raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
     if kind is Audacity and recordings > 1:
         raise UserError(f"events: {path}: Audacity's labels are of one recording, got {recordings}; give a .csv")
+    if not path.parent.is_dir():
+        raise UserError(f"events: {path.parent}: no such folder; make it, or give another", exit_code=6)
     return kind(path)
 
 

@@ -204,14 +204,16 @@ def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, r
     ("flags", "said"),
     [
         (["--events", "a.doc"], "events: a.doc: ends in none of .csv, .txt (Audacity), .tsv (Raven); "),
-        (["--events", "no/a.csv"], "events: no/a.csv: No such file or directory; "),
+        (["--events", "no/a.csv"], "events: no: no such folder; "),
         (["--picture", "no/a.png"], "picture: no/a.png: No such file or directory; "),
         (["--events", "a.csv", "--threshold", "2"], "threshold: must be between 0 and 1, got 2.0; "),
     ],
 )
 def test_a_wrong_flag_is_one_line(command, free_checkpoint, recording, flags, said, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, *flags)
+    Path("before.csv").write_text("as it was")
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--out", "before.csv", *flags)
+    assert Path("before.csv").read_text() == "as it was"
     assert done.code in (2, 6) and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
 
 
