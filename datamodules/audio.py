@@ -14,11 +14,12 @@ from torch import Tensor
 
 from datamodules.augment import SoundTransform
 from datamodules.base import DataModule, Part
-from datamodules.errors import require, say
+from datamodules.errors import DataError, require, say
 from datamodules.samples import Clips, Samples
 from datamodules.sound_files import (
     DECODED_ELSEWHERE,
     SUFFIXES,
+    ValuesError,
     change_rate,
     header_of,
     read_middle,
@@ -90,13 +91,15 @@ class AudioDataModule(DataModule):
         Where the header declares more than is there, a line says so.
         """
         length, contradiction = header_of(path)
+        if not length:
+            raise DataError(f"{path}: holds no sound; leave it out, or give --data.on_error skip")
         if contradiction:
             self._say_once(path, contradiction)
         longest = math.inf if any_length else self.seconds
         least = 1 / self.sample_rate_hz
         if window is None and hop is None and length <= longest + least:
-            return [(path, 0.0, None if length <= self.seconds else length)]
-        window = min(longest, length) if window is None else window
+            return [(path, 0.0, length)]
+        window = self.seconds if window is None else window
         hop = window if hop is None else hop
         require(
             least <= window <= longest, "window", f"positive and at most {longest:g} s", window, "clips are no longer"
@@ -111,20 +114,26 @@ class AudioDataModule(DataModule):
         """One model input from a part of a file, as `parts` gives it.
 
         Where a file breaks off, a line says so, once for each file. What a part has before the break is returned; a
-        part without anything is not a number throughout, and so are the model's scores for it.
+        part without anything is not a number throughout, and so are the model's scores for it. With ``on_error`` skip
+        values that are not finite, or beyond full scale, are a break too.
 
         Raises:
-            DataError: If the file cannot be read from the start.
+            DataError: If the file cannot be read from the start, or holds such values.
         """
         path, start, end = part
         if end is None:
             return self.read(path)
         waveform, rate_hz, damage = read_until_break(path, start, end)
-        num_samples = round((end - start) * self.sample_rate_hz)
+        num_samples = math.ceil((end - start) * self.sample_rate_hz - 1e-6)
+        if end - start <= self.seconds + 1 / self.sample_rate_hz:  # a clip, and by its rounding no longer than others
+            num_samples = min(num_samples, self.shape[0])
         if damage is not None:
+            if isinstance(damage, ValuesError) and self.on_error == "raise":
+                raise damage
             if not len(waveform) and not (start and len(read_until_break(path, 0.0, min(start, 1.0))[0])):
                 raise damage
-            self._say_once(path, f"breaks off after {start + len(waveform) / rate_hz:.0f} s")
+            what = f"{damage.what} at" if isinstance(damage, ValuesError) else "breaks off after"
+            self._say_once(path, f"{what} {start + len(waveform) / rate_hz:.0f} s")
         heard = change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)[:num_samples]
         return heard if len(heard) else torch.full((num_samples,), math.nan)
 

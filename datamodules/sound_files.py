@@ -26,6 +26,20 @@ _MISSING = 0.02  # of the frames that a header declares, which some writers esti
 _BLOCK = 2**20  # samples that are read at once when a file is only examined
 
 
+class ValuesError(DataError):
+    """Values of a sound that are not finite, or far beyond full scale.
+
+    Args:
+        path: The file.
+        what: What it holds.
+        remedy: What to do.
+    """
+
+    def __init__(self, path: Source, what: str, remedy: str) -> None:
+        super().__init__(f"{path}: {what}; {remedy}")
+        self.what = what
+
+
 def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
     """A waveform (s,) with its channels averaged, and its rate in Hz; only the part from start to end, in seconds.
 
@@ -42,7 +56,7 @@ def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tu
 def read_until_break(
     path: Source, start: float = 0.0, end: float | None = None
 ) -> tuple[Tensor, int, DataError | None]:
-    """As read_sound; but of a file whose data is cut off or damaged within the part, what is there before the damage,
+    """As read_sound; but of a file whose data is cut off, damaged or wrong within the part, what is there before that,
     and the error. With nothing before it, the waveform is (0,)."""
     blocks: list[np.ndarray] = []
     rate_hz, damage = 0, None
@@ -54,6 +68,7 @@ def read_until_break(
                 first, stop = frames_between(start, end, rate_hz, file.frames)
                 file.seek(first + sum(map(len, blocks)))
                 for block in _blocks(file, stop, rate_hz // blocks_a_second):
+                    _peak(path, block)
                     blocks.append(block)
                 if stop - file.tell() > _MISSING * file.frames or (first < stop and not blocks):
                     damage = _cut_off(path, file.tell(), file.frames)
@@ -63,9 +78,7 @@ def read_until_break(
                 raise
             damage = error
     frames = np.concatenate(blocks or [np.zeros(0, np.float32)])
-    if len(frames):
-        _peak(path, frames)
-    elif damage is None:
+    if not len(frames) and damage is None:
         raise DataError(
             f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
         )
@@ -255,10 +268,10 @@ def _averaged(frames: np.ndarray) -> np.ndarray:
 def _peak(path: Source, frames: np.ndarray) -> float:
     peak = float(np.abs(frames).max())
     if not np.isfinite(peak):
-        raise DataError(f"{path}: holds values that are not finite; write it again")
+        raise ValuesError(path, "holds values that are not finite", "write it again")
     if peak > _LOUDEST:
         what = f"values up to {peak:g}, beyond full scale 1"
-        raise DataError(f"{path}: {what}; divide by 32768, or whatever full scale is, or write 16 bits")
+        raise ValuesError(path, what, "divide by 32768, or whatever full scale is, or write 16 bits")
     return peak
 
 

@@ -9,6 +9,8 @@ from longseq.cli.errors import UserError
 from longseq.cli.names import shown
 from longseq.training.data import Part
 
+_EXAMINED_SECONDS = 60.0  # of a recording, before the others are heard
+
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     """The file itself, or all files of a folder with one of the suffixes, except hidden ones."""
@@ -31,30 +33,11 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     return files
 
 
-def readable(datamodule: Any, paths: list[str]) -> list[str]:
-    """All files; with ``--data.on_error skip`` only those that can be read, and the others are printed."""
-    if datamodule.on_error != "skip":
-        return paths
-    good = []
-    for path in paths:
-        try:
-            datamodule.read(path)
-        except Exception as error:
-            if getattr(error, "exit_code", None) != 3:  # broken data
-                raise
-            print(shown(f"left out: {error}"), file=sys.stderr)
-        else:
-            good.append(path)
-    if not good:
-        raise UserError("input: none of its files can be read; give others", exit_code=3)
-    return good
-
-
 def parts_of(
     datamodule: Any, paths: Sequence[str], window: float | None, hop: float | None, any_length: bool
-) -> list[Part]:
-    """The parts of all files that are inputs of their own. A line says so if a file has several and no window is asked
-    for.
+) -> dict[str, list[Part]]:
+    """The parts of each file that are inputs of their own. A line says so if a file has several and no window is asked
+    for. With ``--data.on_error skip`` files that cannot be read are left out, and printed.
 
     Args:
         datamodule: Knows the parts of a file.
@@ -63,20 +46,31 @@ def parts_of(
         hop: As DataContract.parts takes it.
         any_length: Whether the model takes inputs of any length.
     """
-    try:
-        by_path = {path: datamodule.parts(path, window, hop, any_length) for path in paths}
-    except ValueError as error:
-        if not hasattr(error, "argument"):
-            raise
-        raise UserError(f"{error.argument}: {error.what}") from error  # type: ignore[attr-defined]
+    by_path: dict[str, list[Part]] = {}
+    for path in paths:
+        try:
+            parts = datamodule.parts(path, window, hop, any_length)
+            if datamodule.on_error == "skip":
+                _, start, end = parts[0]
+                datamodule.read_part((path, start, None if end is None else min(end, start + _EXAMINED_SECONDS)))
+            by_path[path] = parts
+        except Exception as error:
+            if hasattr(error, "argument"):
+                raise UserError(f"{error.argument}: {error.what}") from error  # type: ignore[attr-defined]
+            if datamodule.on_error != "skip" or getattr(error, "exit_code", None) != 3:  # broken data
+                raise
+            print(shown(f"left out: {error}"), file=sys.stderr)
+    if not by_path:
+        raise UserError("input: none of its files can be read; give others", exit_code=3)
     several = {path: parts for path, parts in by_path.items() if len(parts) > 1}
     if several and window is None and hop is None:
-        path, parts = next(iter(several.items()))
-        seconds = parts[0][2] - parts[0][1]
+        path, (first, *_) = next(iter(several.items()))
+        assert first[2] is not None  # a sound's
+        seconds = first[2] - first[1]
         others = f" and {len(several) - 1} more" if len(several) > 1 else ""
         print(
             f"{shown(path)}{others}: longer than the model's clips of {seconds:g} s, so heard in windows of that "
             f"length and answered once; --window {seconds:g} prints each window",
             file=sys.stderr,
         )
-    return [part for parts in by_path.values() for part in parts]
+    return by_path

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
-from longseq.cli.inputs import files_of, parts_of, readable
+from longseq.cli.inputs import files_of, parts_of
 from longseq.cli.outputs import Growing, Output, csv_lines, output_for
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
@@ -51,7 +51,9 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         if not asked.embeddings.endswith(".npz"):
             raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
         _check_place(asked.embeddings, "embeddings")
-    paths = readable(datamodule, files_of(asked.input, datamodule.predict_suffixes))
+    paths = files_of(asked.input, datamodule.predict_suffixes)
+    by_path = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
+    paths = list(by_path)
     if asked.picture is not None:
         if len(paths) > 1:
             raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
@@ -65,7 +67,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
-    parts = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
+    parts = [part for path in paths for part in by_path[path]]
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
+from longseq.compat.lightning import running_averages
 from longseq.training.classifier import Classifier
 from longseq.training.tensorboard import show
 
@@ -29,6 +30,8 @@ class Decisions(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if self._metric is not None and not trainer.sanity_checking:
             result = self._metric.compute()
-            pl_module.task.decide(pl_module.head, result)
+            # which of them the averaging of weights has put into place now depends on the order of the callbacks
+            for model in (pl_module, *running_averages(trainer)):
+                model.task.decide(model.head, result)
             task, head, names = pl_module.task, pl_module.head, pl_module.class_names
             show(trainer, "val/decision", lambda: task.draw_decision(head, result, names))

@@ -159,12 +159,17 @@ class Hearing:
                 names, thresholds = self.model.class_names, thresholds_of(self.model)
                 self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
                 self._rows: list[Tensor] = []
+            length = math.inf if end is None else end
             if not is_unheard(part, there):
-                self._take(self._stitching.add(start, row_probabilities(self.model, there)))
+                rows = row_probabilities(self.model, there)
+                if end is not None:  # an encoder may fill its input with silence
+                    rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
+                self._take(self._stitching.add(start, rows))
             if not self._parts or self._parts[-1][0] != path:
                 self._take(self._stitching.finish())
-                length = math.inf if end is None else end  # the last frame reaches beyond the last sample
-                events = [event._replace(end=min(event.end, length)) for event in self._finder.finish()]
+                # the last frame reaches beyond the last sample, at which the last part ends
+                found = [event for event in self._finder.finish() if event.start < length]
+                events = [event._replace(end=min(event.end, length)) for event in found]
                 self._heard.append(Heard(path, torch.cat(self._rows) if self.keeps_rows else None, events))
                 self._stitching = None
 

@@ -109,6 +109,27 @@ def test_windows_have_one_length_and_leave_nothing_out(window, hop, seconds, tmp
     assert {len(data.read_part(part)) for part in parts} == {round(1000 * min(window, seconds))}
 
 
+@pytest.mark.parametrize(
+    ("rate_hz", "samples", "seconds"),
+    [(8000, 8001, 1.0), (44_100, 44_103, 1.0), (22_050, 22_050 * 5, 2.05), (22_050, 22_050 * 5, 0.41)],
+)
+def test_no_part_is_longer_than_the_clips_of_a_bounded_model(rate_hz, samples, seconds, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(samples), rate_hz)
+    data = AudioFolder(str(tmp_path), sample_rate_hz=min(rate_hz, 22_050), seconds=seconds)
+    parts = data.parts(str(tmp_path / "a.wav"))
+    assert {len(data.read_part(part)) for part in parts} == {*data.shape}
+
+
+@pytest.mark.parametrize("any_length", [False, True])
+def test_a_hop_without_a_window_takes_that_of_the_models_clips(tmp_path: Path, any_length: bool) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(2500), 1000)
+    soundfile.write(tmp_path / "short.wav", np.zeros(500), 1000)
+    data = AudioFolder(str(tmp_path), sample_rate_hz=1000, seconds=1.0)
+    options = {"hop": 0.75, "any_length": any_length}
+    assert [part[1:] for part in data.parts(str(tmp_path / "a.wav"), **options)] == [(0, 1), (0.75, 1.75), (1.5, 2.5)]
+    assert [part[1:] for part in data.parts(str(tmp_path / "short.wav"), **options)] == [(0, 0.5)]
+
+
 def test_a_model_for_any_length_hears_a_recording_as_one_sequence(command, free_checkpoint, recording) -> None:
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording)
     ((path, _, probability),) = rows(done)
@@ -205,3 +226,48 @@ def test_a_part_without_sound_or_with_wrong_values_is_an_error_and_no_break(tmp_
     soundfile.write(tmp_path / "wrong.wav", samples, 8000, subtype="FLOAT")
     with pytest.raises(DataError, match="holds values that are not finite"):
         data.read_part((str(tmp_path / "wrong.wav"), 0.0, 4.0))
+
+
+def test_a_short_file_that_breaks_off_is_heard_as_far_as_it_goes(command, free_checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    soundfile.write(tmp_path / "in/short.wav", tone(300, 0.2), 8000)
+    content = (tmp_path / "in/short.wav").read_bytes()
+    (tmp_path / "in/short.wav").write_bytes(content[: len(content) * 3 // 4])
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", tmp_path / "in")
+    assert (rows(done)[0][1], done.err.count("heard as far as it goes")) == ("low", 1)
+
+
+def test_without_any_sound_a_file_is_known_before_others_are_heard(command, checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    soundfile.write(tmp_path / "in/good.wav", tone(300, 0.4), 8000)
+    soundfile.write(tmp_path / "in/nothing.wav", np.zeros(0), 8000)
+    done = command("predict", "--ckpt_path", checkpoint, "--input", tmp_path / "in")
+    said = f"{tmp_path}/in/nothing.wav: holds no sound; leave it out, or give --data.on_error skip"
+    assert (done.code, done.out, done.error) == (3, "", f"error: {said}")
+    done = command("predict", "--ckpt_path", checkpoint, "--input", tmp_path / "in", "--data.on_error", "skip")
+    assert (done.code, len(rows(done))) == (0, 1) and f"left out: {said}" in done.err
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+def test_with_skip_wrong_values_and_damage_end_no_run(
+    is_free: bool, command, checkpoint, free_checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    wrong = tone(300, 1.0).astype(np.float32)
+    wrong[4100] = np.nan
+    soundfile.write(tmp_path / "in/a.wav", wrong, 8000, subtype="FLOAT")
+    soundfile.write(tmp_path / "in/b.wav", tone(2000, 0.2), 8000)
+    damaged(tmp_path / "in/c.flac")
+    flags = ["--ckpt_path", free_checkpoint if is_free else checkpoint, "--input", tmp_path / "in"]
+    flags += [] if is_free else ["--window", "0.1"]
+    done = command("predict", *flags)
+    assert (done.code, done.error) == (
+        3, f"error: {tmp_path}/in/a.wav: holds values that are not finite; write it again",
+    )  # fmt: skip
+    done = command("predict", *flags, "--data.on_error", "skip")
+    assert done.code == 0 and "nan" not in done.out, done.err
+    assert "a.wav: holds values that are not finite at 1 s; heard as far as it goes" in done.err
+    assert "c.flac: breaks off after" in done.err and "left out" not in done.err
+    heard = [float(row[1]) for row in rows(done) if "a.wav" in row[0] and not is_free]
+    # the window from 0.5 s on is heard up to the value in it, and those behind it are heard
+    assert is_free or heard == pytest.approx([number / 10 for number in range(10)])
