@@ -90,6 +90,7 @@ class DataModule(pl.LightningDataModule, ABC):
     shape: tuple[int, ...]
     augment: Sequence[Callable[[Tensor], Tensor]] = ()
     on_error: Literal["raise", "skip"] = "raise"  # what happens if a file cannot be read
+    labels_separator: str | None = None  # what stands between the classes of a label in a table
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
     # The argument whose folder names the user's own data: experiments on such data are called after the folder.
     named_by: ClassVar[str | None] = None
@@ -324,7 +325,8 @@ class DataModule(pl.LightningDataModule, ABC):
             table = csv.DictWriter(file, columns)
             table.writeheader()
             for split, samples in self.splits().items():
-                for name, label in zip(samples.names, written(samples.labels, self.class_names), strict=True):
+                labels = written(samples.labels, self.class_names, self.labels_separator or ";")
+                for name, label in zip(samples.names, labels, strict=True):
                     table.writerow({**self.located(name), "label": label, "split": split})
 
     def located(self, name: str) -> dict[str, Any]:

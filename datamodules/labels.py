@@ -60,6 +60,6 @@ def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
     return (labels * of_classes).amax(dim=1).clamp(min=float(of_classes.min()))
 
 
-def written(labels: Labels, class_names: list[str]) -> list[str]:
-    """The label of each sample, as a table shows it: its classes, with semicolons between them."""
-    return [";".join(class_names[label] for label in classes) for classes in classes_of(labels)]
+def written(labels: Labels, class_names: list[str], separator: str) -> list[str]:
+    """The label of each sample, as a table shows it: its classes, with a separator between them."""
+    return [separator.join(class_names[label] for label in classes) for classes in classes_of(labels)]

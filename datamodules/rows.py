@@ -26,7 +26,7 @@ class Rows:
 
 
 def read_rows(path: Path, wanted: Collection[str]) -> Rows:
-    """Read a table; its suffix says of which form it is, and other suffixes are CSV.
+    """Read a table; its suffix says of which form it is (.txt may be both of two), and other suffixes are CSV.
 
     Args:
         path: The table.
@@ -42,7 +42,9 @@ def read_rows(path: Path, wanted: Collection[str]) -> Rows:
         with open(path, newline="", encoding="utf-8-sig") as file:
             if suffix == ".jsonl":
                 return _rows_of_json(path, file, wanted)
-            return _rows_of_csv(file, "\t" if suffix == ".tsv" else ",", wanted)
+            has_tabs = suffix == ".tsv" or (suffix == ".txt" and "\t" in file.readline())
+            file.seek(0)
+            return _rows_of_csv(file, "\t" if has_tabs else ",", wanted)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: not a readable table ({what}); give CSV, TSV or JSON Lines in UTF-8") from error

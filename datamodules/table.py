@@ -1,5 +1,6 @@
 """A user's table of files and their labels."""
 
+import itertools
 import math
 import os
 import re
@@ -15,15 +16,25 @@ from datamodules.rows import read_rows
 from datamodules.windows import starts_of_windows
 
 COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
+# The same in tables of Hugging Face, Raven, BirdNET and our own predict --events; the first that is there counts.
+OTHER_NAMES = {
+    "path": ("file_name", "Begin File", "Begin Path", "File"),
+    "label": ("class", "Species", "Common name", "Common Name", "Annotation"),
+    "start": ("File Offset (s)", "Begin Time (s)", "Start (s)"),
+    "end": ("End Time (s)", "End (s)"),
+}
 
 
 def read_table(
     path: Path, separator: str | None = None, groups: str | None = None, must_have_labels: bool = True
 ) -> list[Item]:
-    """The rows of a table of path (or file_name), label and optionally start, end, fold and split.
+    """The rows of a table of path, label and optionally start, end, fold and split, which may have other names too.
+
+    Raven counts begin and end times from the start of the first recording, and the file offset from that of the event's
+    own.
 
     Args:
-        path: The table: .csv, .tsv, .jsonl or .parquet.
+        path: The table: .csv, .tsv, .txt (with tabs or commas), .jsonl or .parquet.
         separator: What stands between the classes of a label, which may also be a list. A clip may then have several
             rows, which become one row of all their classes, and a label may be empty. Without it a label is one class.
         groups: The column that names each row's group, which is never in two splits.
@@ -32,23 +43,30 @@ def read_table(
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
     """
-    table = read_rows(path, {*COLUMNS, "file_name", *([] if groups is None else [groups])})
-    if "label" not in table.names and not must_have_labels:
+    named = {name: (name, *OTHER_NAMES.get(name, ())) for name in COLUMNS}
+    table = read_rows(path, {*itertools.chain(*named.values()), *([] if groups is None else [groups])})
+    found = {name: [each for each in names if each in table.names] for name, names in named.items()}
+    column = {name: names[0] for name, names in found.items() if names}
+    if "label" not in column and not must_have_labels:
         return []
-    file_column = "path" if "path" in table.names else "file_name"  # as Hugging Face calls it
-    needed = {"path": file_column, "label": "label", **({} if groups is None else {groups: groups})}
-    missing = [name for name, column in needed.items() if column not in table.names]
+    if groups is not None:
+        column |= {groups: groups} if groups in table.names else {}
+    missing = [name for name in ("path", "label", *([] if groups is None else [groups])) if name not in column]
     if missing:
         raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
-    used = (*COLUMNS, file_column, groups)
-    twice = [name for name, count in Counter(table.names).items() if count > 1 and name in used]
+    twice = [name for name, count in Counter(table.names).items() if count > 1 and name in column.values()]
     if twice:
         raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
     items = []
     for line, row in table.rows:
-        values = {name: _text(value, separator).strip() for name, value in row.items()}
-        values["path"] = values.get(file_column, "")
+        texts = {name: _text(value, separator).strip() for name, value in row.items()}
+        values = {name: texts.get(theirs, "") for name, theirs in column.items()}
+        if column.get("start") == "File Offset (s)" and column.get("end") == "End Time (s)":
+            values["end"] = _end_in_its_file(path, line, texts)
         items.append(_item(path, line, values, separator is not None, groups))
+    if column.get("start") == "Begin Time (s)" and len({item.path for item in items}) > 1:
+        what = "Begin Time (s) counts from the first of several recordings"
+        raise DataError(f"{path}: {what}; have Raven write its column File Offset (s) too")
     if not items:
         raise DataError(f"{path}: holds no row; give each clip a row")
     if separator is not None:
@@ -111,11 +129,12 @@ def refuse_other_tasks(
             )
         is_in_others = all(occurrences[part] > 1 for part in parts[item.label])
         is_list = len(parts[item.label]) > 1 and (is_in_others or _LIST.search(item.label))
-        if is_list and separator is None:
-            raise DataError(
-                f"{path}: line {item.line}: label {item.label!r} is a list, and a clip has one class; give "
-                "--data.labels_separator and --model.task MultiLabel, or put it into data.class_names if it is a name"
-            )
+        if is_list:
+            remedy = "and a clip has one class; give --data.labels_separator and --model.task MultiLabel"
+            if separator is not None:
+                remedy = f"but not one with {separator!r} between its classes; give another --data.labels_separator"
+            what = f"label {item.label!r} is a list, {remedy}, or put it into data.class_names if it is a name"
+            raise DataError(f"{path}: line {item.line}: {what}")
         if are_numbers and not float(item.label).is_integer():
             raise DataError(
                 f"{path}: line {item.line}: label {item.label} is an amount, and there is no regression; give each "
@@ -144,8 +163,11 @@ def cut_into_clips(
     Args:
         items: Rows with the times at which something is heard; a row without times is of the whole recording.
         seconds: The length of a clip.
-        length_of: The length of a recording, in seconds, from its path.
+        length_of: The length of a recording, in seconds, from its path; 0 if it cannot be read.
         separator: What stands between the classes of a label.
+
+    Raises:
+        DataError: If a row starts after the end of its recording.
     """
     by_path: dict[str, list[Item]] = {}
     for item in items:
@@ -153,12 +175,29 @@ def cut_into_clips(
     clips = []
     for path, rows in by_path.items():
         length = length_of(path)
+        waiting = sorted(rows, key=lambda row: row.start, reverse=True)  # the next row is the last
+        if waiting[0].start >= length > 0:
+            what = f"starts at {waiting[0].start:g} s, and the recording has {length:g} s"
+            raise DataError(f"line {waiting[0].line}: {path}: {what}; give seconds from the start of its own recording")
+        going_on: list[Item] = []
         for start in starts_of_windows(length, seconds, seconds, least=1e-6 * seconds):
             end = min(start + seconds, length)
-            heard = [row for row in rows if row.start < end and (row.end is None or row.end > start)]
+            while waiting and waiting[-1].start < end:
+                going_on.append(waiting.pop())
+            going_on = [row for row in going_on if row.end is None or row.end > start]
+            heard = sorted(going_on, key=lambda row: row.line)
             label = separator.join(dict.fromkeys(name for row in heard for name in row.classes(separator)))
             clips.append(replace(rows[0], label=label, start=round(start, 6), end=round(end, 6)))
     return clips
+
+
+def _end_in_its_file(path: Path, line: int, texts: dict[str, str]) -> str:
+    """The end of Raven's selection, counted from the start of its own file."""
+    try:
+        offset, begin, end = (float(texts.get(f"{name} (s)", "")) for name in ("File Offset", "Begin Time", "End Time"))
+    except ValueError as error:
+        raise DataError(f"{path}: line {line}: start or end is no number ({error}); give seconds") from error
+    return str(round(offset + end - begin, 6))
 
 
 def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool, groups: str | None) -> Item:

@@ -1,7 +1,7 @@
 """The input files of the command predict."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
 def parts_of(
     datamodule: Any, paths: Sequence[str], window: float | None, hop: float | None, any_length: bool
 ) -> dict[str, list[Part]]:
-    """The parts of each file that are inputs of their own. A line says so if a file has several and no window is asked
-    for. With ``--data.on_error skip`` files that cannot be read are left out, and printed.
+    """The parts of each file that are inputs of their own. With ``--data.on_error skip`` files that cannot be read are
+    left out, and printed.
 
     Args:
         datamodule: Knows the parts of a file.
@@ -62,15 +62,19 @@ def parts_of(
             print(shown(f"left out: {error}"), file=sys.stderr)
     if not by_path:
         raise UserError("input: none of its files can be read; give others", exit_code=3)
-    several = {path: parts for path, parts in by_path.items() if len(parts) > 1}
-    if several and window is None and hop is None:
-        path, (first, *_) = next(iter(several.items()))
-        assert first[2] is not None  # a sound's
-        seconds = first[2] - first[1]
+    return by_path
+
+
+def say_of_windows(by_path: Mapping[str, Sequence[Part]]) -> None:
+    """Say which files are heard in windows, where none were asked for."""
+    several = [parts for parts in by_path.values() if len(parts) > 1]
+    if several:
+        path, start, end = several[0][0]
+        assert end is not None  # of a sound
+        seconds = end - start
         others = f" and {len(several) - 1} more" if len(several) > 1 else ""
         print(
             f"{shown(path)}{others}: longer than the model's clips of {seconds:g} s, so heard in windows of that "
             f"length and answered once; --window {seconds:g} prints each window",
             file=sys.stderr,
         )
-    return by_path

@@ -127,7 +127,7 @@ class Text(Output):
             self.done, self._sizes = note["files"], note["sizes"]
 
     def __enter__(self) -> "Output":
-        for text, size in zip(self._texts, self._sizes, strict=True):
+        for text, size in reversed(list(zip(self._texts, self._sizes, strict=True))):  # events may not be writable
             text.open(size)
         if not self.done:
             self.file.write(self.header)
@@ -222,4 +222,6 @@ def output_for(out: str | None, settings: Any, events: Growing | None = None) ->
         raise UserError(f"out: {out}: ends in none of {', '.join(_KINDS)}; give one of them, or - for lines")
     if not path.parent.is_dir():
         raise UserError(f"out: {path.parent}: no such folder; make it, or give another", exit_code=6)
+    if events and path.resolve() == events.path.resolve():
+        raise UserError(f"events: {out}: the same file as --out; give another")
     return kind(path, settings, events)

@@ -23,15 +23,19 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
-from longseq.cli.inputs import files_of, parts_of
+from longseq.cli.inputs import files_of, parts_of, say_of_windows
+from longseq.cli.names import shown
 from longseq.cli.outputs import Growing, Output, csv_lines, output_for
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
+from longseq.training.data import Part
 from longseq.training.events import Settings
 from longseq.training.predictions import Gathering, Heard, Hearing, features_of_files
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it
+_MANY_ROWS = 2**20  # of tokens in a sequence, three hours at 10 ms
+_BYTES = 84  # that prediction takes for each row and channel: 4.5 GiB for 900,001 rows of width 64, with Verma
 
 
 def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: str, asked: Namespace) -> None:
@@ -51,23 +55,30 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         if not asked.embeddings.endswith(".npz"):
             raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
         _check_place(asked.embeddings, "embeddings")
+    chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
+    others = [name for name, value in chosen._asdict().items() if value != getattr(Settings(), name)]
+    if others and asked.events is None and asked.picture is None:
+        raise UserError(f"{others[0]}: is of events; give --events or --picture, or leave it out")
     paths = files_of(asked.input, datamodule.predict_suffixes)
     by_path = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
     paths = list(by_path)
     if asked.picture is not None:
         if len(paths) > 1:
             raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
-        _check_place(asked.picture, "picture")
-    chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
-    settings = [os.stat(ckpt_path).st_mtime_ns, asked.window, asked.hop, asked.top, paths, chosen]
+        _check_picture(asked.picture)
+    answers = [asked.window, asked.hop, asked.top, chosen, asked.data.as_dict(), asked.model.as_dict()]
+    settings = [os.stat(ckpt_path).st_mtime_ns, paths, *answers]
     if asked.picture is not None or asked.embeddings is not None:
         settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
-    events = None if asked.events is None else _table_for(Path(asked.events), len(paths))
+    events = None if asked.events is None else _table_for(Path(asked.events), paths)
     output = output_for(asked.out, settings, events)
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
+    if asked.window is None and asked.hop is None:
+        say_of_windows({path: by_path[path] for path in paths})
+    say_if_long(parts, model)
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
@@ -138,11 +149,34 @@ class WritesEvents(pl.Callback):
                 take(heard)
 
 
+def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
+    """Print how much memory the longest part may take, if it has more than a million rows of tokens."""
+    encoder: Any = model.encoder
+    if encoder.row_seconds is None:
+        return
+    path, start, end = max(parts, key=lambda part: 0.0 if part[2] is None else part[2] - part[1], default=("", 0, 0))
+    seconds = 0.0 if end is None else end - start
+    num_rows = round(seconds / encoder.row_seconds)
+    if num_rows > _MANY_ROWS:
+        gib = num_rows * encoder.dim * _BYTES / 2**30
+        takes = f"{seconds / 3600:.1f} h as one sequence of {num_rows:,} rows, which take about {gib:.0f} GiB"
+        print(f"{shown(path)}: {takes}; --window 10 hears it in pieces", file=sys.stderr)
+
+
 def _check_place(path: str, flag: str) -> None:
-    """Write an empty file, so that a wrong place is known at once."""
-    file = Growing(Path(path), flag)
-    file.open(0)
-    file.close()
+    """Open a file, which is there then and keeps what it holds, so that a wrong place is known at once."""
+    try:
+        open(path, "ab").close()
+    except OSError as error:
+        raise UserError(f"{flag}: {path}: {error.strerror}; give another", exit_code=6) from error
+
+
+def _check_picture(path: str) -> None:
+    from matplotlib.figure import Figure
+
+    if Path(path).suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
+        raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
+    _check_place(path, "picture")
 
 
 class EventTable(Growing, ABC):
@@ -194,10 +228,10 @@ class Raven(EventTable):
         super().begin(heard_before)
         with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
             self.count = sum(1 for _ in file) - 1  # without the header
-        self.before = sum(self._rate_and_seconds(path)[1] for path in heard_before)
+        self.before = sum(rate_and_seconds(path)[1] for path in heard_before)
 
     def take(self, heard: Heard) -> None:
-        rate_hz, seconds = self._rate_and_seconds(heard.path)
+        rate_hz, seconds = rate_and_seconds(heard.path)
         lines = []
         for event in heard.events:
             self.count += 1
@@ -208,24 +242,33 @@ class Raven(EventTable):
         self.write("".join(lines))
         self.before += seconds
 
-    def _rate_and_seconds(self, path: str) -> tuple[int, float]:
-        try:
-            name: Any = os.fsencode(path)  # as text it would have to be UTF-8
-            sound = soundfile.info(name)
-        except soundfile.LibsndfileError as error:  # torchcodec has read it
-            raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
-        return sound.samplerate, sound.frames / sound.samplerate
+
+def rate_and_seconds(path: str) -> tuple[int, float]:
+    """The rate of a recording in Hz, and its length.
+
+    Raises:
+        UserError: If Raven cannot open it.
+    """
+    try:
+        name: Any = os.fsencode(path)  # as text it would have to be UTF-8
+        sound = soundfile.info(name)
+    except soundfile.LibsndfileError as error:  # torchcodec can read it
+        raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
+    return sound.samplerate, sound.frames / sound.samplerate
 
 
 _EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity, ".tsv": Raven}
 
 
-def _table_for(path: Path, recordings: int) -> EventTable:
+def _table_for(path: Path, recordings: Sequence[str]) -> EventTable:
     kind = _EVENT_TABLES.get(path.suffix.lower())
     if kind is None:
         raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
-    if kind is Audacity and recordings > 1:
-        raise UserError(f"events: {path}: Audacity's labels are of one recording, got {recordings}; give a .csv")
+    if kind is Audacity and len(recordings) > 1:
+        raise UserError(f"events: {path}: Audacity's labels are of one recording, got {len(recordings)}; give a .csv")
+    if kind is Raven:
+        for recording in recordings:
+            rate_and_seconds(recording)
     if not path.parent.is_dir():
         raise UserError(f"events: {path.parent}: no such folder; make it, or give another", exit_code=6)
     return kind(path)
@@ -237,13 +280,12 @@ def draw(heard: Heard, model: Classifier, datamodule: Any) -> Any:
 
     from longseq.reports.plots import COLOURS, styled
 
-    path, rows, events = heard
+    path, length, rows, events = heard
     assert rows is not None  # they were kept
 
     @styled
     def drawn() -> Figure:
         encoder: Any = model.encoder
-        length = max(len(rows) - 1, 1) * encoder.row_seconds  # the last frame is centred on the last sample
         spectrogram = spectrogram_of(encoder, datamodule, path, length)
         names = [name for name in model.class_names if any(event.class_name == name for event in events)]
         figure = Figure((9, 5.5))
@@ -256,7 +298,7 @@ def draw(heard: Heard, model: Classifier, datamodule: Any) -> Any:
         above.grid(False)
         columns = min(len(rows), _DRAWN_COLUMNS)
         highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
-        times = (torch.arange(columns) + 0.5) * length / columns
+        times = (torch.arange(columns) + 0.5) * len(rows) * encoder.row_seconds / columns
         for number, name in enumerate(model.class_names):
             # grey for the classes of which there is no event
             colour = COLOURS[2 + names.index(name) % 6] if name in names else "#cccccc"

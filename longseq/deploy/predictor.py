@@ -24,6 +24,8 @@ from longseq.training.events import Event, Settings
 from longseq.training.predictions import Gathering, Hearing, Prediction, features_of_files, model_and_data
 from longseq.training.shared import FILES, write_shared
 
+_LOUDEST = 4.0  # of a waveform with full scale 1: a mixture may need 12 dB more; larger values have another unit
+
 
 class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     """A trained model with the data module that reads its inputs. ``longseq.load`` makes one.
@@ -52,9 +54,9 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         """Predict the classes of files or arrays.
 
         Args:
-            inputs: A path or an array, or a list of them. An array is a waveform (samples,) at the model's rate, or an
-                image (channels, height, width), 0 to 255.
-            window: Hear sounds in windows of so many seconds, each with a prediction of its own.
+            inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats in -1..1 at the
+                model's rate, or an image (channels, height, width), 0 to 255.
+            window: Hear sound files in windows of so many seconds, each with a prediction of its own.
             hop: Seconds from one window to the next.
             top: How many classes to name, the most probable first.
 
@@ -63,16 +65,18 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
         Raises:
             DataError: If a file cannot be read.
-            ValueError: If a window or a number of classes is out of its range.
+            ValueError: If a window or a number of classes is out of its range, or an array is none of these.
         """
         found: list[Prediction] = []
+        has_times = window is not None or hop is not None
         for each in _listed(inputs):
             if isinstance(each, str | PathLike):
                 parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
-                gathering = Gathering(self.model, parts, window is not None or hop is not None, top)
+                gathering = Gathering(self.model, parts, has_times, top)
                 for rows in self._computed(self.model.predict_step, parts):
                     found += gathering.add(rows)
             else:
+                refuse_windows_of_array(has_times)
                 gathering = Gathering(self.model, [("", 0.0, None)], False, top)
                 found += gathering.add(self._of_array(self.model.predict_step, each))
         return found
@@ -110,9 +114,9 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         (heard,) = hearing.heard()
         return heard.events
 
-    def embed(self, inputs: Any) -> Float[Tensor, "inputs dim"]:
+    def embed(self, inputs: Any, window: float | None = None, hop: float | None = None) -> Float[Tensor, "inputs dim"]:
         """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
-        their mean. The arguments are those of predict."""
+        their mean. Arguments and errors are those of predict."""
 
         def features(batch: Any, _: int) -> Tensor:
             return self.model.encoder(batch)
@@ -120,10 +124,11 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         found = []
         for each in _listed(inputs):
             if isinstance(each, str | PathLike):
-                parts = self.data.parts(str(each), None, None, self.model.encoder.any_length)
+                parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
                 rows = torch.cat(list(self._computed(features, parts)))
                 found += [row for _, row in features_of_files(parts, rows)]
             else:
+                refuse_windows_of_array(window is not None or hop is not None)
                 found.append(self._of_array(features, each)[0])
         return torch.stack(found)
 
@@ -135,10 +140,11 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
                 yield compute(_moved(batch, self.model.device), number).cpu()
 
     def _of_array(self, compute: Any, array: Any) -> Tensor:
-        values = torch.as_tensor(array)[None]
-        batch: Any = values
+        values = torch.as_tensor(array)
+        batch: Any = values[None]
         if self.model.encoder.takes_sounds:
-            batch = {"waveforms": values.float(), "lengths": torch.tensor([values.shape[1]])}
+            refuse_no_waveform(values)
+            batch = {"waveforms": values[None].float().clamp(-1, 1), "lengths": torch.tensor([len(values)])}
         with torch.inference_mode():
             return compute(_moved(batch, self.model.device), 0).cpu()
 
@@ -205,6 +211,31 @@ def refuse_no_file(path: str) -> None:
     """
     if not Path(path).is_file():
         raise ArgumentError("input", f"must be an image file or a sound file, got {path}: no such file")
+
+
+def refuse_windows_of_array(has_windows: bool) -> None:
+    """Check that no windows are asked for.
+
+    Raises:
+        ValueError: If they are.
+    """
+    if has_windows:
+        raise ArgumentError("window", "must be None for an array; cut it yourself, or write it to a file")
+
+
+def refuse_no_waveform(values: Tensor) -> None:
+    """Check an array that is to be heard, as files are checked.
+
+    Raises:
+        ValueError: If it is no waveform of floats with full scale 1.
+    """
+    if values.ndim != 1 or not len(values):
+        raise ArgumentError("inputs", f"must be (samples,), got {tuple(values.shape)}; average channels first")
+    if not values.is_floating_point():
+        raise ArgumentError("inputs", f"must be floats in -1..1, got {values.dtype}; divide 16 bits by 32768")
+    if not values.abs().max() <= _LOUDEST:
+        what = f"got values up to {float(values.abs().max()):g}"
+        raise ArgumentError("inputs", f"must be finite floats in -1..1, {what}; divide by full scale, fill gaps")
 
 
 def _listed(inputs: Any) -> list[Any]:

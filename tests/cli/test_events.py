@@ -13,7 +13,7 @@ from tones import tone
 
 import longseq
 from longseq.arguments import ArgumentError
-from longseq.cli.predict import draw
+from longseq.cli.predict import draw, say_if_long
 from longseq.training.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
 from longseq.training.predictions import Heard
 
@@ -155,7 +155,7 @@ def test_a_picture_has_the_sound_the_probabilities_and_the_events_at_their_times
     rows = torch.zeros(111, 2)  # of 10 ms, the last one centred on the last sample
     rows[20:40, 1] = 0.8
     low = Event(0.2, 0.4, "low", 0.8)
-    figure = draw(Heard(str(recording), rows, [low]), predictor.model, predictor.data)
+    figure = draw(Heard(str(recording), 1.1, rows, [low]), predictor.model, predictor.data)
     above, middle, below = figure.axes
     (spectrogram,) = above.images
     bands = predictor.model.encoder.num_mels
@@ -205,6 +205,10 @@ def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, r
     [
         (["--events", "a.doc"], "events: a.doc: ends in none of .csv, .txt (Audacity), .tsv (Raven); "),
         (["--events", "no/a.csv"], "events: no: no such folder; "),
+        (["--threshold", "0.7"], "threshold: is of events; give --events or --picture, or leave it out"),
+        (["--gap", "0"], "gap: is of events; give --events or --picture, or leave it out"),
+        (["--picture", "a.bmp"], "picture: a.bmp: of no known form; give a .png, .pdf or .svg"),
+        (["--picture", "events"], "picture: events: of no known form; give a "),
         (["--picture", "no/a.png"], "picture: no/a.png: No such file or directory; "),
         (["--events", "a.csv", "--threshold", "2"], "threshold: must be between 0 and 1, got 2.0; "),
     ],
@@ -215,6 +219,36 @@ def test_a_wrong_flag_is_one_line(command, free_checkpoint, recording, flags, sa
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--out", "before.csv", *flags)
     assert Path("before.csv").read_text() == "as it was"
     assert done.code in (2, 6) and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
+
+
+def test_a_recording_that_raven_cannot_open_is_known_before_it_is_heard(
+    command, free_checkpoint, recording, monkeypatch, tmp_path
+) -> None:  # fmt: skip
+    def refused(path: bytes) -> None:
+        raise soundfile.LibsndfileError(1)
+
+    monkeypatch.setattr(soundfile, "info", refused)
+    flags = ["--input", recording, "--out", tmp_path / "out.csv", "--events", tmp_path / "a.tsv"]
+    done = command("predict", "--ckpt_path", free_checkpoint, *flags)
+    assert (done.code, done.error) == (2, f"error: events: {recording}: of no form that Raven opens; give a .csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_events_end_with_a_short_sound(free_checkpoint, tmp_path) -> None:
+    soundfile.write(tmp_path / "short.wav", tone(300, 0.153), 8000)
+    (event,) = longseq.load(free_checkpoint).events(tmp_path / "short.wav")
+    assert (event.class_name, event.end) == ("low", pytest.approx(0.153))
+
+
+def test_a_sequence_of_many_hours_is_said_to_take_memory(free_checkpoint, capsys) -> None:
+    model = longseq.load(free_checkpoint).model
+    parts = [("short.wav", 0.0, 3600.0), ("day.flac", 0.0, 86_400.0)]
+    say_if_long(parts, model)
+    said = "day.flac: 24.0 h as one sequence of 8,640,000 rows, which take about 11 GiB; --window 10 hears it in pieces"
+    assert capsys.readouterr().err == f"{said}\n"
+    say_if_long(parts[:1], model)
+    say_if_long([("day.flac", 10.0 * number, 10.0 * (number + 1)) for number in range(3)], model)
+    assert capsys.readouterr().err == ""
 
 
 def test_one_picture_and_audacitys_labels_are_of_one_recording(command, free_checkpoint, recording, tmp_path) -> None:

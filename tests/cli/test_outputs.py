@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -108,13 +109,26 @@ def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(
 
 
 def test_a_wrong_flag_leaves_files_of_before_as_they_are(command, checkpoint, recordings, tmp_path) -> None:
-    files = [tmp_path / "out.csv", tmp_path / "events.csv"]
+    files = [tmp_path / name for name in ("out.csv", "events.csv", "features.npz", "events.png")]
     for file in files:
         file.write_text("of before")
-    flags = ["--input", recordings, "--out", files[0], "--events", files[1]]
-    for wrong in (["--top", "9"], ["--threshold", "2"]):
-        assert command("predict", "--ckpt_path", checkpoint, *flags, *wrong).code == 2
-        assert [file.read_text() for file in files] == ["of before"] * 2
+    flags = ["--out", files[0], "--events", files[1], "--embeddings", files[2], "--picture", files[3]]
+    one = min(recordings.iterdir())
+    for wrong in (["--top", "9"], ["--threshold", "2"], ["--events", files[0]], ["--input", "nowhere"]):
+        done = command("predict", "--ckpt_path", checkpoint, "--input", one, *flags, *wrong)
+        assert done.code in (2, 3) and done.error.startswith("error: ") and done.err.count("\n") == 1
+        assert [file.read_text() for file in files] == ["of before"] * 4
+
+
+def test_an_unwritable_file_of_events_leaves_the_predictions_of_before(
+    command, checkpoint, recordings, tmp_path
+) -> None:  # fmt: skip
+    (tmp_path / "out.csv").write_text("of before")
+    (tmp_path / "events.csv").mkdir()
+    flags = ["--input", recordings, "--out", tmp_path / "out.csv", "--events", tmp_path / "events.csv"]
+    done = command("predict", "--ckpt_path", checkpoint, *flags)
+    assert (done.code, done.error) == (6, f"error: events: {tmp_path}/events.csv: Is a directory; give another")
+    assert (tmp_path / "out.csv").read_text() == "of before"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +227,27 @@ def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) 
     torch.testing.assert_close(chances, of_file.probabilities)
 
 
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros((1600, 2), np.float32), "inputs must be (samples,), got (1600, 2); average channels first"),
+        (np.zeros(0, np.float32), "inputs must be (samples,), got (0,); "),
+        (np.zeros(1600, np.int16), "inputs must be floats in -1..1, got torch.int16; divide 16 bits by 32768"),
+        (np.full(1600, np.nan, np.float32), "inputs must be finite floats in -1..1, got values up to nan; "),
+        (np.full(1600, 3e4, np.float32), "inputs must be finite floats in -1..1, got values up to 30000; divide by "),
+    ],
+)
+def test_an_array_that_is_no_waveform_is_refused(checkpoint, array, said) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        longseq.load(checkpoint).predict(array)
+
+
+def test_an_array_has_no_windows(checkpoint) -> None:
+    for ask in (longseq.load(checkpoint).predict, longseq.load(checkpoint).embed):
+        with pytest.raises(ValueError, match="^window must be None for an array; cut it yourself, or write it"):
+            ask([np.zeros(1600, np.float32)], window=0.1)
+
+
 def test_images_too(command, tmp_path: Path) -> None:
     flags = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.default_root_dir", tmp_path]
     assert command("fit", "--config", "image/digits", *flags).code == 0
@@ -245,6 +280,11 @@ def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_pat
         paths, features = found["paths"].tolist(), torch.from_numpy(found["embeddings"])
     assert paths == [str(path) for path in sorted(recordings.iterdir())]
     torch.testing.assert_close(features, longseq.load(checkpoint).embed(paths))
+    assert command(*flags, "--embeddings", tmp_path / "of_windows.npz", "--window", "0.1", "--hop", "0.05").code == 0
+    with np.load(tmp_path / "of_windows.npz") as found:
+        of_windows = torch.from_numpy(found["embeddings"])
+    assert not torch.allclose(of_windows, features)
+    torch.testing.assert_close(of_windows, longseq.load(checkpoint).embed(paths, window=0.1, hop=0.05))
     done = command(*flags, "--embeddings", "features.npy")
     assert done.code == 2 and done.err.startswith("error: embeddings: features.npy: ends not in .npz; ")
     done = command(*flags, "--embeddings", "nowhere/features.npz")

@@ -85,7 +85,41 @@ def test_a_broken_recording_is_named_as_ever(root: Path) -> None:
         data.setup()
 
 
+def test_a_row_behind_the_end_of_its_recording_is_named(root: Path) -> None:
+    with open(root / "events.csv", "a", newline="") as file:
+        csv.writer(file).writerow(("b.wav", "bird", "70", "71"))
+    data = AudioFolder(str(root), table="events.csv", labels_separator=";", clip_seconds=1.0)
+    with pytest.raises(DataError, match=r"line 8: b\.wav: starts at 70 s, and the recording has 2 s; give "):
+        data.setup()
+
+
 def test_a_row_keeps_its_split_and_fold() -> None:
     item = Item("a.wav", "bird", "test", "3", 0.0, 1.0, 7)
     (clip,) = cut_into_clips([item], 5.0, lambda path: 2.0, ";")
     assert (clip.split, clip.fold, clip.end, clip.label) == ("test", "3", 2.0, "bird")
+
+
+RAVEN = (
+    "Selection\tView\tChannel\tBegin Time (s)\tEnd Time (s)\tLow Freq (Hz)\tHigh Freq (Hz)\tBegin File\t"
+    "File Offset (s)\tSpecies\n"
+    "1\tSpectrogram 1\t1\t0.500000\t1.500000\t0\t4000\ta.wav\t0.500000\tbird\n"
+    "2\tSpectrogram 1\t1\t6.700000\t7.450000\t0\t4000\tb.wav\t0.200000\tfrog\n"
+)
+BIRDNET = "Start (s),End (s),Scientific name,Common name,Confidence,File\n0.5,1.5,Aves,bird,0.9,a.wav\n"
+BIRDNET += "0.2,0.95,Anura,frog,0.8,b.wav\n"
+EVENTS = "path,start,end,class,score\na.wav,0.500,1.500,bird,0.9\nb.wav,0.200,0.950,frog,0.8\n"
+
+
+@pytest.mark.parametrize(("name", "text"), [("t.txt", RAVEN), ("t.tsv", RAVEN), ("t.csv", BIRDNET), ("t.csv", EVENTS)])
+def test_tables_of_raven_birdnet_and_our_own_events_are_read(root: Path, name: str, text: str) -> None:
+    (root / name).write_text(text)
+    data = AudioFolder(str(root), table=name, labels_separator=";")
+    found = [(item.path, item.label, item.start, item.end) for item in data.items]
+    assert found == [("a.wav", "bird", 0.5, 1.5), ("b.wav", "frog", 0.2, 0.95)]
+
+
+def test_begin_times_of_raven_that_count_through_several_recordings_are_refused(root: Path) -> None:
+    (root / "t.txt").write_text(RAVEN.replace("File Offset (s)", "Delta Time (s)"))
+    said = r"t\.txt: Begin Time \(s\) counts from the first of several recordings; have Raven write its column File Off"
+    with pytest.raises(DataError, match=said):
+        AudioFolder(str(root), table="t.txt", labels_separator=";").items  # noqa: B018

@@ -18,6 +18,7 @@ from PIL import Image
 from small_sets import picture
 
 from datamodules import AudioFolder, DataError, ImageFolder
+from datamodules.labels import written
 from datamodules.samples import Clips
 from datamodules.table import read_table
 
@@ -511,6 +512,23 @@ def test_amounts_and_files_are_no_classes_with_a_separator_either(labels, said, 
     for flags in [separated] if ";" in str(labels) else [separated, []]:
         done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv", *flags)
         assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
+
+
+def test_another_separator_than_that_of_the_labels_is_named(sounds, command):
+    labels = ["speech", "speech,music", "music"]
+    with open(sounds / "t.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), *((f"bells/{n:02}.wav", each) for n, each in enumerate(labels))])
+    flags = ["--data.root", sounds, "--data.table", "t.csv", "--model.task", "MultiLabel", "--data.labels_separator"]
+    done = command(*SOUNDS, *flags, ";")
+    said = (
+        "line 3: label 'speech,music' is a list, but not one with ';' between its classes; give another --data.labels_"
+    )
+    assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
+    data = AudioFolder(str(sounds), table="t.csv", labels_separator=",")
+    assert data.class_names == ["music", "speech"]
+    assert list(written(torch.eye(2, dtype=torch.int64).sum(0, keepdim=True), data.class_names, ",")) == [
+        "music,speech"
+    ]
 
 
 @pytest.mark.parametrize(

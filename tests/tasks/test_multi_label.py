@@ -169,6 +169,20 @@ def test_a_table_of_several_classes_trains_and_predictions_name_what_is_there(co
     assert (done.code, done.error) == (2, f"error: model.task: {refused}")
 
 
+def test_averaged_weights_are_saved_with_the_thresholds_of_their_validation(command, tones, tmp_path: Path) -> None:
+    averaging = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay", "0.5"]
+    done = command(
+        "fit", "--experiment", "tones", "--data", "AudioFolder", "--data.root", tones, "--data.table", "labels.csv",
+        "--model.encoder", "SpectrogramEncoder", "--model.encoder.attention", "Verma", "--data.batch_size", "8",
+        "--model.learning_rate", "1e-2", "--trainer.max_epochs", "3", *averaging, *MANY, *SMALL,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    for name in ("best", "last"):
+        thresholds = Classifier.load_from_checkpoint(tmp_path / f"runs/tones/0/{name}.ckpt").head.thresholds
+        assert not torch.equal(thresholds, torch.full((2,), 0.5))
+        assert torch.allclose(200 * thresholds, (200 * thresholds).round(), atol=1e-4)  # as they were chosen
+
+
 def test_several_rows_of_a_clip_are_put_together_and_images_may_have_a_table_too(command, tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
