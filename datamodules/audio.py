@@ -218,7 +218,11 @@ class SoundsOfAnyRate(AudioDataModule):
     @property
     def seconds(self) -> float:  # type: ignore[override]
         if self._seconds_given is None:
-            self._seconds_given = min(math.ceil(round(100 * self.longest_seconds(), 3)) / 100, LONGEST_SECONDS)
+            longest = math.ceil(round(100 * self.longest_seconds(), 3)) / 100
+            self._seconds_given = min(longest, LONGEST_SECONDS)
+            if longest > LONGEST_SECONDS:
+                what = f"the longest clip has {longest:g} s; of each {LONGEST_SECONDS:g} s are heard"
+                say(f"data.seconds: {what}, at random in training, else the middle; give data.seconds")
             refuse_unusable(self.sample_rate_hz, self._seconds_given)
         return self._seconds_given
 

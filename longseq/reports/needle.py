@@ -88,7 +88,7 @@ def needle(
     settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
     text = f"{model.encoder.attention!r}; Needles ({settings}); {machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
-    draw(rows, 1 / data.num_classes).savefig(folder / "needle.png")
+    draw(rows, 1 / data.num_classes, f"Needles: {data.question}, {data.level_db:g} dB").savefig(folder / "needle.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, needle.png")
 
 
@@ -111,7 +111,7 @@ def _inputs(waveforms: Tensor) -> dict[str, Tensor]:
 
 
 @styled
-def draw(rows: Sequence[Sequence[Any]], chance: float) -> Any:
+def draw(rows: Sequence[Sequence[Any]], chance: float, title: str) -> Any:
     """Accuracy with its interval against duration, a line for each way of hearing, from the rows of the table."""
     figure, (axes,) = panels(1, width=5.0)
     for way in dict.fromkeys(row[1] for row in rows):
@@ -122,6 +122,6 @@ def draw(rows: Sequence[Sequence[Any]], chance: float) -> Any:
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(x, y, "o-", color=colour, label=f"heard {way}")
     axes.axhline(chance, color=COLOURS[1], linestyle=":", label="chance")
-    axes.set(xscale="log", xlabel="seconds", ylabel="accuracy", ylim=(0, 1.03), title="A digit in a recording")
+    axes.set(xscale="log", xlabel="seconds", ylabel="accuracy", ylim=(0, 1.03), title=title)
     axes.legend()
     return figure

@@ -12,10 +12,13 @@ from PIL import Image
 from tones import tone
 
 import longseq
+from longseq import SpectrogramEncoder, Verma
 from longseq.arguments import ArgumentError
 from longseq.cli.predict import draw, say_if_long
+from longseq.tasks import MultiLabel
+from longseq.training import Classifier
 from longseq.training.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
-from longseq.training.predictions import Heard
+from longseq.training.predictions import Heard, Hearing
 
 
 def found_in(probabilities: torch.Tensor, pieces: list[int] | None = None, **settings) -> list[Event]:
@@ -102,6 +105,26 @@ def test_stitched_windows_are_those_of_a_plain_loop() -> None:
             counts[number * hop : number * hop + 5] += 1
             pieces.append(stitching.add(number * hop * 0.5, window))
         torch.testing.assert_close(torch.cat([*pieces, stitching.finish()]), total / counts.clamp(min=1))
+
+
+def test_each_class_is_heard_from_its_own_threshold_on() -> None:
+    encoder = SpectrogramEncoder(8000, 1.0, Verma(), dim=8, depth=1, heads=1)
+    model = Classifier(encoder, 2, task=MultiLabel(), class_names=["owl", "frog"])
+    model.head.thresholds.copy_(torch.tensor([0.25, 0.9]))
+    chances = torch.full((1, 101, 2), 0.05)
+    chances[0, 10:30, 0], chances[0, 20:50, 1], chances[0, 60:70, 0], chances[0, 60:80, 1] = 0.4, 0.95, 0.2, 0.8
+    sure = Settings(smooth=0, gap=0)
+    with Hearing(model, [("a.wav", 0.0, 1.0)], sure) as hearing:
+        model.on_scores(chances.logit(), None)
+    (heard,) = hearing.heard()
+    expected = [Event(0.1, 0.3, "owl", 0.4), Event(0.2, 0.5, "frog", 0.95)]
+    assert [(*event[:2], event.class_name) for event in heard.events] == [
+        (pytest.approx(event.start), pytest.approx(event.end), event.class_name) for event in expected
+    ]
+    assert [event.score for event in heard.events] == pytest.approx([event.score for event in expected])
+    with Hearing(model, [("a.wav", 0.0, 1.0)], sure._replace(threshold=0.15)) as hearing:
+        model.on_scores(chances.logit(), None)
+    assert [event.class_name for event in hearing.heard()[0].events] == ["owl", "frog", "owl", "frog"]
 
 
 @pytest.mark.parametrize("change", [{"threshold": 1.0}, {"threshold": 0.0}, {"smooth": -1.0}, {"gap": float("nan")}])

@@ -120,6 +120,16 @@ def test_no_part_is_longer_than_the_clips_of_a_bounded_model(rate_hz, samples, s
     assert {len(data.read_part(part)) for part in parts} == {*data.shape}
 
 
+def test_long_recordings_with_short_clips_are_said(tmp_path: Path, capsys) -> None:
+    for name, seconds in {"a/1.wav": 10.0, "b/2.wav": 12.345}.items():
+        (tmp_path / name).parent.mkdir()
+        soundfile.write(tmp_path / name, np.zeros(round(1000 * seconds)), 1000)
+    assert AudioFolder(str(tmp_path)).seconds == 10
+    said = "data.seconds: the longest clip has 12.35 s; of each 10 s are heard, "
+    assert capsys.readouterr().err == f"{said}at random in training, else the middle; give data.seconds\n"
+    assert AudioFolder(str(tmp_path), seconds=5.0).seconds == 5 and capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("any_length", [False, True])
 def test_a_hop_without_a_window_takes_that_of_the_models_clips(tmp_path: Path, any_length: bool) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(2500), 1000)

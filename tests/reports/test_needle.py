@@ -62,6 +62,7 @@ def test_the_table_has_a_row_for_each_duration_and_way_of_hearing(
         assert float(row["seconds a pass"]) > 0 and float(row["peak GiB"]) > 0.1
     assert "Verma(k=None" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "needle.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn[0].axes[0].get_title("left") == "Needles: digit, 15 dB"
     whole, windows, chance = drawn[0].axes[0].lines
     for line, first in ((whole, 0), (windows, 1)):
         assert list(line.get_xdata()) == [3, 20]

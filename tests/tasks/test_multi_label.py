@@ -117,6 +117,11 @@ def test_an_answer_names_the_classes_that_reach_their_thresholds() -> None:
     assert MultiLabel().answer(layer, torch.tensor([0.1, 0.8, 0.4]), ["a", "b", "c"]) == []
 
 
+def test_what_is_in_one_window_is_in_the_recording() -> None:
+    of_windows = torch.tensor([[0.1, 0.9, 0.2], [0.3, 0.2, 0.1]])
+    assert MultiLabel().together(of_windows).tolist() == pytest.approx([0.3, 0.9, 0.2])
+
+
 @pytest.fixture
 def tones(tmp_path: Path) -> Path:
     """Forty sounds of a low tone, a high tone, both, or neither, and a table of them."""
