@@ -32,7 +32,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
     Its answers are those of the command ``predict``. Its methods save_pretrained, from_pretrained and push_to_hub are
     those of huggingface_hub: they write and read model.safetensors, config.json and the model card README.md, none of
-    which can hold code.
+    which can hold code. One thread may ask it at a time: model and data keep what is being heard.
 
     Args:
         model: The classifier.
