@@ -18,6 +18,7 @@ import argparse
 import csv
 import itertools
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -126,6 +127,7 @@ class Setting(NamedTuple):
         speeds = json.loads(record.read_text()) if record.exists() else {}
         name = f"{self.system}, {'local' if self.is_local else 'plain'}"
         if name not in speeds:
+            shutil.rmtree(self.folder / "runs/speed", ignore_errors=True)  # of a trial that was stopped
             command = ["-m", "longseq", "fit", "--config", self.config, *self.flags, *TRIAL]
             command += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(self.folder)]
             process = run_python(*command, "--experiment", "speed")
