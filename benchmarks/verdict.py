@@ -3,26 +3,30 @@
     python benchmarks/verdict.py --data DIR
 
 DIR holds CIFAR-10-images, MNIST and free-spoken-digit-dataset. On each task every system trains for the same time on
-one core. Its learning rate is the best of three on the validation split, in trainings of 100 seconds; then it trains
-for 300 seconds with the local convolutions and without them, and the leaders with two seeds more. Five times in a
-training it is validated, which is not counted, and the best of these checkpoints is tested.
+one core, in float32. Its learning rate is the best of three on the validation split, in trainings of 100 seconds; then
+it trains for 300 seconds with the local convolutions and without them, and the leaders with two seeds more. Five times
+in a training it is validated, which is not counted, and the best of these checkpoints is tested.
 
 First of all the time of a step is measured (`--until speed` ends there), which asks for a machine that does nothing
-else; it is kept in TASK/speeds.json. The trainings then take a fixed number of steps, and may share the machine, or run
-on another one. Each system's figures are written to TASK/table.csv as soon as it is done, and a system that has its
-rows there is not trained again: so the work can be done in as many pieces as one likes. Two tasks in two processes,
-each on a core of its own, halve the time.
+else; it is kept in TASK/speeds.json, which belongs to one machine. The trainings then take the number of steps that
+this machine takes in the time, also where they share it, or run on another one. Each system's figures are written to
+TASK/table.csv as soon as it is done, and a system that has its rows there is not trained again: so the work can be done
+in as many pieces as one likes. A process uses one core. All files belong to one task, so that processes with different
+--tasks may run at the same time.
 """
 
 import argparse
 import csv
 import itertools
 import json
+import os
 import shutil
 import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
@@ -106,7 +110,7 @@ class Setting(NamedTuple):
         attention = "--model.encoder.attention"
         flags = [f"{attention}={name}", *(attention + argument for argument in arguments)]
         flags += [] if self.is_local else ["--model.encoder.local=null"]
-        flags += ["--allow_class=benchmarks.pointwise", "--trainer.precision=bf16-mixed"]
+        flags += ["--allow_class=benchmarks.pointwise"]
         return [*flags, f"--data.root={self.data / TASKS[self.task].root}"]
 
     @property
@@ -122,11 +126,16 @@ class Setting(NamedTuple):
         return self.runs / self.task / self.system / ("local" if self.is_local else "plain")
 
     def steps_a_second(self) -> float:
-        """Its speed, measured once and kept in a file; 0 if four steps take longer than a trial."""
+        """Its speed, measured once and kept in a file; 0 if a trial is over after its first step."""
         record = self.out / self.task / "speeds.json"
-        speeds = json.loads(record.read_text()) if record.exists() else {}
+        here = f"{machine()}; float32"
+        kept = json.loads(record.read_text()) if record.exists() else {"measured on": here, "steps a second": {}}
+        speeds = kept["steps a second"]
         name = f"{self.system}, {'local' if self.is_local else 'plain'}"
         if name not in speeds:
+            if kept["measured on"] != here:
+                where = f"{record} is of {kept['measured on']}, and this is {here}"
+                raise SystemExit(f"{where}; measure {name} there, or remove the file and the task's tables")
             shutil.rmtree(self.folder / "runs/speed", ignore_errors=True)  # of a trial that was stopped
             command = ["-m", "longseq", "fit", "--config", self.config, *self.flags, *TRIAL]
             command += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(self.folder)]
@@ -138,7 +147,7 @@ class Setting(NamedTuple):
             except ArgumentError:
                 speeds[name] = 0.0
             record.parent.mkdir(parents=True, exist_ok=True)
-            write_text(record, json.dumps(speeds, indent=1))
+            write_text(record, json.dumps(kept, indent=1))
             print(f"{self.task}, {name}: {speeds[name]:.3g} steps a second", flush=True)
         return float(speeds[name])
 
@@ -162,6 +171,10 @@ class Setting(NamedTuple):
         return [float(figure) for figure in row["each seed"].split()]
 
 
+def measured_on(out: Path, task: str) -> str:
+    return json.loads((out / task / "speeds.json").read_text())["measured on"]
+
+
 def read(table: Path) -> list[dict[str, str]]:
     with open(table, newline="") as file:
         return list(csv.DictReader(file))
@@ -183,9 +196,11 @@ def train(task: str, data: Path, out: Path, runs: Path) -> None:
     def keep(setting: Setting, rate: str, seeds: int = 1) -> None:
         rows[setting.system, setting.local] = row_of(setting, rate, setting.accuracies(rate, seeds))
         kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
-        write_csv(table, HEADER, kept)
-        text = f"    python benchmarks/verdict.py --data DIR --tasks {task}\n\n{machine()}\n\n{markdown(HEADER, kept)}"
-        (out / task / "table.md").write_text(text)
+        write_csv(part := table.with_suffix(".part"), HEADER, kept)
+        part.replace(table)  # another process that draws finds the old table or the new one, whole
+        command = f"    python benchmarks/verdict.py --data DIR --tasks {task}"
+        where = f"The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere."
+        write_text(out / task / "table.md", f"{command}\n\n{where}\n\n{markdown(HEADER, kept)}")
 
     for system in SYSTEMS:
         local, plain = (Setting(task, system, is_local, data, out, runs) for is_local in (True, False))
@@ -228,6 +243,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
     given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the trainings
+    torch.set_num_threads(1)  # what machine() names
     sys.path.insert(0, str(ROOT))  # the trainings find benchmarks.pointwise
     for task in given.tasks:
         for system in SYSTEMS:
