@@ -38,6 +38,7 @@ from longseq.training.storage import write_text
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "docs/results/verdict"
 SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 100, 300, 3, 3
+FEWEST_STEPS = 60  # in the time; a system that takes fewer is not trained
 RATES = "0.001,0.003,0.01"
 HEADER = ["system", "local", "learning rate", "ms of a step", "steps", "test accuracy", "lowest to highest"]
 
@@ -152,6 +153,9 @@ class Setting(NamedTuple):
             print(f"{self.task}, {name}: {speeds[name]:.3g} steps a second", flush=True)
         return float(speeds[name])
 
+    def is_too_slow(self) -> bool:
+        return SECONDS * self.steps_a_second() < FEWEST_STEPS
+
     def sweep(self, name: str, seconds: float, grid: str, seeds: int, metric: str) -> list[dict[str, str]]:
         """Train a grid, for a number of steps that takes so many seconds alone, and return the rows of its table."""
         steps = round(seconds * self.steps_a_second())
@@ -181,12 +185,19 @@ def read(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def row_of(setting: Setting, rate: str, figures: list[float]) -> dict[str, str]:
+def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
+    """A row of the table, for which a setting is trained unless it is too slow: its row then says so."""
     speed = setting.steps_a_second()
-    span = f"{min(figures):.3f} to {max(figures):.3f}" if len(figures) > 1 else ""
-    mean = f"{statistics.mean(figures):.3f}"
-    values = [setting.system, setting.local, rate, f"{1000 / speed:.0f}", f"{SECONDS * speed:.0f}", mean, span]
-    return dict(zip(HEADER, values, strict=True))
+    row = dict.fromkeys(HEADER, "") | {"system": setting.system, "local": setting.local}
+    row["ms of a step"] = f"{1000 / speed:.0f}" if speed else "over 20,000"
+    if not rate or setting.is_too_slow():
+        return row | {"test accuracy": f"too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s"}
+    figures = setting.accuracies(rate, seeds)
+    row |= {"learning rate": rate, "steps": f"{SECONDS * speed:.0f}"}
+    row["test accuracy"] = f"{statistics.mean(figures):.3f}"
+    if seeds > 1:
+        row["lowest to highest"] = f"{min(figures):.3f} to {max(figures):.3f}"
+    return row
 
 
 def train(task: str, data: Path, out: Path, runs: Path) -> None:
@@ -195,7 +206,7 @@ def train(task: str, data: Path, out: Path, runs: Path) -> None:
     rows = {(row["system"], row["local"]): row for row in read(table)} if table.exists() else {}
 
     def keep(setting: Setting, rate: str, seeds: int = 1) -> None:
-        rows[setting.system, setting.local] = row_of(setting, rate, setting.accuracies(rate, seeds))
+        rows[setting.system, setting.local] = row_of(setting, rate, seeds)
         kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
         write_csv(part := table.with_suffix(".part"), HEADER, kept)
         part.replace(table)  # another process that draws finds the old table or the new one, whole
@@ -205,13 +216,12 @@ def train(task: str, data: Path, out: Path, runs: Path) -> None:
 
     for system in SYSTEMS:
         local, plain = (Setting(task, system, is_local, data, out, runs) for is_local in (True, False))
-        if not round(SECONDS_OF_RATES * local.steps_a_second()):
-            continue
         if (system, local.local) not in rows:
-            keep(local, local.best_rate())
+            keep(local, "" if local.is_too_slow() else local.best_rate())
         if (system, plain.local) not in rows:
             keep(plain, rows[system, local.local]["learning rate"])
-    leaders = sorted(rows.values(), key=lambda row: -float(row["test accuracy"]))[:LEADERS]
+    trained = [row for row in rows.values() if row["steps"]]
+    leaders = sorted(trained, key=lambda row: -float(row["test accuracy"]))[:LEADERS]
     for row in leaders:
         if not row["lowest to highest"]:
             leader = Setting(task, row["system"], row["local"] == "yes", data, out, runs)
@@ -225,6 +235,8 @@ def draw(out: Path) -> None:
     figure, all_axes = panels(len(tasks), height=4.2)
     for task, axes in zip(tasks, all_axes, strict=True):
         for row in read(out / task / "table.csv"):
+            if not row["steps"]:
+                continue
             x, y, local = float(row["ms of a step"]), float(row["test accuracy"]), row["local"] == "yes"
             label, colour = KINDS[SYSTEMS[row["system"]].kind]
             axes.plot(x, y, "o", color=colour, fillstyle="full" if local else "none", label=label if local else None)
