@@ -2,18 +2,18 @@
 
     python benchmarks/verdict.py --data DIR
 
-DIR holds CIFAR-10-images, MNIST and free-spoken-digit-dataset. On each task every system trains for the same time on
-one core, in float32. Its learning rate is the best of three on the validation split, in trainings of 100 seconds; then
-it trains for 300 seconds with the local convolutions and without them, and the leaders, by the validation split, with
-two seeds more. Five times in a training it is validated, which is not counted, and the best of these checkpoints is
-tested.
+DIR holds CIFAR-10-images, MNIST and free-spoken-digit-dataset. On each task every system trains for 300 seconds on one
+core, in float32, with the local convolutions and without them, and the leaders, by the validation split, with two seeds
+more. A training is validated once, at its end, and then tested. The learning rate is the best of three on the
+validation split, in trainings of 60 seconds on the shortest task of a kind, 784 pixels or 101 frames, with the local
+convolutions: every system has it from there in all tasks of the kind, also without them.
 
-First of all the time of a step is measured (`--until speed` ends there), which asks for a machine that does nothing
-else; it is kept in TASK/speeds.json, which belongs to one machine. The trainings then take the number of steps that
-this machine takes in the time, also where they share it, or run on another one. Each system's figures are written to
-TASK/table.csv as soon as it is done, and a system that has its rows there is not trained again: so the work can be done
-in as many pieces as one likes. A process uses one core. All files belong to one task, so that processes with different
---tasks may run at the same time.
+First of all the time of a step is measured (`--until speed` ends there), with nothing beside it but the same for other
+tasks; it is kept in TASK/speeds.json, which belongs to one machine. The trainings then take the number of steps that
+this machine takes in the time, also where they share it, or run on another one. Before the first training the hours are
+printed that all of them take. Each system's figures are written to TASK/table.csv as soon as it is done, and a system
+that has its rows there is not trained again: so the work can be done in as many pieces as one likes. A process uses one
+core. It writes the files of its own tasks alone, so that processes with different --tasks may run at the same time.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import os
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,8 @@ from longseq.training.storage import write_text
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "docs/results/verdict"
-SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 100, 300, 3, 3
+SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 60, 300, 2, 3
+SECONDS_OF_START = 10  # about, of a training's process
 FEWEST_STEPS = 60  # in the time; a system that takes fewer is not trained
 RATES = "0.001,0.003,0.01"
 HEADER = ["system", "local", "learning rate", "ms of a step", "steps", "validation accuracy", "test accuracy"]
@@ -46,10 +48,13 @@ HEADER += ["lowest to highest"]
 
 
 class Task(NamedTuple):
-    """What is learned: its title, and its data's folder in DIR. The rest is in SETTINGS."""
+    """What is learned: its title, its data's folder in DIR, the task of its kind that finds the learning rates, and how
+    many batches its validation and test splits have. The rest is in SETTINGS."""
 
     title: str
     root: str
+    rates_from: str
+    batches: int
 
 
 class System(NamedTuple):
@@ -61,17 +66,16 @@ class System(NamedTuple):
 
 
 TASKS = {
-    "pixels": Task("1,024 pixels (grey CIFAR-10)", "CIFAR-10-images"),
-    "mnist": Task("784 pixels (MNIST)", "."),
-    "frames-101": Task("101 frames (spoken digits)", "."),
-    "frames-1001": Task("1,001 frames (spoken digits)", "."),
-    "samples": Task("8,000 samples (spoken digits)", "."),
+    "mnist": Task("784 pixels (MNIST)", ".", "mnist", 57 + 313),
+    "pixels": Task("1,024 pixels (grey CIFAR-10)", "CIFAR-10-images", "mnist", 47 + 313),
+    "frames-101": Task("101 frames (spoken digits)", ".", "frames-101", 16 + 32),
+    "frames-1001": Task("1,001 frames (spoken digits)", ".", "frames-101", 16 + 32),
+    "samples": Task("8,000 samples (spoken digits)", ".", "frames-101", 32 + 63),
 }
 SYSTEMS = {
     "no attention": System("none", "benchmarks.pointwise.Pointwise"),
     "Softmax": System("exact", "Softmax"),
     "Linformer": System("ours", "Linformer .k=64"),
-    "Linformer, Dynamic": System("ours", "Linformer .k=64 .projection=Dynamic"),
     "Verma, k = 64": System("ours", "Verma .k=64"),
     "Verma without E": System("ours", "Verma .k=null"),
     "Efficient Attention": System("kernel", "EfficientAttention"),
@@ -114,8 +118,7 @@ class Setting(NamedTuple):
         attention = "--model.encoder.attention"
         flags = [f"{attention}={name}", *(attention + argument for argument in arguments)]
         flags += [] if self.is_local else ["--model.encoder.local=null"]
-        flags += ["--allow_class=benchmarks.pointwise"]
-        return [*flags, f"--data.root={self.data / TASKS[self.task].root}"]
+        return [*flags, "--allow_class=benchmarks.pointwise", f"--data.root={self.data / TASKS[self.task].root}"]
 
     @property
     def config(self) -> str:
@@ -163,7 +166,7 @@ class Setting(NamedTuple):
         the accuracies on a split."""
         steps = round(seconds * self.steps_a_second())
         flags = [*self.flags, *more, "--trainer.max_epochs=-1", f"--trainer.max_steps={steps}"]
-        flags += ["--trainer.check_val_every_n_epoch=null", f"--trainer.val_check_interval={max(steps // 5, 1)}"]
+        flags += ["--trainer.check_val_every_n_epoch=null", f"--trainer.val_check_interval={steps}"]
         folder, grid = self.folder / name, [f"model.learning_rate={rates}"]
         sweep([self.config], grid, seeds, metric=f"{split}/accuracy", flags=flags, out=str(folder))
         return read(folder / "table.csv")
@@ -177,6 +180,10 @@ class Setting(NamedTuple):
         return [float(figure) for figure in row["each seed"].split()]
 
 
+def settings_of(task: str, data: Path, out: Path, runs: Path) -> list[Setting]:
+    return [Setting(task, system, is_local, data, out, runs) for system in SYSTEMS for is_local in (True, False)]
+
+
 def measured_on(out: Path, task: str) -> str:
     return json.loads((out / task / "speeds.json").read_text())["measured on"]
 
@@ -186,6 +193,34 @@ def read(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def core_hours(settings: Sequence[Setting]) -> float:
+    """What all trainings of a task take by the measured speeds; a forward pass takes a third of a training step."""
+    task = TASKS[settings[0].task]
+    trained = [setting for setting in settings if not setting.is_too_slow()]
+    evaluations = [task.batches / 3 / setting.steps_a_second() for setting in trained]
+    seconds = [SECONDS_OF_START + SECONDS + evaluation for evaluation in evaluations]
+    of_leaders = LEADERS * (SEEDS - 1) * statistics.mean(seconds) if seconds else 0
+    is_searched = task.rates_from == settings[0].task
+    searches = len(RATES.split(",")) * sum(setting.is_local for setting in trained) if is_searched else 0
+    return (sum(seconds) + of_leaders + searches * (SECONDS_OF_START + SECONDS_OF_RATES)) / 3600
+
+
+def rates_of(task: str, data: Path, out: Path, runs: Path) -> dict[str, str]:
+    """The learning rate of each system, "" if it is too slow; the task that finds the rates of its kind keeps them."""
+    finder = TASKS[task].rates_from
+    record = out / finder / "rates.json"
+    rates = json.loads(record.read_text()) if record.exists() else {}
+    for system in SYSTEMS:
+        if system in rates:
+            continue
+        if task != finder:
+            raise SystemExit(f"{record} has no rate of {system} for {task} yet; start with --tasks {finder}")
+        setting = Setting(task, system, True, data, out, runs)
+        rates[system] = "" if setting.is_too_slow() else setting.best_rate()
+        write_text(record, json.dumps(rates, indent=1))
+    return rates
+
+
 def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
     """A row of the table, for which a setting is trained unless it is too slow: its row then says so. The validation
     accuracy is that of the first seed, so that further seeds do not change who the leaders are."""
@@ -193,7 +228,7 @@ def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
     row = dict.fromkeys(HEADER, "") | {"system": setting.system, "local": setting.local}
     row["ms of a step"] = f"{1000 / speed:.0f}" if speed else "over 20,000"
     if not rate or setting.is_too_slow():
-        return row | {"test accuracy": f"too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s"}
+        return row | {"test accuracy": "too slow"}
     (validated,), figures = setting.accuracies(rate, 1, "val"), setting.accuracies(rate, seeds, "test")
     row |= {"learning rate": rate, "steps": f"{SECONDS * speed:.0f}", "validation accuracy": f"{validated:.4f}"}
     row["test accuracy"] = f"{statistics.mean(figures):.3f}"
@@ -204,30 +239,32 @@ def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
 
 def train(task: str, data: Path, out: Path, runs: Path) -> None:
     """Train what has no row yet in a task's table."""
+    rates = rates_of(task, data, out, runs)
     table = out / task / "table.csv"
     rows = {(row["system"], row["local"]): row for row in read(table)} if table.exists() else {}
 
-    def keep(setting: Setting, rate: str, seeds: int = 1) -> None:
-        rows[setting.system, setting.local] = row_of(setting, rate, seeds)
+    def keep(setting: Setting, seeds: int = 1) -> None:
+        rows[setting.system, setting.local] = row_of(setting, rates[setting.system], seeds)
         kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
         write_csv(part := table.with_suffix(".part"), HEADER, kept)
         part.replace(table)  # another process that draws finds the old table or the new one, whole
-        command = f"    python benchmarks/verdict.py --data DIR --tasks {task}"
-        where = f"The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere."
-        write_text(out / task / "table.md", f"{command}\n\n{where}\n\n{markdown(HEADER, kept)}")
+        notes = f"""    python benchmarks/verdict.py --data DIR --tasks {task}
 
-    for system in SYSTEMS:
-        local, plain = (Setting(task, system, is_local, data, out, runs) for is_local in (True, False))
-        if (system, local.local) not in rows:
-            keep(local, "" if local.is_too_slow() else local.best_rate())
-        if (system, plain.local) not in rows:
-            keep(plain, rows[system, local.local]["learning rate"])
+The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere.
+The learning rates were found on {TASKS[task].rates_from}, with local convolutions.
+Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
+
+"""
+        write_text(out / task / "table.md", notes + markdown(HEADER, kept))
+
+    for setting in settings_of(task, data, out, runs):
+        if (setting.system, setting.local) not in rows:
+            keep(setting)
     trained = [row for row in rows.values() if row["steps"]]
     leaders = sorted(trained, key=lambda row: -float(row["validation accuracy"]))[:LEADERS]
     for row in leaders:
         if not row["lowest to highest"]:
-            leader = Setting(task, row["system"], row["local"] == "yes", data, out, runs)
-            keep(leader, row["learning rate"], SEEDS)
+            keep(Setting(task, row["system"], row["local"] == "yes", data, out, runs), SEEDS)
 
 
 @styled
@@ -261,14 +298,17 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the trainings
     torch.set_num_threads(1)  # what machine() names
     sys.path.insert(0, str(ROOT))  # the trainings find benchmarks.pointwise
+    folders = given.data, given.out, given.runs
     for task in given.tasks:
-        for system in SYSTEMS:
-            for is_local in (True, False):
-                Setting(task, system, is_local, given.data, given.out, given.runs).steps_a_second()
+        for setting in settings_of(task, *folders):
+            setting.steps_a_second()
+    hours = {task: core_hours(settings_of(task, *folders)) for task in given.tasks}
+    each = ", ".join(f"{task} {of_task:.1f}" for task, of_task in hours.items())
+    print(f"Hours of a core, from the first training to the last: {sum(hours.values()):.1f} ({each})", flush=True)
     if given.until == "speed":
         return
     for task in given.tasks:
-        train(task, given.data, given.out, given.runs)
+        train(task, *folders)
     draw(given.out)
 
 
