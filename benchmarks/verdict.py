@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from matplotlib.lines import Line2D
 
 from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
@@ -100,6 +101,7 @@ KINDS = {
     "recurrent": ("recurrent, and long convolutions", COLOURS[5]),
     "none": ("no attention", COLOURS[1]),
 }
+FILLS = {"yes": "full", "no": "none"}  # of a point, with the local convolutions and without them
 
 
 class Setting(NamedTuple):
@@ -269,21 +271,26 @@ Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
 
 @styled
 def draw(out: Path) -> None:
-    """Accuracy against the time of a step, a panel for each task that has a table."""
+    """Accuracy against the time of a step, a panel for each task that has a table: a full circle with the local
+    convolutions, a line from it to a hollow one without them, and bars from the lowest seed to the highest."""
     tasks = [task for task in TASKS if (out / task / "table.csv").exists()]
     figure, all_axes = panels(len(tasks), height=4.2)
     for task, axes in zip(tasks, all_axes, strict=True):
-        for row in read(out / task / "table.csv"):
-            if not row["steps"]:
-                continue
-            x, y, local = float(row["ms of a step"]), float(row["test accuracy"]), row["local"] == "yes"
-            label, colour = KINDS[SYSTEMS[row["system"]].kind]
-            axes.plot(x, y, "o", color=colour, fillstyle="full" if local else "none", label=label if local else None)
-            if local:
-                axes.annotate(row["system"], (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6)
+        trained = [row for row in read(out / task / "table.csv") if row["steps"]]
+        for system, forms in itertools.groupby(trained, key=lambda row: row["system"]):
+            _, colour = KINDS[SYSTEMS[system].kind]
+            points = []
+            for row in forms:
+                x, y, fill = float(row["ms of a step"]), float(row["test accuracy"]), FILLS[row["local"]]
+                ends = [float(end) for end in row["lowest to highest"].split(" to ") if end]
+                bars = [[y - ends[0]], [ends[1] - y]] if ends else None
+                axes.errorbar(x, y, bars, fmt="o", color=colour, fillstyle=fill, capsize=2)
+                points.append((x, y))
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.5)
+            axes.annotate(system, points[0], xytext=(4, 2), textcoords="offset points", fontsize=6)
         axes.set(xscale="log", xlabel="ms of a training step", ylabel="test accuracy", title=TASKS[task].title)
-    handles = {text: line for axes in all_axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=7)
+    handles = [Line2D([], [], marker="o", linestyle="", color=colour, label=text) for text, colour in KINDS.values()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7)
     figure.savefig(out / "verdict.png")
 
 
