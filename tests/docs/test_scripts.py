@@ -49,11 +49,14 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-ELSEWHERE = {"benchmarks/gpu.py": "tests/reports/test_gpu.py", "docs/costs.py": "tests/attention/test_design.py"}
+ELSEWHERE = {
+    "benchmarks/gpu.py": "tests/reports/test_gpu.py",
+    "benchmarks/verdict.py": "tests/reports/test_verdict.py",
+    "docs/costs.py": "tests/attention/test_design.py",
+}
 NOT_RUN = {
     "benchmarks/peers.py": "its sizes are those of its table: ten minutes of layers and classifiers, `make bench`",
     "benchmarks/start.py": "starts Python eight times, because that is what it measures",
-    "benchmarks/verdict.py": "tens of trainings, each a longseq sweep, which other tests run",
 }
 
 
