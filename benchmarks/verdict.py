@@ -290,7 +290,7 @@ def draw(out: Path) -> None:
             axes.annotate(system, points[0], xytext=(4, 2), textcoords="offset points", fontsize=6)
         axes.set(xscale="log", xlabel="ms of a training step", ylabel="test accuracy", title=TASKS[task].title)
     handles = [Line2D([], [], marker="o", linestyle="", color=colour, label=text) for text, colour in KINDS.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * len(tasks), fontsize=7)
     figure.savefig(out / "verdict.png")
 
 
