@@ -225,16 +225,17 @@ class _Decoded:
         try:
             from torchcodec.decoders import AudioDecoder  # type: ignore[import-not-found]
 
-            samples = AudioDecoder(str(path)).get_all_samples()
-        except (ImportError, OSError, RuntimeError) as error:
+            self._decoder = AudioDecoder(str(path))
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
             suffix = Path(path).suffix
             raise DataError(
                 f"{path}: {suffix} needs torchcodec and FFmpeg, which are not here or cannot read it; install them, or "
                 "convert it to FLAC"
             ) from error
-        self._data = samples.data.T.numpy()
-        self.samplerate, self.channels, self.frames = samples.sample_rate, samples.data.shape[0], len(self._data)
-        self._at = 0
+        found = self._decoder.metadata
+        self.samplerate, self.channels, self._begin = found.sample_rate, found.num_channels, found.begin_stream_seconds
+        self.frames = round(found.duration_seconds * self.samplerate)
+        self._path, self._at = path, 0
 
     def seek(self, frame: int) -> None:
         self._at = frame
@@ -243,8 +244,17 @@ class _Decoded:
         return self._at
 
     def read(self, count: int, **_: Any) -> np.ndarray:
-        self._at += count
-        return self._data[self._at - count : self._at]
+        """The next frames, of which FFmpeg decodes no others: (frames, channels)."""
+        stop = min(self._at + count, self.frames)
+        if stop <= self._at:
+            return np.zeros((0, self.channels), np.float32)
+        times = (self._begin + frame / self.samplerate for frame in (self._at, stop))
+        try:
+            block = self._decoder.get_samples_played_in_range(*times).data.T.numpy()[: stop - self._at]
+        except (RuntimeError, ValueError) as error:
+            raise DataError(f"{self._path}: cannot be decoded ({str(error).splitlines()[0]}); copy it again") from error
+        self._at += len(block)
+        return block
 
 
 @lru_cache(maxsize=64)

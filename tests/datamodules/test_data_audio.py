@@ -10,7 +10,7 @@ import torch
 
 from datamodules import FSDD, DataError
 from datamodules.samples import Clips
-from datamodules.sound_files import SUFFIXES, change_rate
+from datamodules.sound_files import SUFFIXES, change_rate, read_sound, seconds_of
 
 DATA = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
 TONE_HZ = 440.0
@@ -58,6 +58,28 @@ def test_every_suffix_that_is_promised_can_be_read(suffix, tmp_path):
     path = tmp_path / f"x{suffix}"
     soundfile.write(path, tone(48000, 1.0), 48000, subtype=subtype, format=formats.get(suffix))
     assert_is_the_tone(DATA.read(path))
+
+
+def test_of_a_phones_recording_a_part_is_decoded_alone(tmp_path, monkeypatch):
+    """AAC, where torchcodec and FFmpeg are; soundfile cannot read it."""
+    encoders = pytest.importorskip("torchcodec.encoders", exc_type=(ImportError, RuntimeError, OSError))
+    from torchcodec.decoders import AudioDecoder
+
+    pitches = np.repeat([300.0, 600.0, 900.0, 1200.0], 16_000 * 5)
+    sound = torch.from_numpy(0.4 * np.sin(2 * np.pi * np.cumsum(pitches) / 16_000)).float()
+    encoders.AudioEncoder(sound.repeat(2, 1), sample_rate=16_000).to_file(str(tmp_path / "a.m4a"))
+    monkeypatch.setattr(AudioDecoder, "get_all_samples", None)
+    assert seconds_of(tmp_path / "a.m4a") == pytest.approx(20, abs=0.1)
+    whole, rate_hz = read_sound(tmp_path / "a.m4a")
+    assert rate_hz == 16_000 and abs(len(whole) - 320_000) < 2_000
+    for start, end in ((0.0, 1.0), (12.5, 13.5), (6.0, 7.25), (19.0, 20.0)):
+        part, _ = read_sound(tmp_path / "a.m4a", start, end)
+        assert torch.equal(part, whole[round(16_000 * start) : round(16_000 * end)])
+    spectrum = torch.fft.rfft(read_sound(tmp_path / "a.m4a", 11.0, 12.0)[0]).abs()
+    assert int(spectrum.argmax()) == pytest.approx(900, abs=1)  # Hz, of a second
+    (tmp_path / "broken.m4a").write_bytes((tmp_path / "a.m4a").read_bytes()[:2000])
+    with pytest.raises(DataError, match=r"broken\.m4a: \.m4a needs torchcodec and FFmpeg, which are not"):
+        read_sound(tmp_path / "broken.m4a")
 
 
 def test_a_long_sound_is_cut_to_its_middle(tmp_path):
