@@ -146,6 +146,17 @@ def test_a_key_padding_mask_hides_what_is_behind_it(mechanism):
 
 
 @EVERY
+def test_gradients_of_large_tokens_before_zeros_of_padding_are_finite(mechanism):
+    layer, x = model(mechanism).blocks[0].attn, 300 * torch.randn(2, 65, 32)
+    present = torch.arange(65) < torch.tensor([[65], [33]])
+    x = x.masked_fill(~present[..., None], 0).requires_grad_()
+    outcome = layer(x, present[:, None, None])[present]
+    assert outcome.isfinite().all()
+    for gradient in torch.autograd.grad(outcome.square().sum(), [x, *layer.parameters()], allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()
+
+
+@EVERY
 def test_bfloat16_and_autocast_stay_near_float32(mechanism):
     vit = model(mechanism).eval()
     expected = vit(images())

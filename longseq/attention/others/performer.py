@@ -108,7 +108,9 @@ class RandomFeatures(Redrawn):
             highest = scores.amax(-1, keepdim=True)
         else:
             scores = scores - x.square().sum(-1, keepdim=True) / 2
-            highest = (scores if mask is None else scores.masked_fill(~mask.mT, -float("inf"))).amax((-2, -1), True)
+            if mask is not None:  # the exponential of a score far above all others would be inf, its gradient NaN
+                scores = scores.masked_fill(~mask.mT, torch.finfo(scores.dtype).min)
+            highest = scores.amax((-2, -1), keepdim=True)
         return (scores - highest.detach()).exp() + EPSILON["softmax"]
 
 
