@@ -80,7 +80,8 @@ def attended(mechanism: Longformer, grid: TokenGrid) -> Tensor:
 @pytest.mark.parametrize(
     "mechanism",
     [Longformer(4), Longformer(2), Longformer(2, grid=True), Longformer(4, grid=True), Longformer(8, grid=True),
-     Longformer(12, grid=True), Longformer(512), Longformer(512, grid=True)],
+     Longformer(12, grid=True), Longformer(512), Longformer(512, grid=True), Longformer(24), Longformer(68),
+     Longformer(6, grid=True)],
     ids=repr,
 )  # fmt: skip
 def test_windows_of_the_sequence_and_of_the_grid_are_those_of_a_mask_of_all_pairs(

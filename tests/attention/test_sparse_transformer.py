@@ -49,7 +49,7 @@ def masks(mechanism: SparseTransformer, n: int, prefix: int, stride: int) -> lis
 MECHANISMS = [
     (pattern, stride, last, factor)
     for pattern, stride, last in (("strided", None, 8), ("strided", 1, 8), ("strided", 8, 8), ("fixed", None, 2),
-                                  ("fixed", 8, 8), ("fixed", 40, 3))
+                                  ("strided", 20, 8), ("strided", 40, 8), ("fixed", 8, 8), ("fixed", 40, 3))
     for factor in ("merged", "interleaved", "heads")
 ]  # fmt: skip
 

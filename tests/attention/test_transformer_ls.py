@@ -72,6 +72,8 @@ MECHANISMS = [
     TransformerLS(K, window=2, grid=True, norm=False),
     TransformerLS(K, window=1),
     TransformerLS(K, window=6, grid=True),
+    TransformerLS(K, window=4, grid=True),
+    TransformerLS(K, window=20),
 ]
 
 

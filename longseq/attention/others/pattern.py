@@ -22,35 +22,53 @@ class Blocks:
     Args:
         columns: Columns of the grid; 1 for a sequence.
         along: Tokens of a block and tokens on each side of it (at most a block), along rows and along columns.
+
+    Attributes:
+        cut: How tokens are cut into blocks: as ``along`` says, or, of fitted blocks, with fewer and larger blocks.
     """
 
     def __init__(self, columns: int, along: tuple[tuple[int, int], tuple[int, int]]) -> None:
-        self.columns, self.along = columns, along
+        self.columns, self.along, self.cut = columns, along, along
 
     @classmethod
     def of_windows(cls, columns: int, block: int, beside: int) -> "Blocks":
-        """Square blocks; they are as wide as a grid that has no more columns than a block."""
-        return cls(columns, ((block, beside), (block, beside) if columns > block else (columns, 0)))
+        """Blocks of as many rows as columns."""
+        return cls(columns, ((block, beside), (block, beside)))
+
+    def fitted(self, num_tokens: int) -> "Blocks":
+        """Blocks for so many tokens: one block along an axis that is no longer than a block with the tokens beside it,
+        because this makes no more scores, and often far fewer. A mask then keeps the windows as they are."""
+        sizes, fitted = (-(-num_tokens // self.columns), self.columns), Blocks(self.columns, self.along)
+        fitted.cut = tuple(  # type: ignore[assignment]
+            # an exporter's symbol is no int: to compare it would bind the exported program to a range of lengths
+            (size, 0) if isinstance(size, int) and size <= block + 2 * beside else (block, beside)
+            for size, (block, beside) in zip(sizes, self.along, strict=True)
+        )
+        return fitted
 
     def split(self, x: Shaped[Tensor, "b h m c"], beside: bool) -> Shaped[Tensor, "b h y x u c"]:
         """The tokens of each block, zeros beyond the last, with or without those beside it."""
         rows = -(-x.shape[2] // self.columns)
         x = F.pad(x, (0, 0, 0, rows * self.columns - x.shape[2])).unflatten(2, (rows, self.columns))
-        for dim, (block, width) in zip((2, 4), self.along, strict=True):
+        for dim, (block, width) in zip((2, 4), self.cut, strict=True):
             x = _in_blocks(x, dim, block, width if beside else 0)
         return x.transpose(3, 4).flatten(4, 5)
 
     def join(self, blocks: Shaped[Tensor, "b h y x t c"], num_tokens: int) -> Shaped[Tensor, "b h m c"]:
         """The tokens of blocks, row by row."""
-        grid = blocks.unflatten(4, tuple(block for block, _ in self.along)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+        grid = blocks.unflatten(4, tuple(block for block, _ in self.cut)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
         return grid[:, :, :, : self.columns].flatten(2, 3)[:, :, :num_tokens]
 
-    def near(self, device: torch.device) -> Bool[Tensor, "t u"]:
-        """Whether a key is, along rows and along columns, at most as far from a query as the tokens beside a block."""
+    def windows(self, is_banded: bool, device: torch.device) -> Bool[Tensor, "t u"] | None:
+        """Whether a key is in a query's window, as PatternFormula takes ``is_banded``; None if each of them is."""
+        if not is_banded and self.cut == self.along:
+            return None
         masks = []
-        for block, width in self.along:
-            here, there = torch.arange(block, device=device), torch.arange(-width, block + width, device=device)
-            masks.append((here[:, None] - there).abs() <= (width or block))
+        for (block, beside), (size, width) in zip(self.along, self.cut, strict=True):
+            here, there = torch.arange(size, device=device)[:, None], torch.arange(-width, size + width, device=device)
+            step = 1 if is_banded else block
+            first = here // step * step
+            masks.append((first - beside <= there) & (there < first + step + beside))
         rows, columns = masks
         return (rows[:, None, :, None] & columns[None, :, None]).flatten(2).flatten(0, 1)
 
@@ -120,9 +138,10 @@ class PatternFormula:
         """The same by products of blocks."""
         num_queries, num_tokens = queries.shape[2], keys.shape[2] - self.num_summaries - self.num_prefix_tokens
         there = torch.ones_like(keys[:1, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask.mT
-        here = self.blocks.split(F.pad(queries, (0, 0, 0, num_tokens - num_queries)), beside=False)
+        blocks = self.fitted(num_tokens)
+        here = blocks.split(F.pad(queries, (0, 0, 0, num_tokens - num_queries)), beside=False)
         here = here * here.shape[-1] ** -0.5
-        sets = list(self.key_sets(keys, values, there))
+        sets = list(self.key_sets(blocks, keys, values, there))
         scores = [
             # finite, because a query among padding may have no key at all
             torch.einsum(f"bhyxtc,{dims}->bhyxtu", here, K).masked_fill(~mask, torch.finfo(here.dtype).min)
@@ -135,18 +154,24 @@ class PatternFormula:
             torch.einsum(f"bhyxtu,{dims}->bhyxtc", part, V)
             for part, (_, V, dims, _) in zip(weights.split(sizes, dim=-1), sets, strict=True)
         ]
-        return self.blocks.join(functools.reduce(torch.add, mixed), num_tokens)[:, :, :num_queries]
+        return blocks.join(functools.reduce(torch.add, mixed), num_tokens)[:, :, :num_queries]
 
-    def key_sets(self, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]) -> Iterator[KeySet]:
+    def fitted(self, num_tokens: int) -> Blocks:
+        """The blocks into which so many tokens are cut."""
+        return self.blocks.fitted(num_tokens)
+
+    def key_sets(
+        self, blocks: Blocks, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]
+    ) -> Iterator[KeySet]:
         """The sets of keys, which have no key in common; ``there`` is False at padding."""
-        yield self.beside(keys, values, there)
+        yield self.beside(blocks, keys, values, there)
         yield from self.everywhere(keys, values, there)
 
-    def beside(self, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
+    def beside(self, blocks: Blocks, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
         """The tokens of each block and those beside it."""
-        K, V, present = (self.blocks.split(self.of_grid(x), beside=True) for x in (keys, values, there))
-        mask = present.mT & self.blocks.near(keys.device) if self.is_banded else present.mT
-        return K, V, "bhyxuc", mask
+        K, V, present = (blocks.split(self.of_grid(x), beside=True) for x in (keys, values, there))
+        windows = blocks.windows(self.is_banded, keys.device)
+        return K, V, "bhyxuc", present.mT if windows is None else present.mT & windows
 
     def everywhere(self, keys: Tensor, values: Tensor, there: Tensor) -> Iterator[KeySet]:
         """What every token attends to: the prefix tokens, and what is behind the n tokens."""

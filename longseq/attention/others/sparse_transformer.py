@@ -109,16 +109,24 @@ class FactorFormula(PatternFormula):
     def window(self) -> int | None:
         return None if self.far else super().window
 
-    def key_sets(self, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]) -> Iterator[KeySet]:
+    def fitted(self, num_tokens: int) -> Blocks:
+        """A2 is read from blocks that are rows; a sequence of one row has one block."""
+        is_one_row = isinstance(num_tokens, int) and num_tokens <= self.blocks.along[0][0]
+        return super().fitted(num_tokens) if is_one_row or not self.far else self.blocks
+
+    def key_sets(
+        self, blocks: Blocks, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]
+    ) -> Iterator[KeySet]:
         if self.near:
-            yield self.beside(keys, values, there)
+            yield self.beside(blocks, keys, values, there)
         if self.far:
-            yield self._spread(keys, values, there)
+            yield self._spread(blocks, keys, values, there)
         yield from self.everywhere(keys, values, there)
 
-    def _spread(self, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
+    def _spread(self, blocks: Blocks, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
         """A2, and not what is also in A1 if that is attended to."""
-        K, V, present = (self.blocks.split(self.of_grid(x), beside=False) for x in (keys, values, there))
+        rows = blocks if self.last is None else self.blocks  # the last tokens of a row are missing in a shorter block
+        K, V, present = (rows.split(self.of_grid(x), beside=False) for x in (keys, values, there))
         row = torch.arange(K.shape[2], device=keys.device)
         if self.last is None:
             dims, of_key, reach = "bhuxtc", row, 1
