@@ -194,6 +194,21 @@ def test_a_resized_long_convolution_says_the_same_of_the_same_sound():
     assert torch.equal(resize(coarse).trunk.blocks[0].attn.kernel, kernel)
 
 
+@pytest.mark.parametrize("hop_ms", [2.5, 5.0, 20.0])
+@pytest.mark.parametrize(
+    "mechanism", [S4D(), S4D(state=16, start="inv"), LRU(state=64), LRU(64, 0.9, 0.99, 0.3)], ids=repr
+)
+def test_a_resized_recurrence_says_the_same_of_the_same_sound(mechanism, hop_ms):
+    torch.manual_seed(0)
+    before = SpectrogramEncoder(8000, 4.0, mechanism, num_mels=8, dim=16, depth=1, heads=2, hop_ms=10.0).double()
+    outcomes = []
+    for encoder in (before, resize(before, hop_ms=hop_ms)):
+        times = torch.arange(encoder.num_tokens, dtype=torch.float64) / encoder.num_tokens
+        outcomes.append(encoder.trunk.blocks[0].attn.filter(torch.sin(6 * times)[None, :, None].repeat(1, 1, 16)))
+    ours, theirs = (nn.functional.interpolate(each.mT, 100, mode="linear") for each in outcomes)
+    assert (ours - theirs).norm() < 0.02 * theirs.norm()
+
+
 def test_a_long_convolution_refuses_what_its_kernel_does_not_reach():
     layer = layer_of(LongConv())
     with pytest.raises(ArgumentError, match="^tokens must be at most the 65 that the kernel was built for, got 66; "):

@@ -13,6 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import copy_weights
 from longseq.attention.others.sequence import FilterLayer, at_least_float32, width_and_dropout
 
 
@@ -100,6 +101,27 @@ class LRULayer(FilterLayer):
         parts = torch.cat([torch.fft.irfft(each, 2 * n)[..., :n] for each in states], dim=1)
         rows = torch.cat([part for real, imag in C for part in (real, -imag)], dim=1)
         return F.linear(parts.mT, rows)
+
+    @torch.no_grad()
+    def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
+        """Copy all weights. If the tokens of the grid change by a factor f, Lambda becomes Lambda^(1 / f), and B is
+        multiplied by (1 - Lambda^(1 / f)) / (1 - Lambda), so that a constant input has the same outcome: what S4D's
+        zero-order hold does when dt is divided by f.
+
+        Of a Lambda below the real axis the root is below it too: as exp(theta) is positive, it is an angle above pi.
+        """
+        fresh, share = copy_weights(self, trained, set()), math.prod(old.size) / math.prod(new.size)
+        if share == 1 or not {"nu", "theta", "B"}.isdisjoint(fresh):
+            return fresh
+        angle = self.theta.double().exp()
+        angle = torch.atan2(angle.sin(), angle.cos())  # in -pi..pi
+        before = torch.complex(-self.nu.double().exp(), angle)
+        after = share * before
+        self.nu.copy_((-after.real).log())
+        self.theta.copy_(after.imag.remainder(2 * math.pi).log())
+        B = torch.complex(*self.B.double()) * ((1 - after.exp()) / (1 - before.exp()))[:, None]
+        self.B.copy_(torch.stack([B.real, B.imag]))
+        return fresh
 
     def no_weight_decay(self) -> set[str]:
         return {"nu", "theta", "gamma", "B"}

@@ -13,6 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import copy_weights
 from longseq.attention.others.fourier import convolve
 from longseq.attention.others.sequence import FilterLayer, at_least_float32, width_and_dropout
 
@@ -106,6 +107,15 @@ class S4DLayer(FilterLayer):
 
     def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return convolve(x, *self.kernels(x.shape[1]))
+
+    @torch.no_grad()
+    def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
+        """Copy all weights. Where the grid has f times the tokens, dt is divided by f, so that the memory reaches over
+        the same share of the sequence: LongConv's kernel is stretched alike."""
+        fresh = copy_weights(self, trained, set())
+        if "log_dt" not in fresh:
+            self.log_dt += math.log(math.prod(old.size) / math.prod(new.size))
+        return fresh
 
     def no_weight_decay(self) -> set[str]:
         return {"log_dt", "log_A_real", "A_imag"}
