@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from longseq import Conv, ImageEncoder, Linformer, Mean, Separable, Softmax, SpectrogramEncoder, Verma, resize
+from longseq.attention.examples import every_mechanism
 from longseq.training import Classifier
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
 MECHANISMS = [Softmax(), Linformer(5), Linformer(5, "layerwise"), Linformer(5, "none"), Verma(5, projection=Conv())]
 MECHANISMS += [Linformer([6, 4], sharing, Separable()) for sharing in ("none", "headwise", "key_value")]
 MECHANISMS += [Linformer(6, "layerwise", Separable())]
+MECHANISMS += [each for each in every_mechanism() if type(each) not in {type(mechanism) for mechanism in MECHANISMS}]
 
 
 def image_encoder(attention, **options):
