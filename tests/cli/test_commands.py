@@ -16,6 +16,8 @@ from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import longseq
+from longseq.attention import Linformer, Mechanism, Softmax, Verma
+from longseq.attention.examples import exported
 from longseq.training import Classifier
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +78,17 @@ def test_another_mechanism_keeps_the_k_of_the_config(command, tmp_path: Path) ->
     attention = checkpoint["hyper_parameters"]["encoder"]["init_args"]["attention"]
     assert attention["class_path"].endswith("Verma")
     assert attention["init_args"]["k"] == 16
+
+
+@pytest.mark.parametrize("kind", [kind for kind in exported(Mechanism) if kind not in (Softmax, Linformer, Verma)])
+def test_every_mechanism_is_trained_and_tested_by_its_name(kind: type[Mechanism], command, tmp_path: Path) -> None:
+    """Those left out are trained, and tested with a command of their own, in other tests."""
+    few = ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1", "--trainer.max_steps", "1"]
+    done = command("fit", "--config", DIGITS, *TINY, *few, "--model.encoder.attention", kind.__name__)
+    assert done.code == 0, done.err
+    assert "test accuracy" in figures(done.out)
+    checkpoint = tmp_path / "runs/digits/0/last.ckpt"
+    assert type(Classifier.load_from_checkpoint(checkpoint).encoder.attention) is kind
 
 
 def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(command, run: Path) -> None:
