@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import LRU_pytorch
+import numpy as np
 import pytest
 import scipy.signal
 import torch
@@ -79,6 +80,39 @@ def test_s4d_is_its_recurrence_in_both_directions_and_is_discretised_as_scipy_do
         u = nn.functional.pad(x[0, :, channel], (0, 1)).detach().numpy()
         theirs = torch.from_numpy(scipy.signal.dlsim(discrete, u)[1][1:, 0])  # scipy's y_k has inputs before k only
         torch.testing.assert_close(steps[0, :, channel], theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_s4d_with_its_gradients_is_a_sum_over_scipys_impulse_responses():
+    layer, x = layer_of(S4D(state=4)), tokens()
+    responses = []  # of each state, to one unit of input
+    for log_dt, log_A_real, A_imag in zip(layer.log_dt, layer.log_A_real, layer.A_imag, strict=True):
+        for decay, frequency in zip(log_A_real.exp().tolist(), A_imag.tolist(), strict=True):
+            A = np.array([[-decay, -frequency], [frequency, -decay]])
+            system = A, np.array([[1.0], [0.0]]), np.eye(2), np.zeros((2, 1))
+            discrete = scipy.signal.cont2discrete(system, log_dt.exp().item(), "zoh")
+            # scipy's y_k has inputs before k only
+            real, imag = scipy.signal.dimpulse(discrete, n=N + 2)[1][0][1 : N + 1].T
+            responses.append(torch.complex(torch.tensor(real), torch.tensor(imag)))
+    responses = torch.stack(responses).view(DIM, 2, N)
+    after, before = 2 * torch.einsum("ods,dsn->odn", torch.view_as_complex(layer.C), responses).real
+    places = torch.arange(N)
+    lag = places[:, None] - places
+    kernel = torch.where(lag >= 0, after[:, lag.clamp(0)], before[:, (-lag - 1).clamp(0)])
+    theirs, ours = torch.einsum("dlm,bmd->bld", kernel, x), layer.filter(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    weights = torch.randn_like(ours)
+    gradients = [torch.autograd.grad((y * weights).sum(), [x, layer.C]) for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mechanism", [S4D(), LRU(state=24), LongConv()], ids=repr)
+def test_the_block_around_a_filter_is_that_of_s4(mechanism):
+    """GLU(W GELU(filter(u) + D u) + b), the block of S4's paper, with GELU and GLU written out."""
+    layer, x = layer_of(mechanism), tokens()
+    inner = layer.filter(x) + layer.D * x
+    inner = inner * (1 + torch.erf(inner / 2**0.5)) / 2
+    first, second = (inner @ layer.output.weight.T + layer.output.bias).split(DIM, dim=-1)
+    compare(layer(x), first / (1 + torch.exp(-second)), x, layer)
 
 
 def test_s4d_starts_at_the_states_of_its_paper():
