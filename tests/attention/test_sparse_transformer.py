@@ -111,7 +111,11 @@ def test_a_padded_clip_gives_what_it_gives_alone_without_prefix_tokens_too(
         assert torch.autograd.grad(padded.sum(), batch)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("sizes", [((64, 64), (128, 128)), ((4096, 1), (16384, 1)), ((1024, 4), (4096, 4))], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [((64, 64), (128, 128)), ((4096, 1), (16384, 1)), ((1024, 4), (4096, 4)), ((4, 1024), (4, 4096))],
+    ids=str,
+)
 def test_costs_of_attention_grow_with_n_times_the_square_root_of_n(sizes: tuple) -> None:
     costs = []
     for size in sizes:

@@ -31,6 +31,8 @@ class Mamba2(Mechanism):
     The states are computed in chunks of Q = 64 tokens (section 6); on a GPU, in bfloat16, by the kernel of the package
     ``mamba_ssm`` if it is installed. For e = ``expand``, a direction costs 6 e n d^2 FLOPs for the linear maps of x, z
     and W, 4 n d N for those of B and C, and 2 n Q (N + e d) + 4 n e d N in the chunks. No weight depends on n.
+    The states of the m = n / Q chunks are summed in log2(m) steps, and each step keeps a copy of all of them, e m d N
+    numbers, for the backward pass. So the memory of a training grows with n log n.
 
     Args:
         state: N.

@@ -36,7 +36,7 @@ class SparseTransformer(Mechanism):
     Args:
         pattern: ``strided`` or ``fixed``.
         stride: l; None for the whole rows of the token grid that come next to sqrt(n) tokens: the row of a square
-            image. A sequence (one column) has sqrt(n).
+            image. A sequence (one column) has sqrt(n), and so has a grid whose rows are longer than 2 sqrt(n) tokens.
         last: s (c in the paper), the last tokens of a row.
         factors: ``merged``: every head attends to A1 and A2; ``interleaved``: layers attend to A1 and A2 in turns;
             ``heads``: the first half of the heads attends to A1 and the second to A2.
@@ -64,7 +64,7 @@ class SparseTransformer(Mechanism):
             )
         if self.stride is not None and self.stride < 1:
             raise ArgumentError("stride", f"must be positive, got {self.stride}; leave it out for about sqrt(n)")
-        stride = self.stride or _nearest_rows(grid)
+        stride = self.stride or _near_square_root(grid)
         if self.pattern == "fixed" and not 1 <= self.last <= stride:
             raise ArgumentError("last", f"must be in 1..{stride} (the stride), got {self.last}; lower it")
         if self.factors == "heads" and any(trained.num_heads % 2 for trained in stack):
@@ -83,10 +83,11 @@ class SparseTransformer(Mechanism):
         return [AttentionLayer(trained, both) for trained in stack]
 
 
-def _nearest_rows(grid: TokenGrid) -> int:
-    """The tokens of as many whole rows of the grid as come next to the square root of its tokens."""
-    columns = grid.size[1]
-    return columns * max(1, round(math.sqrt(math.prod(grid.size)) / columns))
+def _near_square_root(grid: TokenGrid) -> int:
+    """The tokens of as many whole rows of the grid as come next to the square root of its tokens; the root itself if
+    a row has more than twice as many."""
+    columns, root = grid.size[1], math.sqrt(math.prod(grid.size))
+    return round(root) if columns > 2 * root else columns * max(1, round(root / columns))
 
 
 class FactorFormula(PatternFormula):
