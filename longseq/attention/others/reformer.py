@@ -33,6 +33,10 @@ class Reformer(Mechanism):
     2 m, numbers of buckets f, f are drawn with f^2 >= B, which cost 2 n d r f), and 4 n d r m (1 + before + after)
     for scores and weights. There are 2 n / m buckets of the configured n. A sequence may have any length.
 
+    A key that a token meets in several rounds counts in each of them; the paper subtracts the log of their number from
+    its score (appendix A). transformers counts as here and has ``before``, ``after`` and masks of padding, so its layer
+    is the oracle of the tests; reformer-pytorch attends to one chunk before a token's own, and to none after it.
+
     Padding changes nothing: it is sorted behind all tokens, and the first chunk has none before it (in the authors'
     code this is the last chunk of the round before). Reversible layers (section 3) are an encoder's, for any mechanism:
     ``reversible``.
