@@ -59,15 +59,17 @@ def environment_of_its_own() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def blank_pictures() -> None:
+    """Let the pictures of trainings be blank, those of shared fixtures too."""
+    forked.draw_nothing()
+
+
 @pytest.fixture(autouse=True)
-def pictures_where_they_are_looked_at(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, environment_of_its_own: None
-) -> None:
+def pictures_where_they_are_looked_at(request: pytest.FixtureRequest, environment_of_its_own: None) -> None:
     """Draw the pictures of trainings only in tests that are marked with ``draws``."""
     if request.node.get_closest_marker("draws"):
         os.environ[forked.DRAWS] = "1"
-    else:
-        forked.draw_nothing(monkeypatch.setattr)
 
 
 @pytest.fixture

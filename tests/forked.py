@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -40,7 +41,7 @@ IMPORTED = [
     "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep", "longseq.reports.needle",
     "longseq.deploy.card", "longseq.deploy.export", "onnxscript", "onnxruntime", "torch.onnx._internal.exporter._core",
 ]  # fmt: skip
-DRAWS = "TESTS_DRAW"  # a variable of the environment
+DRAWS = "TESTS_DRAW"  # a variable of the environment: the pictures of trainings are drawn
 _SIZE = 1 << 20  # the largest message, in bytes
 
 
@@ -122,20 +123,43 @@ def _server() -> _Server:
     return _running[0]
 
 
-def draw_nothing(patch: Callable[[object, str, Any], None] = setattr) -> None:
-    """Let the pictures of a training be blank: drawing them takes most of the time of a small one."""
+def draw_nothing() -> None:
+    """Let the pictures of a training be blank, unless DRAWS is set: drawing takes most of the time of a small one.
+
+    What they would show is made all the same; preview and explain draw.
+    """
     import torch.utils.tensorboard.writer
 
     import longseq.deploy.card
+    from longseq.training import by_class, tensorboard, watching
 
-    def blank(*_: Any) -> Figure:
+    def blank(*_: Any, **__: Any) -> Figure:
         return Figure((0.1, 0.1))
 
     def point(*_: Any, **__: Any) -> Any:
         return np.full((3, 1, 1), 255, np.uint8)
 
-    patch(torch.utils.tensorboard.writer, "figure_to_image", point)
-    patch(longseq.deploy.card, "_draw", blank)
+    def inputs(model: Any, *others: Any) -> Figure:
+        with patch.object(model.encoder, "draw", blank):  # mixing and masking the inputs may fail, too
+            return draw_inputs(model, *others)
+
+    def show_but_no_mistakes(trainer: Any, tag: str, draw: Callable[[], Figure | None]) -> None:
+        show(trainer, tag, blank if tag.endswith("/mistakes") else draw)
+
+    draw_inputs, show = tensorboard.draw_inputs, watching.show
+    _replace(torch.utils.tensorboard.writer, "figure_to_image", point)
+    _replace(longseq.deploy.card, "_draw", blank)
+    _replace(tensorboard, "draw_inputs", inputs)
+    _replace(tensorboard, "draw_confusions", blank)
+    _replace(by_class, "draw_by_class", blank)
+    _replace(watching, "draw_token_maps", blank)
+    _replace(watching, "show", show_but_no_mistakes)
+
+
+def _replace(module: Any, name: str, blank: Callable) -> None:
+    """Replace a function wherever DRAWS is not set when it is called."""
+    draw = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: (draw if DRAWS in os.environ else blank)(*args, **kwargs))
 
 
 def stop() -> None:
@@ -302,8 +326,7 @@ def _run(request: dict[str, Any]) -> None:
     first = "" if command[0] == "-c" else str(Path(command[0]).resolve().parent)
     sys.path[:1] = [first, *paths]
     sys.argv = command
-    if DRAWS not in os.environ:
-        draw_nothing()
+    draw_nothing()
     _take_rank()
     further = _further_ranks(command)
     if further:

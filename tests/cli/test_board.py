@@ -37,10 +37,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     verma = ["--model.encoder.attention", "Verma", "--model.encoder.attention.k", "null", "--seed_everything", "1"]
     sounds = ["fit", "--config", "audio/vowels", "--model.task", "MultiLabel", *verma, *common]
     if "SCREENSHOTS" not in os.environ:
-        images += ["--trainer.max_epochs", "2"]
-        sounds += ["--trainer.max_epochs", "1", "--data.num_train", "300"]
-    main(images)
-    main(sounds)
+        small = ["--model.encoder.dim", "16", "--model.encoder.depth", "2"]
+        images += [*small, "--trainer.max_epochs", "2"]
+        sounds += [*small, "--trainer.max_epochs", "1", "--data.num_train", "300"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(forked.DRAWS, "1")
+        main(images)
+        main(sounds)
     return folder / "runs"
 
 
