@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -30,7 +31,7 @@ from longseq import encoders, tasks, training
 from longseq.cli import function
 from longseq.cli.commands import Commands
 from longseq.cli.start import COMMANDS, FUNCTIONS, UserError, with_configurations
-from longseq.reports.equal_time import TRIAL
+from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.training.data import lacking
 
 # their snippets have tests of their own, which say more
@@ -47,6 +48,7 @@ ONLY_PARSED = {
     "FullySharded": "several processes; tests/training/test_fully_sharded.py has them",
     "vit_base_patch16_224": "a large model; docs/coming-from/timm.md has such a command with a smaller one",
     "ASTEncoder": "a checkpoint of transformers; tests/encoders/test_ast.py makes one and runs such a command",
+    "--format": "seconds each; tests/deploy/test_export.py and tests/deploy/test_shared.py run every format",
 }
 # Flags with which a command takes a second.
 SHORTER = {
@@ -55,6 +57,8 @@ SHORTER = {
     "spectrum": ["--num_inputs", "2"],
     "needle": ["--seconds", "2", "--trials", "2"],
 }
+# Flags that make a training quicker; the page's own values are parsed before them.
+QUICK = ["--data.batch_size", "4", "--trainer.precision", "32-true"]
 ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
 
 
@@ -139,6 +143,8 @@ def test_every_command_of_a_page_is_one_that_exists(page: Path, parse: Callable)
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block, words in commands(page):
         arguments = words_of_longseq(words)
+        if arguments in TRAINED:  # test_every_command_of_other_pages_runs parses it, too
+            continue
         if arguments is not None and "pooled" not in " ".join(words):  # the guide that writes it runs it
             try:
                 parse(arguments)
@@ -329,6 +335,7 @@ def is_within_another(form: tuple[str, ...]) -> bool:
 OTHERS = forms(page for page in PAGES if page not in GUIDES and page.parent.name != "results")
 RUN = [each for form, each in OTHERS.items() if is_run(form)]
 RUN += [each for form, each in RESULTS.items() if is_run(form) and form not in OTHERS and not is_within_another(form)]
+TRAINED = [arguments for _, arguments in RUN if arguments[0] in ("fit", "sweep")]
 TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
 
 
@@ -348,7 +355,11 @@ def test_every_command_of_other_pages_runs(
             shutil.copytree(path, tmp_path / "runs")
         else:
             (tmp_path / path.name).symlink_to(path)
-    monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_steps", "8"])
+    if block.page.stem == "choosing":  # this sweep measures the speed of its settings, and trains as long as it says
+        monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_steps", "8"])
+        monkeypatch.setattr("longseq.reports.sweep.steps_within", lambda *speed: min(steps_within(*speed), 4))
+    else:  # in a second the others would train for tens of epochs
+        monkeypatch.setattr("longseq.reports.sweep._Runs.steps", lambda *_: defaultdict(lambda: 2))
     for number, arguments in enumerate(together):
         run(in_place(with_data(arguments, Path(f"data{number}"), monkeypatch)), command, tmp_path)
 
@@ -456,16 +467,16 @@ def shortened(arguments: list[str]) -> list[str]:
         words = ["=".join(first_of(word)) if "=" in word else word for word in arguments]
         flags = json.loads(words[words.index("--flags") + 1]) if "--flags" in words else []
         seconds = ["--seconds", "1"] if "--seconds" in words else []
-        return [*words, "--seeds", "1", *seconds, "--flags", json.dumps([*flags, *TINY, *SMALL_MODEL])]
+        return [*words, "--seeds", "1", *seconds, "--flags", json.dumps([*flags, *TINY, *QUICK, *SMALL_MODEL])]
     if arguments[0] != "fit":
         shorter, flag, kept = SHORTER.get(arguments[0], []), "", []
         for word in arguments:
             flag = word if word.startswith("--") else flag
             kept += [] if flag in shorter else [word]
         return [*kept, *shorter]
-    of_timm = ["--model.encoder.pretrained", "false", "--data.batch_size", "4"]
+    of_timm = ["--model.encoder.pretrained", "false", "--data.batch_size", "4"]  # with the page's precision, bf16-mixed
     words = [re.sub(r"(x\d+):\d+", r"\1:1", word) for word in arguments]  # of --grow 8x8:20,16x16:5 the epochs
-    return [*words, *TINY, *(of_timm if "TimmEncoder" in arguments else SMALL_MODEL)]
+    return [*words, *TINY, *(of_timm if "TimmEncoder" in arguments else [*QUICK, *SMALL_MODEL])]
 
 
 def test_the_reference_has_every_public_name() -> None:
