@@ -208,7 +208,7 @@ def test_two_processes_train_from_the_command_line(train_py, tmp_path: Path) -> 
     result = train_py(
         "fit", "--config", DIGITS, *SMALL, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu",
         "--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.precision", "bf16-mixed",
-        "--data.batch_size", "1", "--trainer.limit_train_batches", "3",
+        "--data.batch_size", "1", "--trainer.limit_train_batches", "3", "--trainer.limit_test_batches", "2",
     )  # fmt: skip
     assert result.stdout.count("test accuracy:") == 1  # only one rank prints it
     assert [folder.name for folder in (tmp_path / "runs/digits").iterdir()] == ["0"]
