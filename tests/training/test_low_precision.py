@@ -15,7 +15,7 @@ SMALL = {"dim": 32, "depth": 2, "heads": 2}
 
 @pytest.fixture(scope="module", params=["pixels", "sound"])
 def data(request):
-    data = Digits(batch_size=32) if request.param == "pixels" else Vowels(batch_size=32)
+    data = Digits(batch_size=16) if request.param == "pixels" else Vowels(batch_size=16)
     data.setup("fit")
     return data
 
