@@ -24,7 +24,7 @@ class Longformer(Mechanism):
     Windows are not dilated.
 
     A layer costs 8 n d^2 FLOPs for queries, keys, values and output, 6 n w d for the scores and weights of windows (on
-    a grid 9 n w^2 d), and with g global tokens 8 n g d and 4 n d^2 more; it has 3 d^2 more weights. Tokens are
+    a grid 9 n w^2 d), and with g global tokens 8 n g d and 6 n d^2 more; it has 3 d^2 more weights. Tokens are
     multiplied by blocks of w / 2, so time and memory grow with n w. Along an axis of at most 1.5 w tokens they are one
     block, so that no window costs much more than all n tokens. On a GPU, windows of a sequence are multiplied by
     flex_attention (flex.py).
