@@ -6,11 +6,13 @@ from small_vit import COMPILED, gradients, model
 import longseq.attention.layer
 from longseq.attention import Linformer, Verma
 
+PADDED = (torch.arange(65) < torch.tensor([[65], [40]]))[:, None, None]
 
-def gradients_of_layer(layer):
+
+def gradients_of_layer(layer, mask):
     x = torch.randn(2, 65, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     parameters = dict(layer.named_parameters())
-    found = torch.autograd.grad(layer(x).square().sum(), [x, *parameters.values()])
+    found = torch.autograd.grad(layer(x, mask)[:, :40].square().sum(), [x, *parameters.values()])
     return dict(zip(["x", *parameters], found, strict=True))
 
 
@@ -21,10 +23,11 @@ def compare(compiled, expected, what):
 
 for mechanism in COMPILED:
     layer = model(mechanism).train().blocks[1].attn
-    expected = gradients_of_layer(layer)
+    expected = [gradients_of_layer(layer, mask) for mask in (None, PADDED)]
     torch.compiler.reset()
     layer.compile(fullgraph=True, backend="eager")
-    compare(gradients_of_layer(layer), expected, mechanism)
+    for mask, gradients_of_mask in zip((None, PADDED), expected, strict=True):
+        compare(gradients_of_layer(layer, mask), gradients_of_mask, mechanism)
     print(repr(mechanism))
 
 # "aot_eager" also tests the compiler's backward pass, which "eager" leaves out
