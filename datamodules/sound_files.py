@@ -232,7 +232,7 @@ class _Decoded:
                 f"{path}: {suffix} needs torchcodec and FFmpeg, which are not here or cannot read it; install them, or "
                 "convert it to FLAC"
             ) from error
-        found = self._decoder.metadata
+        found: Any = self._decoder.metadata
         self.samplerate, self.channels, self._begin = found.sample_rate, found.num_channels, found.begin_stream_seconds
         self.frames = round(found.duration_seconds * self.samplerate)
         self._path, self._at = path, 0
