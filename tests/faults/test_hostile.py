@@ -94,16 +94,15 @@ def test_no_class_of_a_library_is_called_or_imported_where_another_is_expected(
     modules = set(sys.modules)
     called = []
     for number, path in enumerate(paths):
-        kind = loaded(path)
-        for expected in {EXPECTED[0], EXPECTED[number % len(EXPECTED)]}:  # two in turn, to save time
-            if isinstance(kind, type) and issubclass(kind, expected):
-                continue
-            try:
-                build({"class_path": path, "init_args": {}}, expected)
+        kind, expected = loaded(path), EXPECTED[number % len(EXPECTED)]  # one in turn, to save time
+        if isinstance(kind, type) and issubclass(kind, expected):
+            continue
+        try:
+            build({"class_path": path, "init_args": {}}, expected)
+            called.append((path, expected.__name__))
+        except CheckpointError as error:
+            if error.__cause__ is not None:  # the class was called and raised this
                 called.append((path, expected.__name__))
-            except CheckpointError as error:
-                if error.__cause__ is not None:  # the class was called and raised this
-                    called.append((path, expected.__name__))
     assert (called, list(tmp_path.iterdir())) == ([], [])
     assert {name for name in set(sys.modules) - modules if name.partition(".")[0] in LIBRARIES} == set()
 
@@ -210,8 +209,11 @@ def test_a_checkpoint_runs_no_program(place: str, which: str, written, programs,
 
 
 @pytest.mark.parametrize("which", ["program", "folder"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["fit", "stats"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    # stats takes no model from a configuration, so one place of a model is enough
+    [*(("fit", place) for place in PLACES), ("stats", "data"), ("stats", "augment"), ("stats", "encoder")],
+)
 def test_a_configuration_runs_no_program(
     name: str, place: str, which: str, checkpoint, programs, command, tmp_path
 ) -> None:
