@@ -104,7 +104,7 @@ def refuse_other_tasks(
     """Check that each label of a table names a class, not several classes, an amount or a file.
 
     A label names several classes if it looks like a list, or if each of its parts between commas is in another label
-    too.
+    too; where the separator is in some label, what is between separators is a name, whatever it looks like.
 
     Args:
         path: The table.
@@ -116,6 +116,7 @@ def refuse_other_tasks(
     Raises:
         DataError: If a label does not; the message names the line.
     """
+    is_used = separator is not None and any(separator in item.label for item in items)
     items = [replace(item, label=name) for item in items for name in item.classes(separator) if name not in known]
     parts = {item.label: {part.strip(" []'\"") for part in re.split("[,;|]", item.label)} - {""} for item in items}
     occurrences = Counter(part for label in parts for part in parts[label])
@@ -129,10 +130,10 @@ def refuse_other_tasks(
             )
         is_in_others = all(occurrences[part] > 1 for part in parts[item.label])
         is_list = len(parts[item.label]) > 1 and (is_in_others or _LIST.search(item.label))
-        if is_list:
+        if is_list and not is_used:
             remedy = "and a clip has one class; give --data.labels_separator and --model.task MultiLabel"
             if separator is not None:
-                remedy = f"but not one with {separator!r} between its classes; give another --data.labels_separator"
+                remedy = f"and no label has {separator!r} in it; give another --data.labels_separator"
             what = f"label {item.label!r} is a list, {remedy}, or put it into data.class_names if it is a name"
             raise DataError(f"{path}: line {item.line}: {what}")
         if are_numbers and not float(item.label).is_integer():

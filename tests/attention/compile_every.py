@@ -21,12 +21,15 @@ def compare(compiled, expected, what):
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5, msg=f"{what}: {name}")
 
 
+seen = set()  # of classes: one of each is compiled with padding too
 for mechanism in COMPILED:
     layer = model(mechanism).train().blocks[1].attn
-    expected = [gradients_of_layer(layer, mask) for mask in (None, PADDED)]
+    masks = (None,) if type(mechanism) in seen else (None, PADDED)
+    seen.add(type(mechanism))
+    expected = [gradients_of_layer(layer, mask) for mask in masks]
     torch.compiler.reset()
     layer.compile(fullgraph=True, backend="eager")
-    for mask, gradients_of_mask in zip((None, PADDED), expected, strict=True):
+    for mask, gradients_of_mask in zip(masks, expected, strict=True):
         compare(gradients_of_layer(layer, mask), gradients_of_mask, mechanism)
     print(repr(mechanism))
 

@@ -520,9 +520,7 @@ def test_another_separator_than_that_of_the_labels_is_named(sounds, command):
         csv.writer(file).writerows([("path", "label"), *((f"bells/{n:02}.wav", each) for n, each in enumerate(labels))])
     flags = ["--data.root", sounds, "--data.table", "t.csv", "--model.task", "MultiLabel", "--data.labels_separator"]
     done = command(*SOUNDS, *flags, ";")
-    said = (
-        "line 3: label 'speech,music' is a list, but not one with ';' between its classes; give another --data.labels_"
-    )
+    said = "line 3: label 'speech,music' is a list, and no label has ';' in it; give another --data.labels_"
     assert (done.code, done.error.startswith(f"error: {sounds}/t.csv: {said}")) == (3, True), done.err
     data = AudioFolder(str(sounds), table="t.csv", labels_separator=",")
     assert data.class_names == ["music", "speech"]
