@@ -90,7 +90,7 @@ class DataModule(pl.LightningDataModule, ABC):
     shape: tuple[int, ...]
     augment: Sequence[Callable[[Tensor], Tensor]] = ()
     on_error: Literal["raise", "skip"] = "raise"  # what happens if a file cannot be read
-    labels_separator: str | None = None  # what stands between the classes of a label in a table
+    labels_separator: str | None = None  # what stands between the classes of a label; None where a label is one class
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
     # The argument whose folder names the user's own data: experiments on such data are called after the folder.
     named_by: ClassVar[str | None] = None

@@ -132,8 +132,6 @@ class FileDataModule(OnDisk):
         common: Arguments of OnDisk.
     """
 
-    labels_separator: str | None = None  # what stands between the classes of a label; None where a label is one class
-
     # Whether samples are held out by their position, as in published results, and not by the names of their files.
     splits_by_position: ClassVar[bool] = False
 

@@ -23,6 +23,7 @@ OTHER_NAMES = {
     "start": ("File Offset (s)", "Begin Time (s)", "Start (s)"),
     "end": ("End Time (s)", "End (s)"),
 }
+_RAVENS_BEGIN = "Begin Time (s)"  # counted from the first recording, as its end is
 
 
 def read_table(
@@ -51,6 +52,8 @@ def read_table(
         return []
     if groups is not None:
         column |= {groups: groups} if groups in table.names else {}
+    if column.get("start") == "File Offset (s)" and column.get("end") == "End Time (s)":
+        column[_RAVENS_BEGIN] = _RAVENS_BEGIN
     missing = [name for name in ("path", "label", *([] if groups is None else [groups])) if name not in column]
     if missing:
         raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
@@ -61,10 +64,8 @@ def read_table(
     for line, row in table.rows:
         texts = {name: _text(value, separator).strip() for name, value in row.items()}
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
-        if column.get("start") == "File Offset (s)" and column.get("end") == "End Time (s)":
-            values["end"] = _end_in_its_file(path, line, texts)
         items.append(_item(path, line, values, separator is not None, groups))
-    if column.get("start") == "Begin Time (s)" and len({item.path for item in items}) > 1:
+    if column.get("start") == _RAVENS_BEGIN and len({item.path for item in items}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"
         raise DataError(f"{path}: {what}; have Raven write its column File Offset (s) too")
     if not items:
@@ -192,15 +193,6 @@ def cut_into_clips(
     return clips
 
 
-def _end_in_its_file(path: Path, line: int, texts: dict[str, str]) -> str:
-    """The end of Raven's selection, counted from the start of its own file."""
-    try:
-        offset, begin, end = (float(texts.get(f"{name} (s)", "")) for name in ("File Offset", "Begin Time", "End Time"))
-    except ValueError as error:
-        raise DataError(f"{path}: line {line}: start or end is no number ({error}); give seconds") from error
-    return str(round(offset + end - begin, 6))
-
-
 def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool, groups: str | None) -> Item:
     def wrong(what: str) -> DataError:
         return DataError(f"{path}: line {line}: {what}")
@@ -217,8 +209,12 @@ def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool
     if split and split not in SPLITS:
         raise wrong(f"split {split}; give train, val or test")
     try:
-        start = float(values.get("start") or 0)
-        end = float(values["end"]) if values.get("end") else None
+        if _RAVENS_BEGIN in values:
+            start, begin, end = (float(values[name]) for name in ("start", _RAVENS_BEGIN, "end"))
+            end = round(start + end - begin, 6)
+        else:
+            start = float(values.get("start") or 0)
+            end = float(values["end"]) if values.get("end") else None
     except ValueError as error:
         raise wrong(f"start or end is no number ({error}); give seconds") from error
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:

@@ -6,7 +6,8 @@ import io
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ from longseq.training.predictions import Prediction
 from longseq.training.storage import write_text
 
 COLUMNS = ("path", "start", "end", "class", "probability")
+
+
+@contextmanager
+def writable(path: str | Path, flag: str) -> Iterator[None]:
+    """Name a file that cannot be opened or written, and the flag that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{flag}: {path}: {error.strerror}; give another", exit_code=6) from error
 
 
 class Growing:
@@ -35,10 +45,8 @@ class Growing:
 
     def open(self, size: int) -> None:
         """Open the file behind so many bytes; 0 makes it anew."""
-        try:
+        with writable(self.path, self.flag):
             self._file = open(self.path, "r+b" if size else "wb")  # noqa: SIM115  (close does)
-        except OSError as error:
-            raise UserError(f"{self.flag}: {self.path}: {error.strerror}; give another", exit_code=6) from error
         self._file.truncate(size)
         self._file.seek(size)
 
@@ -117,7 +125,7 @@ class Text(Output):
 
     def __init__(self, path: Path, settings: Any, events: Growing | None = None) -> None:
         self.file = Growing(path, "out")
-        self._texts = [self.file, *([events] if events else [])]
+        self._texts = [*([events] if events else []), self.file]  # events may not be writable, so they come first
         self._note = path.with_name(f".{path.name}.unfinished")
         described = json.dumps([settings, [str(text.path) for text in self._texts]])
         self._key = hashlib.sha256(described.encode()).hexdigest()
@@ -127,7 +135,7 @@ class Text(Output):
             self.done, self._sizes = note["files"], note["sizes"]
 
     def __enter__(self) -> "Output":
-        for text, size in reversed(list(zip(self._texts, self._sizes, strict=True))):  # events may not be writable
+        for text, size in zip(self._texts, self._sizes, strict=True):
             text.open(size)
         if not self.done:
             self.file.write(self.header)

@@ -4,7 +4,6 @@ import math
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import soundfile
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -23,9 +21,10 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
+from longseq.cli.event_tables import table_for
 from longseq.cli.inputs import files_of, parts_of, say_of_windows
 from longseq.cli.names import shown
-from longseq.cli.outputs import Growing, Output, csv_lines, output_for
+from longseq.cli.outputs import Output, output_for, writable
 from longseq.encoders.spectrogram import LogMel
 from longseq.training import Classifier
 from longseq.training.data import Part
@@ -59,6 +58,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     others = [name for name, value in chosen._asdict().items() if value != getattr(Settings(), name)]
     if others and asked.events is None and asked.picture is None:
         raise UserError(f"{others[0]}: is of events; give --events or --picture, or leave it out")
+    has_windows = asked.window is not None or asked.hop is not None
     paths = files_of(asked.input, datamodule.predict_suffixes)
     by_path = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
     paths = list(by_path)
@@ -70,13 +70,13 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     settings = [os.stat(ckpt_path).st_mtime_ns, paths, *answers]
     if asked.picture is not None or asked.embeddings is not None:
         settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
-    events = None if asked.events is None else _table_for(Path(asked.events), paths)
+    events = None if asked.events is None else table_for(Path(asked.events), paths)
     output = output_for(asked.out, settings, events)
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
-    if asked.window is None and asked.hop is None:
+    if not has_windows:
         say_of_windows({path: by_path[path] for path in paths})
     say_if_long(parts, model)
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         takers.append(lambda heard: draw(heard, model, datamodule).savefig(asked.picture))
     with ExitStack() as stack:
         try:
-            gathering = Gathering(model, parts, asked.window is not None or asked.hop is not None, asked.top)
+            gathering = Gathering(model, parts, has_windows, asked.top)
             if takers:
                 hearing = stack.enter_context(Hearing(model, parts, chosen, keeps_rows=asked.picture is not None))
                 callbacks.append(WritesEvents(hearing, takers))
@@ -103,10 +103,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
     if asked.embeddings is not None:
         of_files = dict(features_of_files(parts, rows))
-        try:
+        with writable(asked.embeddings, "embeddings"):
             np.savez(asked.embeddings, paths=np.array(list(of_files)), embeddings=torch.stack(list(of_files.values())))
-        except OSError as error:
-            raise UserError(f"embeddings: {asked.embeddings}: {error.strerror}; give another", exit_code=6) from error
 
 
 def progress_bars() -> list[pl.Callback]:
@@ -154,8 +152,8 @@ def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
     encoder: Any = model.encoder
     if encoder.row_seconds is None:
         return
-    path, start, end = max(parts, key=lambda part: 0.0 if part[2] is None else part[2] - part[1], default=("", 0, 0))
-    seconds = 0.0 if end is None else end - start
+    lengths = [(end - start, path) for path, start, end in parts if end is not None]
+    seconds, path = max(lengths, default=(0.0, ""))
     num_rows = round(seconds / encoder.row_seconds)
     if num_rows > _MANY_ROWS:
         gib = num_rows * encoder.dim * _BYTES / 2**30
@@ -165,10 +163,8 @@ def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
 
 def _check_place(path: str, flag: str) -> None:
     """Open a file, which is there then and keeps what it holds, so that a wrong place is known at once."""
-    try:
+    with writable(path, flag):
         open(path, "ab").close()
-    except OSError as error:
-        raise UserError(f"{flag}: {path}: {error.strerror}; give another", exit_code=6) from error
 
 
 def _check_picture(path: str) -> None:
@@ -177,101 +173,6 @@ def _check_picture(path: str) -> None:
     if Path(path).suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
         raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
     _check_place(path, "picture")
-
-
-class EventTable(Growing, ABC):
-    """A table of events that grows by those of one recording after the other."""
-
-    header = ""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "events")
-
-    def begin(self, heard_before: Sequence[str]) -> None:
-        """Begin the table, or go on behind the events of recordings that were heard before."""
-        if not heard_before:
-            self.write(self.header)
-
-    @abstractmethod
-    def take(self, heard: Heard) -> None:
-        """Write the events of the next recording."""
-
-
-class EventCSV(EventTable):
-    """CSV with a row for each event."""
-
-    header = "path,start,end,class,score\r\n"
-
-    def take(self, heard: Heard) -> None:
-        rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in heard.events)
-        self.write(csv_lines([heard.path, *row] for row in rows))
-
-
-class Audacity(EventTable):
-    """Audacity's labels: start, end and class, with tabs."""
-
-    def take(self, heard: Heard) -> None:
-        lines = (f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in heard.events)
-        self.write("".join(lines))
-
-
-class Raven(EventTable):
-    """A selection table of Raven, with tabs. Its begin and end times count from the start of the first recording, as in
-    Raven's sequence of sound files, and the file offset from the start of the event's own."""
-
-    header = (
-        "Selection\tView\tChannel\tBegin Time (s)\tEnd Time (s)\tLow Freq (Hz)\tHigh Freq (Hz)\t"
-        "Begin Path\tFile Offset (s)\tSpecies\tScore\n"
-    )
-
-    def begin(self, heard_before: Sequence[str]) -> None:
-        super().begin(heard_before)
-        with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
-            self.count = sum(1 for _ in file) - 1  # without the header
-        self.before = sum(rate_and_seconds(path)[1] for path in heard_before)
-
-    def take(self, heard: Heard) -> None:
-        rate_hz, seconds = rate_and_seconds(heard.path)
-        lines = []
-        for event in heard.events:
-            self.count += 1
-            times = f"{self.before + event.start:.6f}\t{self.before + event.end:.6f}\t0\t{rate_hz / 2:g}"
-            name = " ".join(event.class_name.split())
-            where = f"{heard.path}\t{event.start:.6f}"
-            lines.append(f"{self.count}\tSpectrogram 1\t1\t{times}\t{where}\t{name}\t{event.score:.4f}\n")
-        self.write("".join(lines))
-        self.before += seconds
-
-
-def rate_and_seconds(path: str) -> tuple[int, float]:
-    """The rate of a recording in Hz, and its length.
-
-    Raises:
-        UserError: If Raven cannot open it.
-    """
-    try:
-        name: Any = os.fsencode(path)  # as text it would have to be UTF-8
-        sound = soundfile.info(name)
-    except soundfile.LibsndfileError as error:  # torchcodec can read it
-        raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
-    return sound.samplerate, sound.frames / sound.samplerate
-
-
-_EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity, ".tsv": Raven}
-
-
-def _table_for(path: Path, recordings: Sequence[str]) -> EventTable:
-    kind = _EVENT_TABLES.get(path.suffix.lower())
-    if kind is None:
-        raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
-    if kind is Audacity and len(recordings) > 1:
-        raise UserError(f"events: {path}: Audacity's labels are of one recording, got {len(recordings)}; give a .csv")
-    if kind is Raven:
-        for recording in recordings:
-            rate_and_seconds(recording)
-    if not path.parent.is_dir():
-        raise UserError(f"events: {path.parent}: no such folder; make it, or give another", exit_code=6)
-    return kind(path)
 
 
 def draw(heard: Heard, model: Classifier, datamodule: Any) -> Any:

@@ -174,7 +174,7 @@ def warn_of_slow_precision(trainer: pl.Trainer) -> None:
     """Say that a training in bfloat16 has a processor that is faster in float32."""
     name = str(trainer.precision)
     if trainer.strategy.root_device.type == "cpu" and name.startswith("bf16") and not has_bfloat16():
-        without = "this processor has no instructions for bfloat16, and takes up to ten times as long as with 32-true"
+        without = "this processor has no instructions for bfloat16, and takes about ten times as long as with 32-true"
         rank_zero_warn(f"trainer.precision: {name}: {without}")
 
 

@@ -40,8 +40,8 @@ def without_autocast(x: Tensor) -> torch.autocast:
 
 
 def has_bfloat16() -> bool:
-    """Whether this computer's processor has instructions for bfloat16; without them a training step takes up to eleven
-    times as long in it as in float32."""
+    """Whether this computer's processor has instructions for bfloat16; without them a training step takes about
+    ten times as long in it as in float32."""
     if platform.machine() not in ("x86_64", "AMD64"):  # torch can be asked about these alone
         return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

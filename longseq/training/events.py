@@ -123,20 +123,21 @@ class EventFinder:
         self._reach = round(settings.smooth / row_seconds) // 2  # rows on each side over which one is averaged
         self._gap = round(settings.gap / row_seconds)
         self._pieces: list[Tensor] = []  # probabilities of the rows from _begin on
-        self._begin = self._done = self._end = 0  # the rows before _done were looked at, those before _end are there
+        self.num_rows = 0  # that are there
+        self._begin = self._done = 0  # the rows before _done were looked at
         self._open: dict[str, tuple[int, int, float]] = {}  # begin, end and score of what may go on
         self._events: list[Event] = []
 
     def add(self, rows: Float[Tensor, "rows classes"]) -> None:
         """Add the probabilities of the next rows."""
         self._pieces.append(rows)
-        self._end += len(rows)
-        if self._end - self._reach - self._done >= self.block:
-            self._look(self._end - self._reach)
+        self.num_rows += len(rows)
+        if self.num_rows - self._reach - self._done >= self.block:
+            self._look(self.num_rows - self._reach)
 
     def finish(self) -> list[Event]:
         """All events, in the order of their starts."""
-        self._look(self._end)
+        self._look(self.num_rows)
         for name in list(self._open):
             self._close(name)
         return sorted(self._events)

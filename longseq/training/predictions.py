@@ -161,7 +161,6 @@ class Hearing:
                 names, thresholds = self.model.class_names, thresholds_of(self.model)
                 self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
                 self._rows: list[Tensor] = []
-                self._num_rows = 0
             length = math.inf if end is None else end
             if not is_unheard(part, there):
                 rows = row_probabilities(self.model, there)
@@ -173,13 +172,12 @@ class Hearing:
                 # the last frame reaches beyond the last sample, at which the last part ends
                 found = [event for event in self._finder.finish() if event.start < length]
                 events = [event._replace(end=min(event.end, length)) for event in found]
-                seconds = min(self._num_rows * self.row_seconds, length)
+                seconds = min(self._finder.num_rows * self.row_seconds, length)
                 self._heard.append(Heard(path, seconds, torch.cat(self._rows) if self.keeps_rows else None, events))
                 self._stitching = None
 
     def _take(self, rows: Float[Tensor, "rows classes"]) -> None:
         self._finder.add(rows)
-        self._num_rows += len(rows)
         if self.keeps_rows:
             self._rows.append(rows)
 

@@ -15,6 +15,8 @@ from longseq.attention.others.flex import attend_in_window, suits_flex
 # queries, t the queries of one and u its keys), and a mask that broadcasts against the scores (b, h, y, x, t, u).
 KeySet = tuple[Tensor, Tensor, str, Tensor]
 
+Sizes = tuple[tuple[int, int], tuple[int, int]]  # of a block, and on each side of it: along rows, and along columns
+
 
 class Blocks:
     """Tokens of a grid as blocks that tile it; a block of keys also holds the tokens beside it.
@@ -22,13 +24,11 @@ class Blocks:
     Args:
         columns: Columns of the grid; 1 for a sequence.
         along: Tokens of a block and tokens on each side of it (at most a block), along rows and along columns.
-
-    Attributes:
-        cut: How tokens are cut into blocks: as ``along`` says, or, of fitted blocks, with fewer and larger blocks.
+        cut: How tokens are cut into blocks, if not as ``along`` says: into fewer and larger ones.
     """
 
-    def __init__(self, columns: int, along: tuple[tuple[int, int], tuple[int, int]]) -> None:
-        self.columns, self.along, self.cut = columns, along, along
+    def __init__(self, columns: int, along: Sizes, cut: Sizes | None = None) -> None:
+        self.columns, self.along, self.cut = columns, along, cut or along
 
     @classmethod
     def of_windows(cls, columns: int, block: int, beside: int) -> "Blocks":
@@ -38,13 +38,14 @@ class Blocks:
     def fitted(self, num_tokens: int) -> "Blocks":
         """Blocks for so many tokens: one block along an axis that is no longer than a block with the tokens beside it,
         because this makes no more scores, and often far fewer. A mask then keeps the windows as they are."""
-        sizes, fitted = (-(-num_tokens // self.columns), self.columns), Blocks(self.columns, self.along)
-        fitted.cut = tuple(  # type: ignore[assignment]
+
+        def cut(size: int, block: int, beside: int) -> tuple[int, int]:
             # an exporter's symbol is no int: to compare it would bind the exported program to a range of lengths
-            (size, 0) if isinstance(size, int) and size <= block + 2 * beside else (block, beside)
-            for size, (block, beside) in zip(sizes, self.along, strict=True)
-        )
-        return fitted
+            return (size, 0) if isinstance(size, int) and size <= block + 2 * beside else (block, beside)
+
+        of_rows, of_columns = self.along
+        rows = -(-num_tokens // self.columns)
+        return Blocks(self.columns, self.along, (cut(rows, *of_rows), cut(self.columns, *of_columns)))
 
     def split(self, x: Shaped[Tensor, "b h m c"], beside: bool) -> Shaped[Tensor, "b h y x u c"]:
         """The tokens of each block, zeros beyond the last, with or without those beside it."""

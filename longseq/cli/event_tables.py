@@ -1,0 +1,134 @@
+"""Files of what is heard when: CSV, labels for Audacity, and selection tables for Raven."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import soundfile
+
+from longseq.cli.errors import UserError
+from longseq.cli.outputs import Growing, csv_lines
+from longseq.training.predictions import Heard
+
+
+class EventTable(Growing, ABC):
+    """A table of events that grows by those of one recording after the other.
+
+    Args:
+        path: The table.
+        recordings: All of them.
+    """
+
+    header = ""
+
+    def __init__(self, path: Path, recordings: Sequence[str]) -> None:
+        super().__init__(path, "events")
+        self.check(recordings)
+
+    def check(self, recordings: Sequence[str]) -> None:
+        """Check that the table can hold the events of these recordings.
+
+        Raises:
+            UserError: If it cannot.
+        """
+
+    def begin(self, heard_before: Sequence[str]) -> None:
+        """Begin the table, or go on behind the events of recordings that were heard before."""
+        if not heard_before:
+            self.write(self.header)
+
+    @abstractmethod
+    def take(self, heard: Heard) -> None:
+        """Write the events of the next recording."""
+
+
+class EventCSV(EventTable):
+    """CSV with a row for each event."""
+
+    header = "path,start,end,class,score\r\n"
+
+    def take(self, heard: Heard) -> None:
+        rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in heard.events)
+        self.write(csv_lines([heard.path, *row] for row in rows))
+
+
+class Audacity(EventTable):
+    """Audacity's labels: start, end and class, with tabs."""
+
+    def check(self, recordings: Sequence[str]) -> None:
+        if len(recordings) > 1:
+            what = f"Audacity's labels are of one recording, got {len(recordings)}"
+            raise UserError(f"events: {self.path}: {what}; give a .csv")
+
+    def take(self, heard: Heard) -> None:
+        lines = (f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in heard.events)
+        self.write("".join(lines))
+
+
+class Raven(EventTable):
+    """A selection table of Raven, with tabs. Its begin and end times count from the start of the first recording, as in
+    Raven's sequence of sound files, and the file offset from the start of the event's own."""
+
+    header = (
+        "Selection\tView\tChannel\tBegin Time (s)\tEnd Time (s)\tLow Freq (Hz)\tHigh Freq (Hz)\t"
+        "Begin Path\tFile Offset (s)\tSpecies\tScore\n"
+    )
+
+    def check(self, recordings: Sequence[str]) -> None:
+        self.sounds = {path: rate_and_seconds(path) for path in recordings}
+
+    def begin(self, heard_before: Sequence[str]) -> None:
+        super().begin(heard_before)
+        with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
+            self.count = sum(1 for _ in file) - 1  # without the header
+        self.before = sum(self.sounds[path][1] for path in heard_before)
+
+    def take(self, heard: Heard) -> None:
+        rate_hz, seconds = self.sounds[heard.path]
+        lines = []
+        for event in heard.events:
+            self.count += 1
+            times = f"{self.before + event.start:.6f}\t{self.before + event.end:.6f}\t0\t{rate_hz / 2:g}"
+            name = " ".join(event.class_name.split())
+            where = f"{heard.path}\t{event.start:.6f}"
+            lines.append(f"{self.count}\tSpectrogram 1\t1\t{times}\t{where}\t{name}\t{event.score:.4f}\n")
+        self.write("".join(lines))
+        self.before += seconds
+
+
+def rate_and_seconds(path: str) -> tuple[int, float]:
+    """The rate of a recording in Hz, and its length.
+
+    Raises:
+        UserError: If Raven cannot open it.
+    """
+    try:
+        name: Any = os.fsencode(path)  # as text it would have to be UTF-8
+        sound = soundfile.info(name)
+    except soundfile.LibsndfileError as error:  # torchcodec can read it
+        raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
+    return sound.samplerate, sound.frames / sound.samplerate
+
+
+_EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity, ".tsv": Raven}
+
+
+def table_for(path: Path, recordings: Sequence[str]) -> EventTable:
+    """A table of events; its suffix says its form.
+
+    Args:
+        path: The table.
+        recordings: Whose events it will hold.
+
+    Raises:
+        UserError: If the suffix is unknown, the form does not suit the recordings, or the folder is not there.
+    """
+    kind = _EVENT_TABLES.get(path.suffix.lower())
+    if kind is None:
+        raise UserError(f"events: {path}: ends in none of .csv, .txt (Audacity), .tsv (Raven); give one of them")
+    table = kind(path, recordings)
+    if not path.parent.is_dir():
+        raise UserError(f"events: {path.parent}: no such folder; make it, or give another", exit_code=6)
+    return table
