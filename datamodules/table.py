@@ -160,16 +160,15 @@ def cut_into_clips(
 ) -> list[Item]:
     """Clips of one length that cover the recordings of a table, each with the classes of all rows that overlap it.
 
-    The last clip ends with the recording, and may overlap the one before it. A shorter recording is one clip.
+    The last clip ends with the recording, and may overlap the one before it. A shorter recording is one clip. Rows that
+    begin behind the end of their recording, or of one that cannot be read, come back as they are: the scan of all files
+    says what is wrong with them.
 
     Args:
         items: Rows with the times at which something is heard; a row without times is of the whole recording.
         seconds: The length of a clip.
         length_of: The length of a recording, in seconds, from its path; 0 if it cannot be read.
         separator: What stands between the classes of a label.
-
-    Raises:
-        DataError: If a row starts after the end of its recording.
     """
     by_path: dict[str, list[Item]] = {}
     for item in items:
@@ -178,9 +177,6 @@ def cut_into_clips(
     for path, rows in by_path.items():
         length = length_of(path)
         waiting = sorted(rows, key=lambda row: row.start, reverse=True)  # the next row is the last
-        if waiting[0].start >= length > 0:
-            what = f"starts at {waiting[0].start:g} s, and the recording has {length:g} s"
-            raise DataError(f"line {waiting[0].line}: {path}: {what}; give seconds from the start of its own recording")
         going_on: list[Item] = []
         for start in starts_of_windows(length, seconds, seconds, least=1e-6 * seconds):
             end = min(start + seconds, length)
@@ -190,6 +186,7 @@ def cut_into_clips(
             heard = sorted(going_on, key=lambda row: row.line)
             label = separator.join(dict.fromkeys(name for row in heard for name in row.classes(separator)))
             clips.append(replace(rows[0], label=label, start=round(start, 6), end=round(end, 6)))
+        clips += waiting
     return clips
 
 

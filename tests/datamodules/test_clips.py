@@ -85,12 +85,16 @@ def test_a_broken_recording_is_named_as_ever(root: Path) -> None:
         data.setup()
 
 
-def test_a_row_behind_the_end_of_its_recording_is_named(root: Path) -> None:
+def test_a_row_behind_the_end_of_its_recording_is_named_or_left_out(root: Path) -> None:
     with open(root / "events.csv", "a", newline="") as file:
         csv.writer(file).writerow(("b.wav", "bird", "70", "71"))
-    data = AudioFolder(str(root), table="events.csv", labels_separator=";", clip_seconds=1.0)
-    with pytest.raises(DataError, match=r"line 8: b\.wav: starts at 70 s, and the recording has 2 s; give "):
-        data.setup()
+    flags = {"table": "events.csv", "labels_separator": ";", "clip_seconds": 1.0}
+    what = "line 8 of the table: holds no sound from 70 s on, it is 2 s long; mend start and end"
+    with pytest.raises(DataError, match=f"b\\.wav 70-71\\.0: {what}: "):
+        AudioFolder(str(root), **flags).setup()
+    data = AudioFolder(str(root), **flags, on_error="skip")
+    assert data.bad_files() == {"b.wav 70-71.0": what}
+    assert [item.start for item in data._good_items() if item.path == "b.wav"] == [0.0, 1.0]
 
 
 def test_a_row_keeps_its_split_and_fold() -> None:
