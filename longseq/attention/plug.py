@@ -81,7 +81,7 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
         ValueError: If a weight that does not depend on the grid has another shape; the message begins with its name.
     """
     old_grid, new_grid = token_grid(trained), token_grid(new)
-    weights = {name: weight for name, weight in trained.state_dict().items() if not _is_of_attention(name)}
+    weights = {name: weight for name, weight in trained.state_dict().items() if not is_of_attention(name)}
     if "pos_embed" in weights:
         prefix = 0 if new.no_embed_class else new.num_prefix_tokens
         size = list(new_grid.size)
@@ -92,7 +92,7 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
         if name not in weights and name.startswith(neutral):
             fresh.append(name)
             continue
-        if not _is_of_attention(name) and (name not in weights or weights[name].shape != ours.shape):
+        if not is_of_attention(name) and (name not in weights or weights[name].shape != ours.shape):
             was = tuple(weights[name].shape) if name in weights else "absent"
             raise ValueError(
                 f"{name} must have one shape, got {was} in the trained model and {tuple(ours.shape)} in the new one"
@@ -107,6 +107,6 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
     return fresh
 
 
-def _is_of_attention(name: str) -> bool:
+def is_of_attention(name: str) -> bool:
     """Whether a weight of a ViT belongs to an attention layer, which carries its own weights."""
     return re.match(r"blocks\.\d+\.attn\.", name) is not None

@@ -88,7 +88,8 @@ class Separable(Projection):
 
     Args:
         start: ``random``: E_y of N(0, 1/height), E_x of N(0, 1/width), so that entries of E have the variance 1/n.
-            ``mean``: the means over windows that tile the grid, which suit the keys of a pretrained model.
+            ``mean``: the means over windows that tile the grid, which suit the keys of a pretrained model; what prefix
+            tokens add to them starts at zero.
         rows: k_y, which divides k; None for the most square of those that fit the grid.
     """
 
@@ -105,7 +106,9 @@ class Separable(Projection):
         k_y, k_x = self.slots(grid, k)
         count = heads or 1
         factors = [self._factor(count, *shape) for shape in zip((k_y, k_x), grid.size, strict=True)]
-        of_prefix = torch.randn(count, k, grid.num_prefix_tokens) * grid.num_tokens**-0.5
+        of_prefix = torch.zeros(count, k, grid.num_prefix_tokens)
+        if self.start == "random":
+            of_prefix.normal_(std=grid.num_tokens**-0.5)
         weights: list[Any] = [*factors, of_prefix]
         return SeparableProjection(*(weight[0].clone() if heads is None else weight for weight in weights))
 

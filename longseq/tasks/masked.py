@@ -3,13 +3,13 @@
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention.shard import Shard, Split, summed
-from longseq.encoders.encode import encode_tokens
+from longseq.encoders.encode import count_tokens, encode_tokens
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import count_columns, count_rows, patches_of, stride_of
 from longseq.tasks.mean_loss import MeanLoss
@@ -18,7 +18,8 @@ from longseq.tasks.task import Answer, Task
 
 
 class Masked(Task):
-    """Hide a share of each sample's tokens, and rebuild their pixels or frames; labels are not looked at.
+    """Hide a share of each sample's tokens, and rebuild their pixels or frames; labels are not looked at, so that
+    samples are not mixed, and class weights and label smoothing play no part.
 
     A hidden token is replaced by one learned vector, which keeps its place. The loss is the mean absolute error of the
     hidden numbers, normalised as the encoder normalises its inputs. A model that is trained so on the training set's
@@ -29,7 +30,8 @@ class Masked(Task):
 
     Args:
         share: Of the tokens that are hidden.
-        span: How many neighbouring tokens are hidden together.
+        span: How many neighbouring tokens are hidden together; fewer than an input has. Of an input of two spans or
+            more one stays, and one is hidden.
         metrics: Further ones, by their names (Task); they take the outputs above.
 
     Raises:
@@ -38,6 +40,7 @@ class Masked(Task):
 
     best: ClassVar[str] = "l1"
     mode: ClassVar[Literal["max", "min"]] = "min"
+    has_labels: ClassVar[bool] = False
 
     def __init__(self, share: float = 0.5, span: int = 1, metrics: dict[str, Any] | None = None) -> None:
         super().__init__(metrics)
@@ -52,6 +55,10 @@ class Masked(Task):
         if stride_of(encoder.trunk.patch_embed) != (rows, columns):
             what = "must not be Masked where patches overlap: a hidden patch is seen in its neighbours"
             raise ArgumentError("task", f"{what}; train with labels")
+        num_tokens = encoder.trunk.patch_embed.num_patches
+        if self.span >= num_tokens:
+            what = f"must be smaller than the number of tokens, {num_tokens}, got {self.span}"
+            raise ArgumentError("task.span", f"{what}; 1 hides each token by itself")
         return Rebuilder(encoder.dim, encoder.picture_shape[0] * rows * columns)
 
     def pooling(self, encoder: Any, pool: Pool | None) -> None:
@@ -66,7 +73,10 @@ class Masked(Task):
         num_tokens = embed.num_patches
         if not embed.strict_img_size:  # inputs of any size
             num_tokens = count_rows(embed, picture.shape[2]) * count_columns(embed, picture.shape[3])
-        hidden = self._hidden(len(picture), num_tokens, picture.device, encoder.training)
+        counts = torch.full((len(picture),), num_tokens, device=picture.device)
+        if rows is not None:
+            counts = count_tokens(trunk, rows) - trunk.num_prefix_tokens
+        hidden = self._hidden(counts, num_tokens, encoder.training)
         tokens, present = encode_tokens(trunk, picture, rows, replaced=(hidden, head.hidden_token))
         prefix = trunk.num_prefix_tokens
         tokens = trunk.fc_norm(tokens[:, prefix:])
@@ -80,13 +90,21 @@ class Masked(Task):
             counted = counted & present[:, prefix:]
         return torch.cat([head(tokens).to(targets.dtype), targets, counted[..., None].to(targets.dtype)], dim=-1)
 
-    def _hidden(self, batch: int, tokens: int, device: torch.device, is_training: bool) -> Bool[Tensor, "b n"]:
-        """Which tokens are hidden: other ones in every batch of a training, and always the same in an evaluation."""
-        spans = -(-tokens // self.span)
-        generator = None if is_training else torch.Generator(device).manual_seed(0)
-        ranks = torch.rand(batch, spans, device=device, generator=generator).argsort(dim=1).argsort(dim=1)
-        chosen = ranks < max(round(self.share * spans), 1)
-        return chosen.repeat_interleave(self.span, dim=1)[:, :tokens]
+    def _hidden(self, counts: Int64[Tensor, " b"], tokens: int, is_training: bool) -> Bool[Tensor, "b n"]:
+        """Which tokens are hidden: other ones in every batch of a training, and always the same in an evaluation.
+
+        Args:
+            counts: How many tokens each sample has before its padding.
+            tokens: n, with padding.
+            is_training: Whether this is a training.
+        """
+        spans, own_spans = -(-tokens // self.span), -(-counts // self.span)
+        generator = None if is_training else torch.Generator(counts.device).manual_seed(0)
+        drawn = torch.rand(len(counts), spans, device=counts.device, generator=generator)
+        is_padding = torch.arange(spans, device=counts.device) >= own_spans[:, None]
+        ranks = drawn.masked_fill(is_padding, 1).argsort(dim=1).argsort(dim=1)  # a number drawn is below 1
+        number = (self.share * own_spans.double()).round().minimum(own_spans - 1).clamp(min=1)
+        return (ranks < number[:, None]).repeat_interleave(self.span, dim=1)[:, :tokens]
 
     def targets(self, labels: Tensor, num_classes: int) -> Tensor:
         return torch.zeros(len(labels), num_classes, device=labels.device)  # none: the inputs are the targets
@@ -94,6 +112,9 @@ class Masked(Task):
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor, label_smoothing: float) -> Float[Tensor, ""]:
         errors, counts = _errors(outputs, self.shard)
         return errors.sum() / counts.sum().clamp(min=1)
+
+    def weight(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return _errors(outputs.detach(), self.shard)[1].sum()
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
         errors, counts = _errors(outputs, self.shard)

@@ -35,8 +35,8 @@ class SingleLabel(Task):
         targets = targets if targets.is_floating_point() else _one_each(targets)
         return F.cross_entropy(outputs, targets, weights, label_smoothing=label_smoothing)
 
-    def weight(self, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
-        return super().weight(targets, weights) if targets.is_floating_point() else weights[targets].sum()
+    def weight(self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
+        return super().weight(outputs, targets, weights) if targets.is_floating_point() else weights[targets].sum()
 
     def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
         logs, taught_logs = ((scores.float() / temperature).log_softmax(-1) for scores in (outputs, taught))

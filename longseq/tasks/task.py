@@ -37,6 +37,7 @@ class Task(ABC):
             unless its --metric names another figure.
         mode: Whether the best is the highest (max) or the lowest (min).
         shard: The share of this process in the tokens; None where it has all.
+        has_labels: Whether labels are learned. Where they are not, samples are not mixed.
 
     Raises:
         ValueError: If a metric is unknown.
@@ -48,6 +49,7 @@ class Task(ABC):
     best: ClassVar[str] = "accuracy"
     mode: ClassVar[Literal["max", "min"]] = "max"
     shard: Shard | None = None
+    has_labels: ClassVar[bool] = True
 
     def __init__(self, metrics: dict[str, Any] | None = None) -> None:
         self.metrics = metrics
@@ -99,7 +101,7 @@ class Task(ABC):
             label_smoothing: Share of the target that is spread over all classes.
         """
 
-    def weight(self, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
+    def weight(self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
         """By what ``loss`` divides the sum over a batch: by default the number of samples. By it the losses of several
         processes become that of all their samples."""
         return weights.new_full((), len(targets))

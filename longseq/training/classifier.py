@@ -297,7 +297,7 @@ class Classifier(pl.LightningModule):
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         targets = labels
-        if self.mix is not None:
+        if self.mix is not None and self.task.has_labels:
             inputs, targets = self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.dtype))
         outputs = self(inputs)
         loss = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
@@ -305,7 +305,7 @@ class Classifier(pl.LightningModule):
             taught = self.task.distillation(outputs, self.teaching(inputs, self), self.temperature)
             loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * taught
         is_spare = is_spare_batch(self.trainer, batch_idx)
-        weight = 0 * loss.detach() if is_spare else self.task.weight(targets, self.loss_weights)
+        weight = 0 * loss.detach() if is_spare else self.task.weight(outputs, targets, self.loss_weights)
         share, of_all = shared_loss(loss, weight, self.trainer)
         if self.bad_steps.count(loss, of_all, self.trainer, batch_idx):
             if isinstance(self, FSDPModule):  # its backward pass must follow; on_before_optimizer_step drops the result

@@ -5,6 +5,7 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_warn
 
 from longseq.attention import carry, start_from_inputs
+from longseq.attention.plug import is_of_attention
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.statistics import measure_inputs, training_inputs
 
@@ -31,6 +32,12 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
             messages[-1] += ", projections interpolated"
     if fresh:
         messages.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
+    dropped = _names_outside_attention(trained) - _names_outside_attention(model)
+    if dropped:
+        what = f"{len(dropped)}, such as {min(dropped)}"
+        messages.append(
+            f"weights of the checkpoint that are left behind, because this model has none like them: {what}"
+        )
     if trained.class_names == model.class_names and _shapes(trained.head) == _shapes(model.head):
         model.head.load_state_dict(trained.head.state_dict())
         if model.pooling is not None and type(model.pooling) is type(trained.pooling):
@@ -63,6 +70,11 @@ def start_from_data(model: Any, fresh: bool) -> None:
     if is_singular:
         inputs = next(training_inputs(datamodule, model.device))
         start_from_inputs(model.encoder, lambda: model.encoder(inputs))
+
+
+def _names_outside_attention(model: Any) -> set[str]:
+    """The names of the trunk's weights, but for those of attention, which each layer carries itself."""
+    return {name for name in model.encoder.trunk.state_dict() if not is_of_attention(name)}
 
 
 def _shapes(module: Any) -> dict[str, Any]:

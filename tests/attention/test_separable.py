@@ -83,6 +83,8 @@ def test_the_mean_start_is_that_of_windows_that_tile_the_grid() -> None:
     grid = TokenGrid((8, 8))
     layer = Separable(start="mean").build(grid, 16, 8)
     torch.testing.assert_close(dense(layer)[0], grid.window_means(16))
+    with_prefix = dense(Separable(start="mean").build(TokenGrid((8, 8), 2), 16, 8))[0]
+    torch.testing.assert_close(with_prefix, torch.cat([torch.zeros(16, 2), dense(layer)[0]], dim=1))
 
 
 @pytest.mark.parametrize(("old", "new"), [((4, 6), (8, 12)), ((8, 8), (6, 5)), ((4, 6), (9, 6))])

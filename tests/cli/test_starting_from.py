@@ -56,6 +56,12 @@ def test_projections_that_the_checkpoint_lacks_start_anew(command, trained) -> N
     assert "weights that start anew, because the checkpoint has none like them: 8" in done.out
 
 
+def test_trained_weights_that_the_model_has_no_place_for_are_said(command, trained) -> None:
+    done = command("fit", "--config", DIGITS, "--model.init_from", trained, "--model.encoder.positions", "none", *SHORT)
+    assert done.code == 0, done.err
+    assert "left behind, because this model has none like them: 1, such as pos_embed" in done.out
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

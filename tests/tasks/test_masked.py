@@ -92,7 +92,7 @@ def test_padding_is_neither_seen_nor_counted() -> None:
     for sample, count in enumerate(rows):
         assert outputs[sample, count:, -1].sum() == 0
     batch = clips()
-    batch["waveforms"][1, 1000:] = 0.7  # after the end of the clip
+    batch["waveforms"][1, 1100:] = 0.7  # behind what its last frame hears
     torch.testing.assert_close(model(batch)[1, : rows[1], :16], outputs[1, : rows[1], :16], rtol=1e-9, atol=1e-9)
 
 
@@ -105,6 +105,47 @@ def test_inputs_of_any_length_have_a_share_of_their_own_tokens_hidden() -> None:
         assert model(batch)[..., -1].shape == (3 - first, 41)  # as long as the padded waveforms
         alone = {name: values[:1] for name, values in batch.items()}
         assert model(alone)[..., -1].shape == (1, length) and model(alone)[..., -1].sum() == round(0.5 * length)
+
+
+@pytest.mark.parametrize(("share", "span"), [(0.5, 1), (0.3, 1), (0.5, 4), (0.9, 4)])
+def test_of_each_clip_of_a_batch_a_share_of_its_own_tokens_is_hidden(share: float, span: int) -> None:
+    encoder = SpectrogramEncoder(8000, 0.4, Verma(), num_mels=16, positions="none", **SMALL)
+    encoder.measure([clips()])
+    model = classifier(encoder, share=share, span=span).train()
+    counts = encoder.rows(clips()).tolist()
+    assert counts == [41, 13, 2]
+    for _ in range(5):
+        hidden = model(clips())[..., -1]
+        for sample, count in enumerate(counts):
+            spans = -(-count // span)
+            number = max(min(round(share * spans), spans - 1), 1)  # of spans, of which the last may be shorter
+            assert number * span - (spans * span - count) <= hidden[sample].sum() <= number * span
+            assert hidden[sample].sum() < count or spans == 1
+
+
+def test_its_weight_is_what_its_loss_divides_by() -> None:
+    """So that the losses of several processes become that of all their clips, however long each one is."""
+    encoder = SpectrogramEncoder(8000, 0.4, Verma(), num_mels=16, positions="none", **SMALL)
+    encoder.measure([clips()])
+    model = classifier(encoder).eval()
+    outputs, labels, ones = model(clips()), torch.zeros(3), torch.ones(2)
+    parts = [part.contiguous() for part in outputs.split([1, 2])]
+    losses = torch.stack([model.task.loss(part, part, ones, 0.0) for part in parts])
+    weights = torch.stack([model.task.weight(part, labels, ones) for part in parts])
+    torch.testing.assert_close((losses * weights).sum() / weights.sum(), model.task.loss(outputs, labels, ones, 0.0))
+    assert weights.tolist() == [16 * round(41 / 2), 16 * (round(13 / 2) + 1)]
+
+
+def test_a_pretraining_does_not_mix_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = classifier(ImageEncoder((3, 8, 8), Verma(), **SMALL))
+    model.encoder.measure([images()])
+    model.mix = lambda inputs, targets: pytest.fail("mixed")
+    monkeypatch.setattr("longseq.training.classifier.shared_loss", lambda loss, weight, trainer: (loss, loss))
+    monkeypatch.setattr("longseq.training.classifier.is_spare_batch", lambda trainer, index: False)
+    monkeypatch.setattr(model.bad_steps, "count", lambda *arguments: False)
+    monkeypatch.setattr(model, "log", lambda *arguments: None)
+    model._trainer = object()
+    assert model.training_step((images(), torch.tensor([0, 1, 0])), 0).isfinite()
 
 
 @pytest.mark.parametrize("tokens", ["frames", [8, 4]], ids=str)
@@ -156,3 +197,5 @@ def test_arguments_out_of_range_are_refused() -> None:
         Masked(share=1.0)
     with pytest.raises(ValueError, match="^span must be 1 or more"):
         Masked(span=0)
+    with pytest.raises(ValueError, match=r"^task\.span must be smaller than the number of tokens, 64, got 64; "):
+        classifier(ImageEncoder((3, 8, 8), Verma(), **SMALL), span=64)
