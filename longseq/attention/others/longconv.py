@@ -88,19 +88,24 @@ class LongConvLayer(FilterLayer):
         kernel, width = at_least_float32(self.kernel), self.options.smooth
         if width > 1:
             kernel = F.avg_pool1d(kernel, width, stride=1, padding=width // 2)
-        kernel = self.attn_drop(kernel.sign() * F.relu(kernel.abs() - self.options.lam))
+        kernel = self.attn_drop(_squashed(kernel, self.options.lam))
         return convolve(x, *kernel[..., :n])
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights except the kernel, whose lags are resampled as steps along rows and columns of the grid.
+        """Copy all weights except the kernel. What squashing leaves of it is resampled; its lags are steps along rows
+        and columns of the grid.
 
         A grid with twice the tokens has kernels of half the size, so that their sums stay.
         """
         fresh, theirs = copy_weights(self, trained, {"kernel"}), getattr(trained, "kernel", None)
         if not isinstance(theirs, Tensor) or theirs.shape[:2] != self.kernel.shape[:2]:
             return [*fresh, "kernel"]
-        self.kernel.copy_(_resampled(theirs, old, new))
+        if new != old:
+            kept: Any = trained.options
+            theirs = _resampled(_squashed(theirs, kept.lam), old, new)
+            theirs = theirs + theirs.sign() * self.options.lam  # squashed again, it is what was resampled
+        self.kernel.copy_(theirs)
         return fresh
 
     def no_weight_decay(self) -> set[str]:
@@ -110,13 +115,24 @@ class LongConvLayer(FilterLayer):
         return {"kernel": min(self.options.lr, learning_rate)}
 
 
+def _squashed(kernel: Float[Tensor, "2 d n"], lam: float) -> Float[Tensor, "2 d n"]:
+    return kernel.sign() * F.relu(kernel.abs() - lam)
+
+
 def _resampled(kernel: Float[Tensor, "2 d n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "2 d m"]:
-    if new == old:
-        return kernel
     if new.num_prefix_tokens != old.num_prefix_tokens:
         raise ValueError(f"prefix tokens must stay {old.num_prefix_tokens}, got {new.num_prefix_tokens}; keep the pool")
-    (height, width), size = old.size, new.size
-    of_grid, rest = kernel[..., : height * width], kernel[..., height * width :]
-    steps: Any = F.interpolate(of_grid.unflatten(-1, old.size), size, mode="bilinear", align_corners=True)
-    ratio = height * width / (size[0] * size[1])
-    return torch.cat([steps.flatten(-2) * ratio, rest], dim=-1)
+    num_old, num_new = old.size[0] * old.size[1], new.size[0] * new.size[1]
+    of_grid, rest = kernel[..., :num_old].unflatten(-1, old.size), kernel[..., num_old:]
+    along_rows, along_columns = (_means(*sizes).to(kernel) for sizes in zip(old.size, new.size, strict=True))
+    steps = along_rows @ of_grid @ along_columns.mT
+    return torch.cat([steps.flatten(-2) * (num_old / num_new), rest], dim=-1)
+
+
+def _means(old: int, new: int) -> Float[Tensor, "new old"]:
+    """Linear interpolation between points whose first and last ones stay; of more points than asked for, the mean of
+    those nearby, with weights that fall linearly."""
+    step = max((old - 1) / max(new - 1, 1), 1)
+    places = torch.linspace(0, old - 1, new, dtype=torch.float64)
+    weights = F.relu(1 - (torch.arange(old) - places[:, None]).abs() / step)
+    return weights / weights.sum(1, keepdim=True)
