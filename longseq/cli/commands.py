@@ -26,7 +26,7 @@ from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfi
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
 from longseq.cli.folds import Fold, folds_left, folds_of, write_report
-from longseq.cli.growing import Stage, stages_left, stages_of
+from longseq.cli.growing import Stage, refuse_wrong_stages, stages_left, stages_of
 from longseq.cli.names import shown
 from longseq.cli.predict import predict, progress_bars
 from longseq.cli.resuming import (
@@ -291,6 +291,10 @@ class Commands(CommandLine):
         now, *later = self._later
         return Following(self._base, now.flags(self.tested), later)
 
+    def _settings_with(self, flags: list[str]) -> Namespace:
+        """The configuration that another run of this command has with its flags."""
+        return self.parser.parse_args([*self._base, *flags]).fit
+
     # Building
 
     def instantiate_classes(self) -> None:
@@ -340,6 +344,9 @@ class Commands(CommandLine):
             describe(self.datamodule)
         except TypeError as error:
             raise UserError(f"data: {error}; a checkpoint names the data by its arguments") from error
+        if self.begin is None:
+            stages = [later for later in self._later if isinstance(later, Stage)]
+            refuse_wrong_stages(stages, self._settings_with, self.model, self.datamodule, config)
         root = Path(config.trainer.default_root_dir or ".")
         # only rank zero makes the folder; Lightning broadcasts its path to the other ranks
         rank_zero = rank_zero_only.rank == 0

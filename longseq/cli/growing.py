@@ -1,13 +1,23 @@
 """A training that grows: small images first, then larger ones. Each stage is a run that starts from the one before."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longseq.cli.errors import UserError
+import pytorch_lightning as pl
+from jsonargparse import Namespace
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from longseq.cli.errors import UserError, refused_in_building
 from longseq.cli.resuming import config_of
 from longseq.cli.runs import METRICS, numbered
+from longseq.cli.trainer import refuse_wrong_numbers
+from longseq.encoders import resize
+from longseq.training import Classifier
+from longseq.training.description import build, build_from, describe
+from longseq.training.distillation import Teacher
 
 
 @dataclass(frozen=True)
@@ -18,11 +28,13 @@ class Stage:
         size: What data.size is: height and width in pixels, or one number for both.
         epochs: For how many epochs it trains.
         number: Its place among the stages, from 0 on.
+        text: How the user has written it, such as 16x16:40.
     """
 
     size: int | list[int]
     epochs: int
     number: int
+    text: str = field(compare=False)
 
     def flags(self, tested: str | None) -> list[str]:
         """The flags of this stage.
@@ -44,18 +56,59 @@ def stages_of(text: str, data: Any) -> list[Stage]:
     Raises:
         UserError: If it is not of that form, if a size comes twice, or if the data has no size.
     """
-    matches = [re.fullmatch(r"\s*([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)\s*", part) for part in text.split(",")]
+    matches = [re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)", part.strip()) for part in text.split(",")]
     if not all(matches):
         raise UserError(f"grow: got {text!r}; give sizes and epochs such as 16x16:40,32x32:8")
-    parsed = [(int(m[1]), int(m[2] or m[1]), int(m[3])) for m in matches if m]
+    parsed = [(int(m[1]), int(m[2] or m[1]), int(m[3]), m[0]) for m in matches if m]
     if len({size[:2] for size in parsed}) < len(parsed):
         raise UserError(f"grow: got {text!r}, where a size comes twice; give each size once, with all of its epochs")
     if "size" not in data.init_args:
         raise UserError(f"grow: {data.class_path} has no size; give data of images that can be scaled")
     return [
-        Stage(height if height == width else [height, width], epochs, number)
-        for number, (height, width, epochs) in enumerate(parsed)
+        Stage(height if height == width else [height, width], epochs, number, written)
+        for number, (height, width, epochs, written) in enumerate(parsed)
     ]
+
+
+def refuse_wrong_stages(
+    stages: list[Stage], settings_with: Callable[[list[str]], Namespace], model: Classifier, data: Any, first: Namespace
+) -> None:
+    """Check that data and model can be built as each later stage has them, before the first stage is trained.
+
+    Args:
+        stages: The later stages.
+        settings_with: The configuration of the command with these flags.
+        model: The model of the first stage.
+        data: Its data.
+        first: Its configuration.
+
+    Raises:
+        UserError: If one cannot; the message names the stage.
+    """
+    for stage in stages:
+        refused: Any = None
+        try:
+            _build(settings_with(stage.flags(None)), model, data)
+        except Exception as error:
+            refused = refused_in_building(error, first.as_dict())
+            if refused is None:
+                raise
+        if refused is not None:  # not raised from the error, or the command would name the argument without the stage
+            raise UserError(f"grow: {stage.text}: {refused}", refused.exit_code)
+
+
+def _build(settings: Namespace, model: Classifier, data: Any) -> None:
+    """Build data and model as a stage does that starts from the model, and forget them."""
+    refuse_wrong_numbers(settings)
+    description = describe(data)
+    description["init_args"]["size"] = settings.data.init_args.size
+    with isolate_rng(include_cuda=False):  # the first stage draws what it would draw alone
+        encoder, shape = model.encoder, build(description, pl.LightningDataModule).shape
+        if hasattr(encoder, "shape"):  # else it is a user's own, which takes images of any size
+            encoder = resize(encoder, shape)
+        later = build_from(Classifier, model.hparams, encoder=encoder)
+        if later.teacher is not None:
+            Teacher(later.teacher, later)
 
 
 def stages_left(

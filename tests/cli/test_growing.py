@@ -118,9 +118,23 @@ def test_two_processes_grow_together(tmp_path: Path) -> None:
         (["--grow", "0:3,8:1"], "error: grow: got '0:3,8:1'; give sizes and epochs such as 16x16:40,32x32:8"),
         (["--grow", "8:3,8x8:1"], "error: grow: got '8:3,8x8:1', where a size comes twice; "),
         (["--grow", "8:3", "--data", "Vowels"], "error: grow: datamodules.Vowels has no size; "),
+        # every stage is built before the first one is trained
+        (["--grow", "8:1,10:1", "--model.encoder.patch_size", "4", "--model.encoder.attention.k", "1"],
+         "error: grow: 10:1: model.encoder.patch_size: must divide the image, but 4 does not divide 10 x 10 pixels; "),
+        (["--grow", "8:1,3x3:1"], "error: grow: 3x3:1: model.encoder.attention.k: must be in 1..9 (the sequence "),
+        (["--grow", "8:1,8x12:1"], "error: grow: 8x12:1: data.size: got [8, 12]; give int"),
+        (["--grow", "8:1,2000:1"], "error: grow: 2000:1: data.size: must be in 1..1024, got 2000; "),
+        (["--grow", f"8:1,12:{2**63}"], f"error: grow: 12:{2**63}: trainer.max_epochs: {2**63} is beyond what 64 bits"),
     ],
 )  # fmt: skip
 def test_a_growth_that_cannot_be_is_one_line(flags: list[str], said: str, command) -> None:
     done = command(*FIT, *flags)
     assert (done.code, done.error[: len(said)]) == (2, said)
+    assert not Path("runs").exists()
+
+
+def test_a_teacher_that_does_not_fit_a_later_stage_is_refused_before_the_first(whole: Path, command) -> None:
+    done = command(*FIT, "--grow", "4:1,8:1", "--model.teacher", whole / "x/0/best.ckpt")
+    said = f"error: grow: 8:1: model.teacher: {whole}/x/0/best.ckpt takes inputs with shape [1, 4, 4], "
+    assert (done.code, done.error[: len(said)]) == (4, said)
     assert not Path("runs").exists()
