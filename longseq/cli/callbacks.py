@@ -13,8 +13,7 @@ from pytorch_lightning.cli import SaveConfigCallback
 
 from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import escaped, shown
-from longseq.cli.resuming import config_of
-from longseq.cli.runs import CONFIG, METRICS, SERIES, numbered
+from longseq.cli.runs import CONFIG, METRICS, SERIES, config_of, numbered
 from longseq.tasks import Task
 from longseq.training.by_class import ByClass
 from longseq.training.data import data_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import shown
-from longseq.cli.resuming import config_of, folds_begun
-from longseq.cli.runs import METRICS
+from longseq.cli.resuming import folds_begun
+from longseq.cli.runs import METRICS, config_of
 from longseq.training.storage import write_text
 
 # Settings that may differ between the folds of one cross-validation, because they decide no result.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from jsonargparse import Namespace
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from longseq.cli.errors import UserError, refused_in_building
-from longseq.cli.resuming import config_of
-from longseq.cli.runs import METRICS, numbered
+from longseq.cli.runs import METRICS, config_of, numbered
 from longseq.cli.trainer import refuse_wrong_numbers
 from longseq.encoders import resize
 from longseq.training import Classifier
@@ -56,14 +56,19 @@ def stages_of(text: str, data: Any) -> list[Stage]:
     Raises:
         UserError: If it is not of that form, if a size comes twice, or if the data has no size.
     """
+    stages = _parsed(text)
+    if "size" not in data.init_args:
+        raise UserError(f"grow: {data.class_path} has no size; give data of images that can be scaled")
+    return stages
+
+
+def _parsed(text: str) -> list[Stage]:
     matches = [re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)", part.strip()) for part in text.split(",")]
     if not all(matches):
         raise UserError(f"grow: got {text!r}; give sizes and epochs such as 16x16:40,32x32:8")
     parsed = [(int(m[1]), int(m[2] or m[1]), int(m[3]), m[0]) for m in matches if m]
     if len({size[:2] for size in parsed}) < len(parsed):
         raise UserError(f"grow: got {text!r}, where a size comes twice; give each size once, with all of its epochs")
-    if "size" not in data.init_args:
-        raise UserError(f"grow: {data.class_path} has no size; give data of images that can be scaled")
     return [
         Stage(height if height == width else [height, width], epochs, number, written)
         for number, (height, width, epochs, written) in enumerate(parsed)
@@ -121,28 +126,56 @@ def stages_left(
         grow: The value of the flag.
         stages: All stages.
         resumed: The folder of the resumed run, if there is one.
-        has_resume: Whether to go on after the newest run, if it has ended.
+        has_resume: Whether to go on after the stages of the newest training that have ended, if these stages begin
+            with them; those that follow may be others.
 
     Raises:
-        UserError: If the resumed run is of none of the stages.
+        UserError: If the resumed run is of none of the stages, or has begun after others.
     """
     if resumed is not None:
-        stage = _stage_of(resumed, stages)
+        size, own = _size_of(resumed), _stages_to(resumed)
+        stage = next((stage for stage in stages if stage.size == size), None)
         if stage is None:
             raise UserError(f"grow: {grow} has no stage of this run's size; give the stages of its start")
+        if own and own[:-1] != stages[: stage.number]:
+            before, now = (",".join(one.text for one in each) for each in (own[:-1], stages[: stage.number]))
+            what = f"this run began after {before or 'no stage'}, and not after {now or 'none'}"
+            raise UserError(f"grow: {what}; give the stages of its start, or leave out --resume")
         return None, stages[stage.number :]
-    runs = numbered(experiment) if has_resume else []
-    if not runs or not (runs[-1] / METRICS).exists() or config_of(runs[-1]).get("grow") != grow:
-        return None, stages
-    stage = _stage_of(runs[-1], stages)
-    if stage is None or stage is stages[-1]:
-        return None, stages
-    averaged = runs[-1] / "averaged.ckpt"  # fit has tested it, if there is one
-    tested = averaged if averaged.exists() else runs[-1] / "best.ckpt"
-    return str(tested.absolute()), stages[stage.number + 1 :]
+    for run in reversed(numbered(experiment) if has_resume else []):
+        with suppress(UserError):  # a run that was killed before it had a configuration
+            own = _stages_to(run)
+            is_done = own == stages[: len(own)] and (run / METRICS).exists()
+            if not own or (is_done and own == stages):
+                break  # another training, or all of this one
+            if is_done:
+                averaged = run / "averaged.ckpt"  # fit has tested it, if there is one
+                tested = averaged if averaged.exists() else run / "best.ckpt"
+                return str(tested.absolute()), stages[len(own) :]
+            if len(own) == 1:
+                break  # the newest training has begun here
+    return None, stages
 
 
-def _stage_of(run: Path, stages: list[Stage]) -> Stage | None:
-    """The stage that a run has trained or is training; None if it is of another training."""
-    size = config_of(run).get("data", {}).get("init_args", {}).get("size")
-    return next((stage for stage in stages if stage.size == size), None)
+def is_given_up(run: Path, grow: str) -> bool:
+    """Whether a run that was stopped is of a stage that is in these stages no longer, or no longer after the same ones,
+    although they begin with the first stage of its training."""
+    own, stages = _stages_to(run), _parsed(grow)
+    number = len(own) - 1
+    if number < 1 or len(stages) < 2 or own[0] != stages[0]:
+        return False
+    follows = number < len(stages) and own[:number] == stages[:number]
+    return not (follows and own[number].size == stages[number].size)
+
+
+def _stages_to(run: Path) -> list[Stage]:
+    """The stages of the training to which a run belongs, up to its own; none if it is no stage of a training."""
+    grow, size = config_of(run).get("grow"), _size_of(run)
+    stages = [] if grow is None else _parsed(grow)
+    number = next((stage.number for stage in stages if stage.size == size), -1)
+    return stages[: number + 1]
+
+
+def _size_of(run: Path) -> Any:
+    """What data.size was in a run."""
+    return config_of(run).get("data", {}).get("init_args", {}).get("size")

@@ -1,6 +1,5 @@
 """How a run is resumed: which run, from which checkpoint, and what must be the same as before."""
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,9 @@ from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from longseq.cli.errors import Finder, UserError, items_of, keys_of
+from longseq.cli.growing import is_given_up
 from longseq.cli.names import shown
-from longseq.cli.runs import CONFIG, METRICS, SERIES, experiment_of, numbered
+from longseq.cli.runs import CONFIG, METRICS, config_of, experiment_of, numbered
 from longseq.training import Classifier
 from longseq.training.checkpoint import good_checkpoints
 from longseq.training.storage import CheckpointError, write_text
@@ -30,17 +30,19 @@ def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) 
     finder = Finder()
     finder.add_argument("--experiment")
     finder.add_argument("--trainer.default_root_dir", dest="root")
+    finder.add_argument("--grow")
     known, others = finder.parse_known_args(args)
-    experiment, root, folds = known.experiment, known.root, None
+    experiment, root, folds, grow = known.experiment, known.root, None, known.grow
     if folder == "true" and any(re.match(r"(-c|--config|--data)(=|$)", flag) for flag in others):
         settings = parser.parse_args(args).fit
-        experiment, root, folds = experiment_of(settings), settings.trainer.default_root_dir, settings.folds
+        experiment, root = experiment_of(settings), settings.trainer.default_root_dir
+        folds, grow = settings.folds, settings.grow
     elif experiment is not None:
         experiment = experiment_of(Namespace(experiment=experiment))
-    return _resumed_run(folder, Path(root or "."), experiment, folds)
+    return _resumed_run(folder, Path(root or "."), experiment, folds, grow)
 
 
-def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | None) -> Path | None:
+def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | None, grow: str | None) -> Path | None:
     """The run to resume, or None if there is none.
 
     Args:
@@ -48,6 +50,7 @@ def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | N
         root: The folder that holds runs/.
         experiment: The name of its runs' folder, if the command line has one.
         folds: Into how many folds the command line divides the data, if it does.
+        grow: The stages of the command line, if it has some.
 
     Raises:
         UserError: If there is no such folder, or no experiment.
@@ -61,6 +64,9 @@ def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | N
     parent = root / "runs" / experiment
     runs = numbered(parent) if folds is None else sorted(folds_begun(parent, folds).values(), key=_number)
     run = _unfinished(runs)
+    if run is not None and grow is not None and is_given_up(run, grow):
+        rank_zero_only(print)(shown(f"resume: {run} is of no stage of {grow}: starting a new run"))
+        return None
     if run is None and folds is None:
         rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
     return run
@@ -102,23 +108,6 @@ def newest_checkpoint(run: Path) -> Path:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
     rank_zero_only(print)(shown(f"resume: going on from {good[0]}"))
     return good[0]
-
-
-def config_of(run: Path) -> dict[str, Any]:
-    """The configuration that a run was started with, and --folds or --grow if it is one run of several.
-
-    Raises:
-        UserError: If it is missing or cannot be read.
-    """
-    path = run / CONFIG
-    try:
-        config = yaml.safe_load(path.read_text())
-        series = json.loads((run / SERIES).read_text()) if (run / SERIES).exists() else {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read, so the run cannot go on; start anew without --resume") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: holds no configuration, so the run cannot go on; start anew without --resume")
-    return {**config, **series}
 
 
 def restore_config(run: Path, config: Mapping[str, Any]) -> None:

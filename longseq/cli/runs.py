@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
@@ -86,6 +88,23 @@ def forget(run: Path) -> None:
     a checkpoint."""
     if run.name.isdecimal() and not list(run.glob("*.ckpt")):
         shutil.rmtree(run, ignore_errors=True)
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    """The configuration that a run was started with, and --folds or --grow if it is one run of several.
+
+    Raises:
+        UserError: If it is missing or cannot be read.
+    """
+    path = run / CONFIG
+    try:
+        config = yaml.safe_load(path.read_text())
+        series = json.loads((run / SERIES).read_text()) if (run / SERIES).exists() else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read, so the run cannot go on; start anew without --resume") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no configuration, so the run cannot go on; start anew without --resume")
+    return {**config, **series}
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import Finder
-from longseq.cli.resuming import config_of, find_resumed, newest_checkpoint, without_appended
-from longseq.cli.runs import sole_use_of
+from longseq.cli.resuming import find_resumed, newest_checkpoint, without_appended
+from longseq.cli.runs import config_of, sole_use_of
 from longseq.cli.start import UserError, add_working_folder
 from longseq.cli.trainer import refuse_missing_devices, refuse_wrong_numbers
 from longseq.training import Classifier

@@ -94,6 +94,45 @@ def test_a_growth_goes_on_where_a_stage_has_ended_and_a_new_one_starts_anew(whol
                                           "its start")  # fmt: skip
 
 
+def test_a_later_stage_may_be_corrected_after_those_before_it_have_ended(
+    whole: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole, "runs")
+    shutil.rmtree("runs/x/2")
+    shutil.copytree("runs/x/1", "runs/x/2")  # a third stage that was killed before its first checkpoint
+    for path in ("best.ckpt", "last.ckpt", "metrics.json", "config.yaml"):
+        Path("runs/x/2", path).unlink()
+    steps = killed_in(5, monkeypatch)
+    done = command(*FIT, "--grow", "4:2,8:1,10:1,12:2", "--resume")
+    assert done.code == 143 and "runs/x/1/best.ckpt; tokens 8 x 8 before, 10 x 10 now: " in done.out
+    # the fourth stage, of 12 x 12, was stopped in its second step; the next command has another one in its place
+    done = command(*FIT, "--grow", "4x4:2,8:1,10:1,6:1", "--resume")
+    assert done.code == 0, done.err
+    assert "resume: runs/x/4 is of no stage of 4x4:2,8:1,10:1,6:1: starting a new run" in done.out
+    assert "runs/x/3/best.ckpt; tokens 10 x 10 before, 6 x 6 now: " in done.out
+    assert len(steps) == 8 and not Path("runs/x/6").exists()
+    # stages at the end of the list may be new, and may be gone
+    assert command(*FIT, "--grow", "4:2,8:1,10:1,6:1,9:1", "--resume").code == 0
+    assert command(*FIT, "--grow", "4:2,8:1,5:1", "--resume").code == 0
+    assert len(steps) == 14 and not Path("runs/x/8").exists()
+    # a stage that has ended and is another one now is trained again
+    shutil.rmtree("runs/x/4")
+    assert command(*FIT, "--grow", "4:2,8:2", "--resume").code == 0
+    assert len(steps) == 20 and not Path("runs/x/9").exists()
+    assert command(*FIT, "--grow", "4:1,8:2", "--resume").code == 0
+    assert len(steps) == 29 and not Path("runs/x/11").exists()
+
+
+def test_a_growth_that_goes_on_after_other_stages_than_it_began_with_is_refused(
+    whole: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole, "runs")
+    Path("runs/x/2/metrics.json").unlink()
+    done = command(*FIT, "--grow", "4:3,8:1,12:2", "--resume")
+    said = "this run began after 4x4:2,8:1, and not after 4:3,8:1; give the stages of its start, or leave out --resume"
+    assert (done.code, done.error) == (2, f"error: grow: {said}")
+
+
 def test_a_growth_that_is_resumed_by_the_folder_of_its_run_goes_on_to_its_last_stage(whole: Path, command) -> None:
     shutil.copytree(whole, "runs")
     shutil.rmtree("runs/x/2")
