@@ -173,7 +173,7 @@ class Commands(CommandLine):
         parser.add_argument(
             "--grow",
             type=str | None,
-            help="Train on small images first: sizes and epochs, such as 16x16:40,32x32:8.",
+            help="Train on small images first: sizes, epochs and learning rates, such as 16x16:40,32x32:8@1e-3.",
         )
         parser.add_argument(
             "--folds",

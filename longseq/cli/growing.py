@@ -19,6 +19,9 @@ from longseq.training import Classifier
 from longseq.training.description import build, build_from, describe
 from longseq.training.distillation import Teacher
 
+# height, width if it is another one, epochs, learning rate: 16x16:40, 32:8@1e-3
+_FORM = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)(?:@(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))?")
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -27,12 +30,14 @@ class Stage:
     Attributes:
         size: What data.size is: height and width in pixels, or one number for both.
         epochs: For how many epochs it trains.
+        learning_rate: The peak; None for that of the command.
         number: Its place among the stages, from 0 on.
         text: How the user has written it, such as 16x16:40.
     """
 
     size: int | list[int]
     epochs: int
+    learning_rate: float | None
     number: int
     text: str = field(compare=False)
 
@@ -43,6 +48,7 @@ class Stage:
             tested: The checkpoint of the stage before, to start from; None in the first stage.
         """
         flags = ["--data.size", str(self.size), "--trainer.max_epochs", str(self.epochs)]
+        flags += [] if self.learning_rate is None else ["--model.learning_rate", str(self.learning_rate)]
         return flags if tested is None else [*flags, "--model.init_from", tested]
 
 
@@ -50,7 +56,8 @@ def stages_of(text: str, data: Any) -> list[Stage]:
     """The stages that --grow asks for.
 
     Args:
-        text: Sizes and epochs, such as 16x16:40,32x32:8, or 16:40,32:8.
+        text: Sizes and epochs, such as 16x16:40,32x32:8, or 16:40,32:8. Behind an @ stands a learning rate, which holds
+            from this stage on.
         data: The configuration of the data, whose size changes from stage to stage.
 
     Raises:
@@ -63,16 +70,19 @@ def stages_of(text: str, data: Any) -> list[Stage]:
 
 
 def _parsed(text: str) -> list[Stage]:
-    matches = [re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)", part.strip()) for part in text.split(",")]
-    if not all(matches):
-        raise UserError(f"grow: got {text!r}; give sizes and epochs such as 16x16:40,32x32:8")
-    parsed = [(int(m[1]), int(m[2] or m[1]), int(m[3]), m[0]) for m in matches if m]
-    if len({size[:2] for size in parsed}) < len(parsed):
+    stages: list[Stage] = []
+    for number, part in enumerate(text.split(",")):
+        match = _FORM.fullmatch(part.strip())
+        if match is None:
+            what = "give sizes and epochs such as 16x16:40,32x32:8, and learning rates such as 32x32:8@1e-3"
+            raise UserError(f"grow: got {text!r}; {what}")
+        height, width = int(match[1]), int(match[2] or match[1])
+        # where it is not given it is the one before: a run that is resumed by its folder knows no other
+        rate = float(match[4]) if match[4] else stages[-1].learning_rate if stages else None
+        stages.append(Stage(height if height == width else [height, width], int(match[3]), rate, number, match[0]))
+    if any(stage.size == earlier.size for stage in stages for earlier in stages[: stage.number]):
         raise UserError(f"grow: got {text!r}, where a size comes twice; give each size once, with all of its epochs")
-    return [
-        Stage(height if height == width else [height, width], epochs, number, written)
-        for number, (height, width, epochs, written) in enumerate(parsed)
-    ]
+    return stages
 
 
 def refuse_wrong_stages(
@@ -111,7 +121,8 @@ def _build(settings: Namespace, model: Classifier, data: Any) -> None:
         encoder, shape = model.encoder, build(description, pl.LightningDataModule).shape
         if hasattr(encoder, "shape"):  # else it is a user's own, which takes images of any size
             encoder = resize(encoder, shape)
-        later = build_from(Classifier, model.hparams, encoder=encoder)
+        rate = settings.model.learning_rate
+        later = build_from(Classifier, model.hparams, encoder=encoder, learning_rate=rate)
         if later.teacher is not None:
             Teacher(later.teacher, later)
 

@@ -142,6 +142,23 @@ def test_a_growth_that_is_resumed_by_the_folder_of_its_run_goes_on_to_its_last_s
     assert same(weights("x/2"), weights("x/2", whole))
 
 
+def test_a_learning_rate_of_a_stage_holds_from_there_on_after_a_stop_too(
+    command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--grow", "4:1,8:1@1e-5,12:1"]
+    assert command(*FIT, *flags).code == 0
+    for number, rate in enumerate([2e-3, 1e-5, 1e-5]):  # the first one is that of the configuration
+        assert yaml.safe_load(Path(f"runs/x/{number}/config.yaml").read_text())["model"]["learning_rate"] == rate
+        assert set(read_whole(Path(f"runs/x/{number}/last.ckpt"))["lr_schedulers"][0]["base_lrs"]) == {rate}
+    for experiment, again in {"y": [*FIT, *flags, "--experiment", "y", "--resume"],
+                              "z": ["fit", "--resume", "runs/z/1"]}.items():  # fmt: skip
+        steps = killed_in(5, monkeypatch)  # in the second stage
+        assert command(*FIT, *flags, "--experiment", experiment).code == 143
+        done = command(*again)
+        assert done.code == 0 and "no effect" not in done.err, done.err
+        assert len(steps) == 9 and same(weights("x/2"), weights(f"{experiment}/2"))
+
+
 def test_two_processes_grow_together(tmp_path: Path) -> None:
     two = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     done = forked.run(ROOT / "train.py", *FIT, "--grow", "4:1,8:1", *two, cwd=tmp_path)
@@ -154,6 +171,8 @@ def test_two_processes_grow_together(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (["--grow", "16x16"], "error: grow: got '16x16'; give sizes and epochs such as 16x16:40,32x32:8"),
+        (["--grow", "8:3,4:1@fast"], "error: grow: got '8:3,4:1@fast'; give sizes and epochs such as 16x16:40,32x32:8, "
+                                     "and learning rates such as 32x32:8@1e-3"),
         (["--grow", "0:3,8:1"], "error: grow: got '0:3,8:1'; give sizes and epochs such as 16x16:40,32x32:8"),
         (["--grow", "8:3,8x8:1"], "error: grow: got '8:3,8x8:1', where a size comes twice; "),
         (["--grow", "8:3", "--data", "Vowels"], "error: grow: datamodules.Vowels has no size; "),
@@ -163,6 +182,8 @@ def test_two_processes_grow_together(tmp_path: Path) -> None:
         (["--grow", "8:1,3x3:1"], "error: grow: 3x3:1: model.encoder.attention.k: must be in 1..9 (the sequence "),
         (["--grow", "8:1,8x12:1"], "error: grow: 8x12:1: data.size: got [8, 12]; give int"),
         (["--grow", "8:1,2000:1"], "error: grow: 2000:1: data.size: must be in 1..1024, got 2000; "),
+        (["--grow", "8:1,12:1@0"], "error: grow: 12:1@0: model.learning_rate: must be positive and at most 1e30, "),
+        (["--grow", "8:1,12:1@1e999"], "error: grow: 12:1@1e999: model.learning_rate: got inf; give float"),
         (["--grow", f"8:1,12:{2**63}"], f"error: grow: 12:{2**63}: trainer.max_epochs: {2**63} is beyond what 64 bits"),
     ],
 )  # fmt: skip
