@@ -1,4 +1,4 @@
-"""torchmetrics: what a metric has gathered so far, and one that a GPU does not wait for."""
+"""torchmetrics: what a metric has gathered so far, one that a GPU does not wait for, and means over classes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassF1Score,
+    MultilabelAUROC,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
+)
+from torchmetrics.utilities import dim_zero_cat
 
 
 def state_of(metric: Metric) -> dict[str, Any]:
@@ -43,6 +49,48 @@ class UnwaitedF1(MulticlassF1Score):
         rest = len(target) - both - only_named - only_true
         for name, counts in {"tp": both, "fp": only_named, "fn": only_true, "tn": rest}.items():
             setattr(self, name, getattr(self, name) + counts)
+
+
+class _OfClasses:
+    """A figure of each class that some samples have, or the mean of these: in torchmetrics' own means the others count
+    as 0.
+
+    Args:
+        num_classes: Number of classes.
+        by_class: Whether there is a figure for each class, NaN where it has none; otherwise their mean, 0 without one.
+        options: As torchmetrics takes them.
+    """
+
+    def __init__(self, num_classes: int, by_class: bool = False, **options: Any) -> None:
+        super().__init__(num_classes, average="none", **options)  # type: ignore[call-arg]
+        self.by_class = by_class
+
+    def compute(self) -> Tensor:
+        figures = super().compute().masked_fill(~self.has_figure(), torch.nan)  # type: ignore[misc]
+        return figures if self.by_class else figures.nanmean().nan_to_num(0)
+
+    def has_figure(self) -> Tensor:
+        """Which classes have one, from the labels (n, classes): here those that are in some but not in all samples."""
+        labels = dim_zero_cat(self.target)  # type: ignore[attr-defined]
+        return (labels == 1).any(0) & (labels == 0).any(0)
+
+
+class AUROC(_OfClasses, MultilabelAUROC):
+    """The area under the ROC curve."""
+
+
+class AveragePrecision(_OfClasses, MultilabelAveragePrecision):
+    """The average precision; a class that all samples have has 1."""
+
+    def has_figure(self) -> Tensor:
+        return (dim_zero_cat(self.target) == 1).any(0)
+
+
+class F1(_OfClasses, MultilabelF1Score):
+    """The F1."""
+
+    def has_figure(self) -> Tensor:
+        return torch.as_tensor(self.tp + self.fn) > 0  # type: ignore[operator]
 
 
 def _copied(value: Any, device: torch.device | str = "cpu") -> Any:

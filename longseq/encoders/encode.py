@@ -47,13 +47,14 @@ def pooled(trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "
     if (present is None and shard is None) or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
     grid = tokens[:, trunk.num_prefix_tokens :]
+    grid = grid.to(torch.promote_types(grid.dtype, torch.float32))  # float16 counts to 65,504 tokens
     there = grid.new_ones(*grid.shape[:2], 1) if present is None else present[:, trunk.num_prefix_tokens :, None]
     if present is not None:
         grid = grid.masked_fill(~there, 0)
-    total, count = grid.sum(1), there.sum(1).to(tokens.dtype)
+    total, count = grid.sum(1), there.sum(1).to(grid.dtype)
     if shard is not None:
         total, count = summed(torch.cat([total, count], dim=1), shard).split([total.shape[1], 1], dim=1)
-    mean = total / count
+    mean = (total / count).to(tokens.dtype)
     return trunk.head_drop(trunk.fc_norm(mean))
 
 

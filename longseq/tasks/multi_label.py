@@ -7,13 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import (
-    MultilabelAUROC,
-    MultilabelAveragePrecision,
-    MultilabelF1Score,
-    MultilabelPrecisionRecallCurve,
-)
+from torchmetrics.classification import MultilabelPrecisionRecallCurve
 
+from longseq.compat.torchmetrics import AUROC, F1, AveragePrecision
 from longseq.encoders import Encoder
 from longseq.tasks.task import Answer, Task, shares_of
 
@@ -22,9 +18,9 @@ class MultiLabel(Task):
     """Each sample is of any number of classes, or of none: binary cross entropy for each class.
 
     Labels are (b, classes) of 0 and 1, or int64 (b,) where each sample has one class. The metrics are means over the
-    classes: the average precision, which chooses the best checkpoint, the area under the ROC curve, and f1 at each
-    class's threshold. The threshold of a class is the one with the highest f1 in the last validation; the checkpoint
-    holds it, and a prediction names the classes that reach theirs.
+    classes that some sample has: the average precision, which chooses the best checkpoint, the area under the ROC
+    curve, and f1 at each class's threshold. The threshold of a class is the one with the highest f1 in the last
+    validation; the checkpoint holds it, and a prediction names the classes that reach theirs.
 
     Args:
         metrics: Further metrics by their names, as Task takes them. They take probabilities in which every class's
@@ -44,9 +40,10 @@ class MultiLabel(Task):
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
+        """A class's weight is that of the samples that have it; those that lack it count once."""
         targets = self.targets(targets, len(weights)).to(outputs)
         smooth = targets * (1 - label_smoothing) + label_smoothing / 2
-        return F.binary_cross_entropy_with_logits(outputs, smooth, weights.to(outputs).expand_as(outputs))
+        return F.binary_cross_entropy_with_logits(outputs, smooth, 1 + (weights.to(outputs) - 1) * targets)
 
     def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
         """Binary cross entropy against the teacher's probabilities."""
@@ -59,18 +56,18 @@ class MultiLabel(Task):
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {
-            "average_precision": MultilabelAveragePrecision(num_classes),
-            "auroc": MultilabelAUROC(num_classes),
-            "f1": MultilabelF1Score(num_classes),
+            "average_precision": AveragePrecision(num_classes),
+            "auroc": AUROC(num_classes),
+            "f1": F1(num_classes),
         }
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
-        kinds = {"average precision": MultilabelAveragePrecision, "auroc": MultilabelAUROC, "f1": MultilabelF1Score}
-        return {name: kind(num_classes, average="none", validate_args=False) for name, kind in kinds.items()}
+        kinds = {"average precision": AveragePrecision, "auroc": AUROC, "f1": F1}
+        return {name: kind(num_classes, by_class=True, validate_args=False) for name, kind in kinds.items()}
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         # the others would keep all outputs of an epoch; to validate arguments the host would wait for the device
-        return {"f1": MultilabelF1Score(num_classes, validate_args=False)}
+        return {"f1": F1(num_classes, validate_args=False)}
 
     def measured(self, head: Any, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities, moved so that a class's threshold is at 0.5: the order within a class stays the same."""

@@ -42,12 +42,13 @@ class AveragePooling(Pooling):
     """The mean of the scores: for what lasts as long as the input."""
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
-        if self.shard is not None:
-            there = torch.ones_like(scores[..., :1]) if present is None else present[..., None].to(scores.dtype)
-            return _divided(torch.cat([scores * there, there], dim=-1).sum(1), self.shard)
-        if present is None:
+        if self.shard is None and present is None:
             return scores.mean(1)
-        return scores.masked_fill(~present[..., None], 0).sum(1) / present.sum(1)[:, None].to(scores.dtype)
+        exact = scores.to(torch.promote_types(scores.dtype, torch.float32))  # float16 counts to 65,504 tokens
+        there = torch.ones_like(exact[..., :1]) if present is None else present[..., None].to(exact.dtype)
+        if self.shard is not None:
+            return _divided(torch.cat([exact * there, there], dim=-1).sum(1), self.shard).to(scores.dtype)
+        return (exact.masked_fill(there == 0, 0).sum(1) / there.sum(1)).to(scores.dtype)
 
 
 class MaxPooling(Pooling):

@@ -32,8 +32,15 @@ class SingleLabel(Task):
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
+        """As torch's cross entropy; but a sample's true class alone weighs what is spread over all classes. In torch
+        each class weighs its own part, so that a rare class with a large weight becomes the answer to every sample."""
         targets = targets if targets.is_floating_point() else _one_each(targets)
-        return F.cross_entropy(outputs, targets, weights, label_smoothing=label_smoothing)
+        loss = F.cross_entropy(outputs, targets, weights)
+        if not label_smoothing:
+            return loss
+        of_samples = (targets * weights).sum(-1) if targets.is_floating_point() else weights[targets]
+        spread = -(outputs.log_softmax(-1).mean(-1) * of_samples).sum() / self.weight(outputs, targets, weights)
+        return (1 - label_smoothing) * loss + label_smoothing * spread
 
     def weight(self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
         return super().weight(outputs, targets, weights) if targets.is_floating_point() else weights[targets].sum()

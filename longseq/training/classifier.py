@@ -61,8 +61,9 @@ class Classifier(pl.LightningModule):
             absent, the optimizer's own (0.9 and 0.999 for AdamW). 0.98 in place of 0.999 suits short trainings.
         warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
         label_smoothing: Share of the target spread over all classes, in training.
-        class_weights: Weight of each class in the training loss. ``balanced`` gives rare classes larger weights, so
-            that all classes count the same; these weights have mean 1 over the samples of the training set.
+        class_weights: Weight of the samples of each class in the training loss; in MultiLabel's, of what they say of
+            that class. ``balanced`` gives rare classes larger weights, so that the samples of each class count the same
+            together; these weights have mean 1 over the labels of a training set with one for each sample.
         mix: Mixes the samples of a training batch: MixUp or CutMix (mix.py).
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
             length, position embeddings and projections are carried over. If it had other classes, the head starts anew.

@@ -96,7 +96,7 @@ class Mistakes(pl.Callback):
         highest = losses.topk(min(self.num_samples, len(losses)))
         for loss, place in zip(highest.values.tolist(), highest.indices.tolist(), strict=True):
             if len(self._found) < self.num_samples or loss > self._found[-1].loss:
-                sample = tree_map(lambda part, at=place: part[at : at + 1], (inputs, outputs))
+                sample = tree_map(lambda part, at=place: part[at : at + 1].clone(), (inputs, outputs))
                 self._keep(model, loss, *sample)
 
     def _keep(self, model: Classifier, loss: float, inputs: Any, outputs: Mapping[str, Tensor]) -> None:

@@ -123,6 +123,17 @@ def test_of_each_clip_of_a_batch_a_share_of_its_own_tokens_is_hidden(share: floa
             assert hidden[sample].sum() < count or spans == 1
 
 
+def test_behind_the_end_of_a_clip_there_is_nothing_to_rebuild() -> None:
+    """In its last row of patches too, which may reach beyond its end."""
+    encoder = SpectrogramEncoder(8000, 0.4, Verma(7), num_mels=16, tokens=[8, 4], **SMALL)
+    encoder.measure([clips()])
+    model = classifier(encoder).eval()
+    alone = {"waveforms": clips()["waveforms"][1:2, :1000], "lengths": clips()["lengths"][1:2]}
+    count = model(alone).shape[1]
+    assert encoder.rows(alone) % 8 and count == 8
+    torch.testing.assert_close(model(clips())[1, :count, 32:64], model(alone)[0, :, 32:64])
+
+
 def test_its_weight_is_what_its_loss_divides_by() -> None:
     """So that the losses of several processes become that of all their clips, however long each one is."""
     encoder = SpectrogramEncoder(8000, 0.4, Verma(), num_mels=16, positions="none", **SMALL)

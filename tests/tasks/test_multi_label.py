@@ -40,7 +40,8 @@ def drawn(seed: int = 0, samples: int = 200, classes: int = 4) -> tuple[torch.Te
 def test_the_loss_is_binary_cross_entropy_of_each_class_weighted_and_smoothed() -> None:
     outputs, labels = drawn()
     weights, smooth = torch.tensor([1.0, 2.0, 0.5, 3.0]), labels * 0.9 + 0.05
-    expected = -(weights * (smooth * logsigmoid(outputs) + (1 - smooth) * logsigmoid(-outputs))).mean()
+    of_labels = torch.where(labels > 0, weights, 1)  # the samples that lack a class count once
+    expected = -(of_labels * (smooth * logsigmoid(outputs) + (1 - smooth) * logsigmoid(-outputs))).mean()
     torch.testing.assert_close(MultiLabel().loss(outputs, labels, weights, 0.1), expected)
     plain = -(labels * logsigmoid(outputs) + (1 - labels) * logsigmoid(-outputs)).mean(1)
     torch.testing.assert_close(MultiLabel().losses(outputs, labels), plain)
@@ -91,6 +92,24 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     assert found["auroc"] == pytest.approx(roc_auc_score(labels, chances), abs=1e-6)
     said = chances >= layer.thresholds.numpy()
     assert found["f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-6)
+
+
+def test_a_class_that_no_sample_has_is_in_no_mean_and_has_no_figure() -> None:
+    task, layer = MultiLabel(), head(4)
+    outputs, labels = drawn()
+    labels[:, 1], labels[:, 3] = 0, 1  # the last one is in all samples, so that only its AUROC is none
+    measured = task.measured(layer, outputs, labels)
+    of_all = {"average_precision": [0, 2, 3], "auroc": [0, 2], "f1": [0, 2, 3]}
+    for name, metric in task.own_metrics(4).items():
+        metric.update(*measured)
+        by_class = task.by_class(4)[name.replace("_", " ")]
+        by_class.update(*measured)
+        figures = by_class.compute()
+        assert (~figures.isnan()).nonzero()[:, 0].tolist() == of_all[name]
+        torch.testing.assert_close(metric.compute(), figures[of_all[name]].mean())
+        metric.reset()
+        metric.update(measured[0], torch.zeros_like(labels))
+        assert metric.compute() == 0
 
 
 def test_a_threshold_has_the_highest_f1_of_its_class() -> None:

@@ -131,3 +131,11 @@ def test_masked_pretraining_goes_on_from_masked_pretraining_whatever_the_pooling
     assert command(*fit).code == 0
     done = command(*fit, "--model.init_from", tmp_path / "runs/digits/0/best.ckpt")
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("pool", ["avg", "max"])
+def test_more_tokens_than_float16_can_count_are_pooled(pool: str) -> None:
+    scores = torch.full((1, 70_000, 2), 0.5, dtype=torch.float16)
+    present = torch.ones(1, 70_000, dtype=torch.bool)
+    pooling = make_pooling(pool, 8)
+    assert pooling is not None and pooling(scores, scores, present).tolist() == [[0.5, 0.5]]

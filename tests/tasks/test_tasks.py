@@ -101,9 +101,12 @@ def test_a_task_of_many_labels_trains_tests_and_answers_without_a_change_of_the_
 def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
     task, outputs, labels = SingleLabel(), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
     weights = torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(
-        task.loss(outputs, labels, weights, 0.1), F.cross_entropy(outputs, labels, weights, label_smoothing=0.1)
-    )
+    for smoothing, of_class in ((0.0, weights), (0.1, torch.ones(3))):
+        for given in (labels, task.targets(labels, 3)):
+            torch.testing.assert_close(
+                task.loss(outputs, given, of_class, smoothing),
+                F.cross_entropy(outputs, given, of_class, label_smoothing=smoothing),
+            )
     torch.testing.assert_close(task.losses(outputs, labels).mean(), F.cross_entropy(outputs, labels))
     torch.testing.assert_close(
         task.loss(outputs, task.targets(labels, 3), torch.ones(3), 0.0), F.cross_entropy(outputs, labels)
@@ -112,6 +115,29 @@ def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
     assert task.answer(nn.Identity(), torch.tensor([0.1, 0.7, 0.2]), ["a", "b", "c"])[0].class_name == "b"
     assert task.names(torch.tensor(2), ["a", "b", "c"]) == "c"
     assert task.names(torch.tensor([0.25, 0.0, 0.75]), ["a", "b", "c"]) == "75% c + 25% a"
+
+
+def test_a_sample_has_the_weight_of_its_class_in_the_smoothed_part_too() -> None:
+    task, outputs, labels = SingleLabel(), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    of_each = F.cross_entropy(outputs, labels, reduction="none", label_smoothing=0.1)
+    expected = (of_each * weights[labels]).sum() / weights[labels].sum()
+    torch.testing.assert_close(task.loss(outputs, labels, weights, 0.1), expected)
+    mixed = 0.7 * task.targets(labels, 3) + 0.3 * task.targets(labels.flip(0), 3)
+    logs = outputs.log_softmax(1)
+    sums = 0.9 * (mixed * weights * logs).sum(1) + 0.1 * (mixed * weights).sum(1) * logs.mean(1)
+    torch.testing.assert_close(task.loss(outputs, mixed, weights, 0.1), -sums.mean())
+
+
+def test_weights_and_smooth_labels_together_do_not_make_the_rare_class_every_answer() -> None:
+    labels = torch.tensor([0] * 900 + [1] * 99 + [2])
+    weights, logits = 1000 / (3 * labels.bincount()), torch.zeros(3, 3, requires_grad=True)  # of samples of each class
+    optimizer = torch.optim.Adam([logits], lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        SingleLabel().loss(logits[labels], labels, weights, 0.1).backward()
+        optimizer.step()
+    assert logits.argmax(1).tolist() == [0, 1, 2]
 
 
 def test_metrics_named_in_a_configuration_are_logged_beside_the_tasks_own(command: Callable, tmp_path: Path) -> None:

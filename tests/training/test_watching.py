@@ -70,8 +70,11 @@ def test_the_worst_mistakes_are_those_with_the_highest_loss_over_all_batches(tmp
 
 
 def test_the_mistakes_of_a_test_can_be_heard_under_truth_and_answer(tmp_path: Path) -> None:
-    trainer, model = fit(tmp_path, Mistakes(2), kind=sounds, epochs=1)
+    mistakes = Known(2)
+    trainer, model = fit(tmp_path, mistakes, kind=sounds, epochs=1)
     trainer.test(model, loader(sounds()[1], 12), verbose=False)
+    for sound in (found.sound for found in mistakes.last):
+        assert sound.untyped_storage().nbytes() == 4 * sound.numel()  # and not the batch of which it was a part
     events = read(tmp_path)
     assert len(events.Images("test/mistakes")) == 1
     tags = events.Tags()["audio"]
