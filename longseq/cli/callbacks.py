@@ -13,7 +13,7 @@ from pytorch_lightning.cli import SaveConfigCallback
 
 from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import escaped, shown
-from longseq.cli.runs import CONFIG, METRICS, SERIES, config_of, numbered
+from longseq.cli.runs import CONFIG, METRICS, SERIES, SPLITS, config_of, numbered
 from longseq.tasks import Task
 from longseq.training.by_class import ByClass
 from longseq.training.data import data_of
@@ -129,7 +129,7 @@ class RunRecord(pl.Callback):
         datamodule = data_of(trainer)
         if not trainer.is_global_zero or datamodule is None:
             return
-        datamodule.save_splits(self.run / "splits.csv")
+        datamodule.save_splits(self.run / SPLITS)
         skipped = [f"{escaped(path)}: {shown(what)}" for path, what in datamodule.bad_files().items()]
         if skipped:
             (self.run / "skipped.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -45,6 +45,7 @@ from longseq.cli.runs import (
     sole_use_of,
     write_metrics,
 )
+from longseq.cli.seen import say_if_trained_on
 from longseq.cli.settings import (
     LINKS,
     Asked,
@@ -419,14 +420,20 @@ class Commands(CommandLine):
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the validation split."""
         self._report(self.trainer.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
+        self._say_if_trained_on(ckpt_path, "val", datamodule)
 
     def test(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the test split."""
         self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
+        self._say_if_trained_on(ckpt_path, "test", datamodule)
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
         """Print or write path, class and probability of each input; with --window also when, with --events events."""
         predict(self.trainer, model, datamodule, ckpt_path, self.config.predict)
+
+    def _say_if_trained_on(self, ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:
+        if self.trainer.is_global_zero:
+            say_if_trained_on(ckpt_path, split, datamodule)
 
     def _report(self, results: Any) -> None:
         if not results:

@@ -1,7 +1,8 @@
 """The input files of the command predict."""
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,23 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
         return [str(path)]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
-    files = sorted(
-        str(file)
-        for file in path.rglob("*")
-        if file.suffix.lower() in suffixes
-        and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    )
+    files = sorted(str(file) for file in _below(path) if file.suffix.lower() in suffixes and file.is_file())
     if not files:
         raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)
     return files
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """What is not hidden in a folder and those inside. As in a training, links are followed once, and never up."""
+    seen: set[Path] = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        if (real := Path(path).resolve()) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        inside = [Path(path) / name for name in folders if not name.startswith(".")]
+        folders[:] = [each.name for each in inside if not real.is_relative_to(each.resolve())]
+        yield from (Path(path) / name for name in names if not name.startswith("."))
 
 
 def parts_of(

@@ -22,6 +22,7 @@ from longseq.training.storage import StorageError, write_text
 
 CONFIG = "config.yaml"  # Lightning's name
 SERIES = "series.json"  # --folds or --grow, if the run is one of several
+SPLITS = "splits.csv"
 METRICS = "metrics.json"  # written when a run is finished
 _ROOT = "--trainer.default_root_dir"
 

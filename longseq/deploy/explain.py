@@ -21,7 +21,7 @@ from longseq.training.events import Event
 def explain(
     ckpt_path: str,
     input: str,
-    top: int = 3,
+    top: int | None = None,
     out: str = "explained.png",
     allow_class: list[str] = [],  # noqa: B006  (jsonargparse shows it)
 ) -> None:
@@ -35,8 +35,8 @@ def explain(
     Args:
         ckpt_path: A checkpoint of fit, or a shared folder.
         input: An image file or a sound file.
-        top: How many classes.
-        out: The PNG to write.
+        top: How many classes; 3, or all if there are fewer, if absent.
+        out: The picture to write, a .png, .pdf or .svg.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
@@ -45,7 +45,11 @@ def explain(
         DataError: If the file cannot be read.
     """
     refuse_no_file(input)
+    if Path(out).suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ArgumentError("out", f"must be a .png, .pdf or .svg, got {out}; explained.png is usual")
     predictor = load(ckpt_path, allow_class=allow_class)
+    if top is None:
+        top = min(3, len(predictor.class_names))
     if not 1 <= top <= len(predictor.class_names):
         raise ArgumentError("top", f"must be in 1..{len(predictor.class_names)} (the classes), got {top}; 3 are usual")
     model = predictor.model

@@ -142,7 +142,9 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     def _of_array(self, compute: Any, array: Any) -> Tensor:
         values = torch.as_tensor(array)
         batch: Any = values[None]
-        if self.model.encoder.takes_sounds:
+        if not self.model.encoder.takes_sounds:
+            refuse_no_pixels(values)
+        else:
             refuse_no_waveform(values)
             batch = {"waveforms": values[None].float().clamp(-1, 1), "lengths": torch.tensor([len(values)])}
         with torch.inference_mode():
@@ -190,7 +192,8 @@ def load(
         >>> model = longseq.load("runs/fsdd/0/best.ckpt")
         >>> model.predict("call.wav", window=1.0)
     """
-    if not Path(source).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and Path(source).suffix != ".ckpt":
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and Path(source).suffix != ".ckpt"
+    if is_name and not Path(source).exists() and not Path(source).parent.is_dir():
         try:
             return Predictor.from_pretrained(str(source), device=device, allow_class=allow_class, root=root)
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -200,6 +203,7 @@ def load(
     missing = lacking(data)
     if missing:
         raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
+    data.num_workers = 0  # to start processes for each file takes longer than to read it
     return Predictor(model.to(device), data, source)
 
 
@@ -221,6 +225,20 @@ def refuse_windows_of_array(has_windows: bool) -> None:
     """
     if has_windows:
         raise ArgumentError("window", "must be None for an array; cut it yourself, or write it to a file")
+
+
+def refuse_no_pixels(values: Tensor) -> None:
+    """Check an array that is to be seen.
+
+    Raises:
+        ValueError: If its numbers are not in 0..255, or are floats in 0..1, as torchvision's ToTensor makes them.
+    """
+    lowest, highest = values.aminmax() if values.numel() else (values.new_zeros(()), values.new_zeros(()))
+    if not 0 <= lowest <= highest <= 255:
+        what = f"got values from {float(lowest):g} to {float(highest):g}"
+        raise ArgumentError("inputs", f"must be finite pixels in 0..255, {what}; scale them")
+    if values.is_floating_point() and 0 < highest <= 1:
+        raise ArgumentError("inputs", f"must be pixels in 0..255, got floats up to {float(highest):g}; times 255")
 
 
 def refuse_no_waveform(values: Tensor) -> None:

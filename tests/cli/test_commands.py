@@ -1,5 +1,6 @@
 """The commands as a user types them; every command runs in its own process."""
 
+import csv
 import json
 import re
 import signal
@@ -16,6 +17,7 @@ from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import longseq
+from datamodules import ImageFolder
 from longseq.attention import Linformer, Mechanism, Softmax, Verma
 from longseq.attention.examples import exported
 from longseq.training import Classifier
@@ -232,6 +234,34 @@ def test_limits_of_batches_leave_something_or_say_so(command, run: Path, tmp_pat
     done = command("fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "1", "--trainer.limit_test_batches", "0")
     assert done.code == 0, done.err
     assert "test accuracy" not in done.out and "checkpoint:" in done.out
+
+
+def test_samples_of_the_training_in_another_split_are_said(command, tmp_path: Path) -> None:
+    for number in range(40):
+        path = tmp_path / f"pictures/{number % 2}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 5 * number + 20 * (number % 2)).save(path)
+    flags = ["--data.root", tmp_path / "pictures", *TINY, "--trainer.max_steps", "1", "--experiment", "first"]
+    fitting = ["--model.encoder.heads", "2", "--model.encoder.attention.k", "4"]
+    done = command("fit", "--config", "image/folder", *flags, *fitting)
+    assert done.code == 0, done.err
+    run = Path("runs/first/0")
+    done = command("test", "--ckpt_path", run / "best.ckpt")
+    assert (done.code, "samples of" in done.err) == (0, False)
+    earlier = splits_of(run / "splits.csv")
+    for name, stage, others in (("test", "test", {"train", "val"}), ("validate", "val", {"train"})):
+        done = command(name, "--ckpt_path", run / "best.ckpt", "--data.seed", "7")
+        found = re.search(rf"(\d+) of (\d+) samples of {stage} are in (.*) in {run}/splits.csv: the figures", done.err)
+        assert done.code == 0 and found and found[3] == " or ".join(sorted(others)), done.err
+        data = ImageFolder(str(tmp_path / "pictures"), seed=7)
+        data.setup()
+        names = data.splits()[stage].names
+        assert (int(found[1]), int(found[2])) == (sum(earlier[each] in others for each in names), len(names))
+
+
+def splits_of(path: Path) -> dict[str, str]:
+    with open(path, newline="") as file:
+        return {row["path"]: row["split"] for row in csv.DictReader(file)}
 
 
 def test_averaged_weights_are_what_fit_tests_and_keeps(command, tmp_path: Path) -> None:

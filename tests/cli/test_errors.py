@@ -326,6 +326,19 @@ def test_inputs_of_predict_that_are_none_are_refused(name: str) -> None:
         files_of(name, frozenset({".png"}))
 
 
+def test_linked_folders_are_entered_once_and_never_up(tmp_path: Path) -> None:
+    (tmp_path / "disk/deep").mkdir(parents=True)
+    for name in ("disk/a.wav", "disk/deep/b.WAV", "disk/deep/.hidden.wav", "disk/notes.txt"):
+        (tmp_path / name).touch()
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "linked").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk/deep/again").symlink_to(tmp_path / "disk")
+    (inputs / "up").symlink_to(tmp_path)
+    found = [str(Path(name).relative_to(inputs)) for name in files_of(str(inputs), frozenset({".wav"}))]
+    assert found == ["linked/a.wav", "linked/deep/b.WAV"]
+
+
 def test_a_folder_that_a_report_cannot_make_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line = said(capsys, ["approximation", "--out", str(tmp_path / "file")], 6)

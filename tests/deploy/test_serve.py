@@ -70,4 +70,6 @@ def test_the_service_answers_and_refuses(folder: Path, monkeypatch: pytest.Monke
     assert answer.status_code == 200 and len(answer.json()) == 3 and 0 < sum(answer.json().values()) <= 1.0001
     broken = client.post("/predict", content=b"no sound")
     assert broken.status_code == 400 and "detail" in broken.json()
+    refused = client.post("/predict?top=0", content=(folder / "clip.wav").read_bytes())
+    assert refused.status_code == 400 and "top must be in 1..10" in refused.json()["detail"]
     sys.modules.pop("service")

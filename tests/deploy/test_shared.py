@@ -10,6 +10,7 @@ from huggingface_hub import HfApi, ModelHubMixin
 from safetensors import safe_open
 
 import longseq
+from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.attention.examples import every_mechanism
 from longseq.deploy import predictor
@@ -92,6 +93,36 @@ def test_a_model_goes_to_the_hub_and_comes_back(folder: Path, tmp_path: Path, mo
     images = list(torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8))
     again = longseq.load("someone/digits")
     assert [each.answers for each in again.predict(images)] == [each.answers for each in model.predict(images)]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "what"),
+    [
+        (torch.full((1, 8, 8), 0.5), "pixels in 0..255, got floats up to 0.5; times 255"),
+        (torch.full((1, 8, 8), float("nan")), "finite pixels in 0..255, got values from nan to nan"),
+        (torch.full((1, 8, 8), -1, dtype=torch.int64), "finite pixels in 0..255, got values from -1 to -1"),
+        (torch.full((1, 8, 8), 256.0), "finite pixels in 0..255, got values from 256 to 256"),
+    ],
+)
+def test_arrays_that_are_no_pixels_are_refused(folder: Path, pixels: torch.Tensor, what: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^inputs must be {what}"):
+        longseq.load(folder).predict(pixels)
+
+
+def test_no_processes_are_started_for_a_file(folder: Path, tmp_path: Path) -> None:
+    model = longseq.load(folder)
+    assert model.data.num_workers == 0
+    model.data.num_workers = 4  # as in a checkpoint of a training with workers
+    model.save_pretrained(tmp_path / "again")
+    assert longseq.load(tmp_path / "again").data.num_workers == 0
+
+
+def test_a_name_below_a_folder_that_is_there_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(predictor.Predictor, "from_pretrained", lambda *_, **__: pytest.fail("asked"))
+    with pytest.raises(CheckpointError, match="runs/nothere: no such file"):
+        longseq.load("runs/nothere")
 
 
 def test_what_is_no_model_is_said_in_one_line(folder: Path, tmp_path: Path, command, monkeypatch) -> None:

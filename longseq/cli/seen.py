@@ -1,0 +1,50 @@
+"""Whether a model is evaluated on samples of its own training."""
+
+import csv
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Literal
+
+from longseq.cli.names import shown
+from longseq.cli.runs import SPLITS
+
+
+def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:
+    """Say how many samples of a split were in the training of a checkpoint, by the table of splits beside it: another
+    seed or folder may divide the same files otherwise. In the validation are what the best checkpoint was chosen by.
+
+    Args:
+        ckpt_path: The checkpoint.
+        split: What it is evaluated on.
+        datamodule: The data, after setup.
+    """
+    record = Path(ckpt_path).parent / SPLITS
+    if not record.is_file():
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        datamodule.save_splits(Path(folder) / SPLITS)
+        now, before = _splits_by_sample(Path(folder) / SPLITS), _splits_by_sample(record)
+    own = [sample for sample, splits in now.items() if split in splits]
+    earlier = {"train"} if split == "val" else {"train", "val"}
+    # a name that several splits have is no file's, but a number in each of them
+    known = sum(sample in before and before[sample] <= earlier for sample in own)
+    if known:
+        places = " or ".join(sorted(earlier))
+        print(
+            f"{known} of {len(own)} samples of {split} are in {places} in {shown(str(record))}: the figures may be too "
+            "good; give --data.seed and --data.root as in training",
+            file=sys.stderr,
+        )
+
+
+def _splits_by_sample(path: Path) -> dict[tuple[tuple[str, str], ...], set[str]]:
+    """The splits in which a table has each sample, which all columns but label and split tell apart."""
+    found: dict[tuple[tuple[str, str], ...], set[str]] = defaultdict(set)
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        for row in csv.DictReader(file):
+            split = row.pop("split", "")
+            row.pop("label", None)
+            found[tuple(row.items())].add(split)
+    return found
