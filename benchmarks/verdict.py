@@ -20,6 +20,7 @@ import argparse
 import csv
 import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -175,7 +176,8 @@ class Setting(NamedTuple):
 
     def best_rate(self) -> str:
         rows = self.sweep("rates", SECONDS_OF_RATES, RATES, 1, "val", "--trainer.limit_test_batches=0")
-        return max(rows, key=lambda row: float(row["val accuracy, mean"]))["model.learning_rate"]
+        figures = {row["model.learning_rate"]: float(row["val accuracy, mean"]) for row in rows}
+        return max(figures, key=lambda rate: -1 if math.isnan(figures[rate]) else figures[rate])  # it has diverged
 
     def accuracies(self, rate: str, seeds: int, split: str) -> list[float]:
         (row,) = self.sweep("main", SECONDS, rate, seeds, split)

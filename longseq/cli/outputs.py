@@ -200,11 +200,21 @@ class Json(JsonLines):
         self._whole = path
         super().__init__(path.with_name(f".{path.name}.lines"), settings, events)
 
+    def __enter__(self) -> "Output":
+        is_new = not self._whole.exists()
+        with writable(self._whole, "out"):
+            self._whole.open("ab").close()  # now, and not after all predictions
+        if is_new:
+            self._whole.unlink()
+        return super().__enter__()
+
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        super().__exit__(kind, error, traceback)
         if error is None:
             lines = self.file.path.read_text().splitlines()
-            self._whole.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+            with writable(self._whole, "out"):  # if this fails the note stays, and a run that is started again goes on
+                write_text(self._whole, "[\n" + ",\n".join(lines) + "\n]\n")
+        super().__exit__(kind, error, traceback)
+        if error is None:
             self.file.path.unlink()
 
 

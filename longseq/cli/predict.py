@@ -142,6 +142,13 @@ class WritesEvents(pl.Callback):
         self.hearing, self.takers = hearing, takers
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
+        self._take()
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.hearing.finish()
+        self._take()
+
+    def _take(self) -> None:
         for heard in self.hearing.heard():
             for take in self.takers:
                 take(heard)
@@ -217,8 +224,8 @@ def draw(heard: Heard, model: Classifier, datamodule: Any) -> Any:
 
 def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:
     """The log-mel spectrogram of a recording, averaged to as many columns as a picture has; it is read in parts."""
-    rate_hz = encoder.sample_rate_hz
-    log_mel = getattr(encoder, "log_mel", None) or LogMel(rate_hz, 40, rate_hz // 100, rate_hz // 40)
+    rate_hz, device = encoder.sample_rate_hz, encoder.mean.device
+    log_mel = getattr(encoder, "log_mel", None) or LogMel(rate_hz, 40, rate_hz // 100, rate_hz // 40).to(device)
     parts = []
     columns_a_second = _DRAWN_COLUMNS / length
     for number in range(math.ceil(length / _READ_SECONDS - 1e-6)):
@@ -226,6 +233,6 @@ def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> F
         waveform = datamodule.read_part((path, start, end))
         columns = max(round((end - start) * columns_a_second), 1)
         with torch.inference_mode():
-            mels = log_mel(waveform[None].to(encoder.mean.device))[0].float().cpu()
+            mels = log_mel(waveform[None].to(device))[0].float().cpu()
         parts.append(F.adaptive_avg_pool1d(mels, min(columns, mels.shape[1])))
     return torch.cat(parts, dim=1)

@@ -1,5 +1,6 @@
 """The command ``export``: a trained model as a file that runs without longseq, checked against longseq."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,8 @@ def export(
     program = Program(model)
     write = write_onnx if format == "onnx" else write_torch
     run = write(program, path, facts_of(predictor))
+    if predictor.model.encoder.any_length:
+        refuse_bound(program, run, path, format, tolerance)
     print(f"{path}: {_size(path)}")
     print(_what_it_takes(program))
     difference = largest_difference(model, program, run, batch)
@@ -100,6 +103,27 @@ def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> fl
         expected = model.task.probabilities(model(inputs))
         found = max(found, float((run(*program.of_batch(inputs)) - expected).abs().max()))
     return found
+
+
+@torch.inference_mode()
+def refuse_bound(program: Program, run: Run, path: Path, format: str, tolerance: float) -> None:
+    """Check that a file of a model for inputs of any length takes others than those that it was traced with, and
+    answers as the model does; otherwise remove it.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    for arguments in program.other_examples():
+        try:
+            difference = float((run(*arguments) - program(*arguments)).abs().max())
+            reason = f"a probability differs by {difference:.1e}"
+        except Exception as error:  # any operator may refuse a size, with an error of its own
+            difference, reason = math.inf, str(error).strip().split("\n")[0]
+        if not difference <= tolerance:
+            path.unlink()
+            size = " x ".join(map(str, arguments[0].shape[1:]))
+            what = f"must be of a model whose {format} file takes inputs of any length, and with {size} {reason}"
+            raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
 
 
 @torch.inference_mode()

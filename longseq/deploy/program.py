@@ -42,6 +42,7 @@ class Program(nn.Module):
     def forward(self, inputs: Shaped[Tensor, "b ..."], lengths: Int64[Tensor, " b"] | None = None) -> Tensor:
         batch: Any = inputs
         if self.takes_sounds:
+            inputs = inputs.clamp(-1, 1)  # as files are read
             batch = {"waveforms": inputs if self.longest is None else _filled(inputs, self.longest), "lengths": lengths}
         return self.model.task.probabilities(self.model(batch))
 
@@ -57,6 +58,21 @@ class Program(nn.Module):
             return (torch.zeros(2, *encoder.picture_shape, dtype=torch.uint8),)
         samples = 3 * encoder.num_samples // 4
         return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
+
+    def other_examples(self) -> list[tuple[Tensor, ...]]:
+        """Inputs of other sizes than those of ``examples``, for a model that takes any: smaller and larger ones."""
+        generator = torch.Generator().manual_seed(0)
+        if self.samples_of_row is not None:
+            lengths = [self.samples_of_row, 7 * self.samples_of_row, 2 * self.examples()[0].shape[1] + 1]
+            return [
+                (0.1 * torch.randn(2, length, generator=generator), torch.tensor([length, length // 2 + 1]))
+                for length in lengths
+            ]
+        encoder: Any = self.model.encoder
+        channels, height, width = encoder.picture_shape
+        rows, columns = encoder.trunk.patch_embed.patch_size
+        sizes = [(rows, 3 * columns), (height + rows, 2 * width)]
+        return [(torch.randint(256, (2, channels, *size), generator=generator, dtype=torch.uint8),) for size in sizes]
 
     def free_dimensions(self, dim: Callable[[str], Any]) -> tuple[dict[int, Any], ...]:
         """Which dimensions of the inputs have no fixed size: for each input, what ``dim`` makes of their names."""

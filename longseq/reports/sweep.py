@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.training.divergence import DivergenceError
 from longseq.training.storage import write_text
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
@@ -56,7 +58,8 @@ def sweep(
     Raises:
         ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
             seeds or seconds are not positive, the folder holds runs of another configuration or other flags, the other
-            sweep lacks a run, a training fails, or its metrics.json does not have the metric.
+            sweep lacks a run, a training fails, or its metrics.json does not have the metric. A training that diverges
+            is no such failure: its result is nan.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
@@ -181,7 +184,11 @@ class _Runs:
         results = self._results(name)
         if not results:
             start = [] if self.others is None else ["--model.init_from", self._weights(self.others, name)]
-            self._train(setting, seed, self.folder, "--experiment", name, "--resume", *start, *length)
+            try:
+                self._train(setting, seed, self.folder, "--experiment", name, "--resume", *start, *length)
+            except _DivergedError as error:
+                print(error, flush=True)
+                return math.nan
             results = self._results(name)
         figures = json.loads(results[-1].read_text())
         if metric not in figures:
@@ -231,7 +238,12 @@ class _Runs:
         if process.returncode:
             message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")
             message = message or f"the process ended with {process.returncode}"
-            raise ArgumentError("grid", f"must hold settings that can be trained, got {_title(setting)}: {message}")
+            kind = _DivergedError if process.returncode == DivergenceError.exit_code else ArgumentError
+            raise kind("grid", f"must hold settings that can be trained, got {_title(setting)}: {message}")
+
+
+class _DivergedError(ArgumentError):
+    """A training of a sweep has diverged; the others can go on."""
 
 
 def _length(steps: int) -> list[str]:

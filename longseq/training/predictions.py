@@ -161,20 +161,28 @@ class Hearing:
                 names, thresholds = self.model.class_names, thresholds_of(self.model)
                 self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
                 self._rows: list[Tensor] = []
-            length = math.inf if end is None else end
+            self._path, self._end = path, math.inf if end is None else end
             if not is_unheard(part, there):
                 rows = row_probabilities(self.model, there)
                 if end is not None:  # an encoder may fill its input with silence
                     rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
+                    if round((end - start) / self.row_seconds) == len(rows) + 1:
+                        rows = torch.cat([rows, rows[-1:]])  # overlapping patches end before the last row
                 self._take(self._stitching.add(start, rows))
             if not self._parts or self._parts[-1][0] != path:
-                self._take(self._stitching.finish())
-                # the last frame reaches beyond the last sample, at which the last part ends
-                found = [event for event in self._finder.finish() if event.start < length]
-                events = [event._replace(end=min(event.end, length)) for event in found]
-                seconds = min(self._finder.num_rows * self.row_seconds, length)
-                self._heard.append(Heard(path, seconds, torch.cat(self._rows) if self.keeps_rows else None, events))
-                self._stitching = None
+                self.finish()
+
+    def finish(self) -> None:
+        """Hear no more of the recording that is being heard, if there is one."""
+        if self._stitching is None:
+            return
+        self._take(self._stitching.finish())
+        # the last frame reaches beyond the last sample, at which the last part ends
+        found = [event for event in self._finder.finish() if event.start < self._end]
+        events = [event._replace(end=min(event.end, self._end)) for event in found]
+        seconds = min(self._finder.num_rows * self.row_seconds, self._end)
+        self._heard.append(Heard(self._path, seconds, torch.cat(self._rows) if self.keeps_rows else None, events))
+        self._stitching = None
 
     def _take(self, rows: Float[Tensor, "rows classes"]) -> None:
         self._finder.add(rows)

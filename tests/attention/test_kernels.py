@@ -11,11 +11,13 @@ from performer_pytorch.performer_pytorch import generalized_kernel, linear_atten
 from timm.layers.attention import Attention
 from torch import Tensor
 
-from longseq.attention import EfficientAttention, TokenGrid
+from longseq import ImageEncoder
+from longseq.attention import EfficientAttention, Mechanism, Performer, Reformer, TokenGrid
 from longseq.attention.layer import softmax_formula
 from longseq.attention.others import performer
 from longseq.attention.others.linear_transformer import linear_formula
 from longseq.attention.others.performer import RandomFeatures, orthogonal_directions
+from longseq.training import Classifier
 
 B, H, N, C = 2, 3, 50, 8
 
@@ -97,6 +99,24 @@ def test_directions_are_gaussian_and_orthogonal_in_blocks_and_follow_from_their_
 def test_large_queries_and_keys_give_the_performer_no_overflow() -> None:
     inputs = [x.detach().float() for x in queries_keys_values(100.0)]
     assert RandomFeatures(C, 20, "softmax")(*inputs, None, None, 0.0).isfinite().all()
+
+
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_sums_over_many_tokens_do_not_overflow_float16(is_autocast: bool) -> None:
+    torch.manual_seed(0)
+    exact = [torch.randn(1, 1, 5000, 32) for _ in range(3)]
+    queries, keys, values = (each.half() for each in exact)
+    with torch.autocast("cpu", torch.float16, enabled=is_autocast):
+        found = linear_formula(queries, keys, values, None, None, 0.0)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), linear_formula(*exact, None, None, 0.0), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("mechanism", [Performer(), Reformer()], ids=str)
+def test_what_draws_by_its_seed_is_built_on_the_meta_device(mechanism: Mechanism) -> None:
+    with torch.device("meta"):
+        model = Classifier(ImageEncoder((1, 8, 8), mechanism, dim=16, depth=1, heads=2), 2)
+    assert all(weight.is_meta for weight in model.parameters())
 
 
 @pytest.mark.parametrize("is_padded", [False, True])

@@ -93,6 +93,36 @@ def test_where_windows_overlap_their_mean_counts() -> None:
     torch.testing.assert_close(torch.cat(pieces), torch.tensor([[0.2], [0.6], [0.6], [0.0], [0.3]]))
 
 
+def hearing_of(parts: list[tuple[str, float, float]], rows: int, heard: int) -> list[Heard]:
+    """What is heard in parts of which so many were predicted, each with so many rows of 0.1 s and a probability of
+    0.95 in each."""
+    encoder = SpectrogramEncoder(8000, 1.0, Verma(), num_mels=8, dim=8, depth=1, heads=1, hop_ms=100.0)
+    model = Classifier(encoder, 2, ["a", "b"], MultiLabel())
+    hearing = Hearing(model, parts, Settings(threshold=0.5, smooth=0.0, gap=0.0, shortest=0.0), keeps_rows=True)
+    with hearing:
+        for _ in range(heard):
+            hearing._add(torch.full((1, rows, 2), 0.95).logit(), None)
+    hearing.finish()
+    return hearing.heard()
+
+
+@pytest.mark.parametrize("rows", [9, 10, 11])
+def test_a_sound_that_fills_all_windows_is_one_event(rows: int) -> None:
+    """Also where overlapping patches end a row before their window (9 of 10)."""
+    parts = [("a.wav", start, start + 1.0) for start in (0.0, 1.0, 2.0)]
+    (heard,) = hearing_of(parts, rows, 3)
+    assert [(event.start, event.end, event.class_name) for event in heard.events] == [(0.0, 3.0, "a"), (0.0, 3.0, "b")]
+    assert heard.rows is not None and heard.rows.min() > 0.9
+
+
+def test_a_recording_that_is_left_in_the_middle_has_the_events_until_then() -> None:
+    parts = [("a.wav", 0.0, 1.0), ("b.wav", 0.0, 1.0), ("b.wav", 1.0, 2.0), ("b.wav", 2.0, 3.0)]
+    first, second = hearing_of(parts, 10, 3)
+    assert (first.path, second.path, second.seconds) == ("a.wav", "b.wav", 2.0)
+    assert [(event.start, event.end) for event in second.events] == [(0.0, 2.0)] * 2
+    assert [heard.path for heard in hearing_of(parts, 10, 1)] == ["a.wav"]
+
+
 def test_stitched_windows_are_those_of_a_plain_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     for hop in (1, 2, 3, 5, 7):  # windows of 5 rows

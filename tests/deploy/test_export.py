@@ -13,12 +13,12 @@ from PIL import Image
 from torch import nn
 
 from longseq.arguments import ArgumentError, SettingError
-from longseq.attention import Linear, Linformer, Mechanism, Verma
+from longseq.attention import S4D, Linear, Linformer, Mechanism, Verma
 from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer
-from longseq.deploy.export import largest_difference
+from longseq.deploy.export import largest_difference, refuse_bound
 from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.program import LogMelOfProducts, Program
 from longseq.encoders import ASTEncoder, ImageEncoder, SpectrogramEncoder, TimmEncoder, WaveformEncoder
@@ -233,3 +233,24 @@ def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
     run = write_onnx(program, tmp_path / "model.onnx", {"thresholds": [0.5] * 5})
     pixels = torch.randint(256, (3, 1, 4, 4), dtype=torch.uint8)
     assert largest_difference(model, program, run, pixels) < 1e-5
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_is_bound_to_the_traced_length_is_refused_and_removed(format: str, tmp_path: Path) -> None:
+    free = {"any_length": True, "positions": "none", "dim": 16, "depth": 1, "heads": 4, "num_mels": 20}
+    path = tmp_path / "model"
+    for mechanism, is_bound in ((S4D(state=16), True), (Verma(), False)):
+        program = Program(classifier(SpectrogramEncoder(8000, 0.4, mechanism, **free)))
+        run = FORMATS[format](program, path, {})
+        if is_bound:
+            with pytest.raises(ArgumentError, match=rf"^ckpt_path must be of a model whose {format} file takes inputs"):
+                refuse_bound(program, run, path, format, 1e-5)
+        else:
+            refuse_bound(program, run, path, format, 1e-5)
+        assert path.exists() != is_bound
+
+
+def test_a_file_clips_waveforms_as_predict_does(tmp_path: Path) -> None:
+    program = Program(of_clips(Verma(7)))
+    loud, lengths = 3 * torch.randn(2, 3200), torch.tensor([3200, 3200])
+    torch.testing.assert_close(program(loud, lengths), program(loud.clamp(-1, 1), lengths))

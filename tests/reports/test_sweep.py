@@ -46,6 +46,18 @@ def test_a_report_without_any_flag_says_which_it_needs(command):
     assert (done.code, "ckpt_path" in done.error) == (2, True), done.err
 
 
+def test_a_training_that_diverges_is_nan_and_the_others_go_on(command, forked_reports, tmp_path):
+    flags = ["--trainer.max_steps", "12", "--model.encoder.dim", "8", "--model.encoder.depth", "1"]
+    flags += ["--trainer.limit_test_batches", "1", "--model.optimizer", "sgd", "--model.warmup_fraction", "0"]
+    rates = "model.learning_rate=1e30,1e-3"
+    done = command("sweep", "--config", DIGITS, "--grid", rates, "--seeds", "1", "--flags", json.dumps(flags))
+    assert done.code == 0, done.err
+    assert "learning_rate=1e30: nan" in done.out and "grid must hold settings that can be trained" in done.out
+    with open(tmp_path / "sweep/table.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert first["test accuracy, mean"] == "nan" and 0 <= float(second["test accuracy, mean"]) <= 1
+
+
 def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, forked_reports, tmp_path, monkeypatch):
     flags = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
     arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.attention.k=4,8", "--seeds", "1",

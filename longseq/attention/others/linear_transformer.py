@@ -11,6 +11,7 @@ from torch import Tensor
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.compat.torch import without_autocast
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,18 @@ def mean_by_features(
 ) -> Float[Tensor, "b h n c"]:
     """The mean of the values with the weights of_queries of_keys' / its row sums, in time n r c.
 
-    Dropout falls on the features of the keys, and not on their sum, as it falls on the weights of a softmax.
+    Dropout falls on the features of the keys, and not on their sum, as it falls on the weights of a softmax. Sums over
+    more than a thousand tokens may be beyond what float16 holds, so float32 computes them.
 
     Args:
         of_queries, of_keys: r features of each query and key, not negative.
         values: The values, zero at padding.
         dropout: The dropout rate.
     """
+    if values.dtype == torch.float16:
+        with without_autocast(values):
+            found = mean_by_features(of_queries.float(), of_keys.float(), values.float(), dropout)
+        return found.to(values.dtype)
     context = F.dropout(of_keys, dropout).mT @ values
     sums = of_queries @ of_keys.sum(-2, keepdim=True).mT
     return of_queries @ context / sums.clamp(min=torch.finfo(sums.dtype).tiny)
