@@ -23,6 +23,9 @@ SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", "
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
 _LOUDEST = 4.0  # of floats with full scale 1: a mixture may need 12 dB more; larger values have another unit
 _MISSING = 0.02  # of the frames that a header declares, which some writers estimate; a file that lacks more is cut off
+# Lines of libsndfile's log that say how long the sound is, and how long the file is. Other chunks hold no sound.
+_OF_THE_SOUND = frozenset({"data", "SSND", "Data Size"})
+_OF_THE_FILE = frozenset({"RIFF", "riff", "Riff size", "FORM"})
 _BLOCK = 2**20  # samples that are read at once when a file is only examined
 
 
@@ -287,8 +290,12 @@ def _peak(path: Source, frames: np.ndarray) -> float:
 
 def _contradiction(header: str) -> str:
     """Where a header contradicts its file, as libsndfile's log says; empty if all is well."""
-    for declared, actual in re.findall(r"(\d+) \(should be (\d+)\)", header):
-        if int(actual) < int(declared) < 2**31:  # a recorder that streams declares the largest possible number
+    for chunk, declared, actual in re.findall(r"(\w[\w ]*?) *: (\d+) \(should be (\d+)\)", header):
+        missing = int(declared) - int(actual)
+        # many writers give RIFF the size of the file, which is 8 too many; in W64 and RF64 no other line shows a cut
+        least = 0 if chunk in _OF_THE_SOUND else max(8, _MISSING * int(declared))
+        is_judged = chunk in _OF_THE_SOUND | _OF_THE_FILE
+        if is_judged and missing > least and int(declared) < 2**31:  # a recorder that streams declares 2**32 - 1
             return f"cut off, {actual} of {declared} bytes are there"
     bits = re.search(r"WAVE_FORMAT_PCM.*?Bit Width\s+: (\d+)", header, re.DOTALL)
     if bits and int(bits[1]) % 8:

@@ -20,6 +20,7 @@ from small_sets import picture
 from datamodules import AudioFolder, DataError, ImageFolder
 from datamodules.labels import written
 from datamodules.samples import Clips
+from datamodules.sound_files import examine_sound, header_of
 from datamodules.table import read_table
 
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
@@ -339,6 +340,10 @@ def half_of(path: Path, **options) -> bytes:
         ("x.flac", lambda path: half_of(path), "not a readable sound"),
         ("x.mp3", lambda path: half_of(path), "cut off, "),
         ("x.aiff", lambda path: half_of(path), "cut off, "),
+        ("x.au", lambda path: half_of(path), "cut off, "),
+        ("x.w64", lambda path: half_of(path), "cut off, "),
+        ("x.wav", lambda path: half_of(path, format="RF64"), "cut off, "),
+        ("x.wav", lambda path: wav(16, 1600, declared=1602), "cut off, "),
         ("x.wav", lambda path: b"", "not a readable sound"),
         ("x.wav", lambda path: wav(16, 0), "holds no sound"),
         ("x.wav", lambda path: wav(7, 800), "says 7 bits a sample"),
@@ -396,6 +401,18 @@ def test_a_row_that_starts_after_its_recording_is_found_before_training_or_left_
 def test_a_recorder_that_streams_and_knows_no_length_is_no_broken_one(sounds, command):
     (sounds / "horns/stream.wav").write_bytes(wav(16, 1600, declared=0xFFFFFFFF))
     assert command("check", "--data", "AudioFolder", "--data.root", sounds).code == 0
+
+
+@pytest.mark.parametrize("frames", [40, 20_000])
+@pytest.mark.parametrize("fault", ["the size of the file as that of RIFF", "a list of tags that is cut off"])
+def test_a_wav_whose_sound_is_whole_is_not_cut_off(fault, frames, tmp_path):
+    content = wav(16, 2 * frames)
+    if fault.startswith("a list"):
+        content += b"LIST" + struct.pack("<I", 26) + b"INFOISFT"
+    size = len(content) if "RIFF" in fault else len(content) - 8
+    (tmp_path / "x.wav").write_bytes(b"RIFF" + struct.pack("<I", size) + content[8:])
+    assert header_of(tmp_path / "x.wav") == (frames / 8000, "")
+    assert examine_sound(tmp_path / "x.wav")["frames"] == frames
 
 
 def test_one_class_and_a_class_without_a_file_are_refused(images, command):
