@@ -65,7 +65,7 @@ class OwnFiles(FileDataModule):
             return items if self.groups is None else list(self._grouped(items, self.groups))
         path = Path(self.table).expanduser()
         path = path if path.is_file() else self.folder / path
-        items = read_table(path, self.labels_separator, self.groups)
+        items = read_table(path, self.labels_separator, self.groups, folder=self.folder)
         refuse_other_tasks(path, items, self.folder, self._classes_given or (), self.labels_separator)
         parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
         if parts:
@@ -88,7 +88,7 @@ class OwnFiles(FileDataModule):
                 raise DataError(f"{folder}: holds {paths[0].name} and {paths[1].name}; keep one")
             for path in paths:
                 split = "" if folder == self.folder else SPLITS[folder.name.lower()]
-                rows = read_table(path, must_have_labels=False)
+                rows = read_table(path, must_have_labels=False, folder=folder)
                 refuse_other_tasks(path, rows, folder, self._classes_given or ())
                 prefix = folder.relative_to(self.folder)
                 items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]

@@ -12,13 +12,14 @@ from pathlib import Path
 from datamodules.errors import DataError
 from datamodules.files import Item
 from datamodules.find import SPLITS
+from datamodules.raven import BEGIN_PATH, below
 from datamodules.rows import read_rows
 from datamodules.windows import starts_of_windows
 
 COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
 # The same in tables of Hugging Face, Raven, BirdNET and our own predict --events; the first that is there counts.
 OTHER_NAMES = {
-    "path": ("file_name", "Begin File", "Begin Path", "File"),
+    "path": ("file_name", BEGIN_PATH, "Begin File", "File"),  # files of several sites may have one name
     "label": ("class", "Species", "Common name", "Common Name", "Annotation"),
     "start": ("File Offset (s)", "Begin Time (s)", "Start (s)"),
     "end": ("End Time (s)", "End (s)"),
@@ -27,7 +28,11 @@ _RAVENS_BEGIN = "Begin Time (s)"  # counted from the first recording, as its end
 
 
 def read_table(
-    path: Path, separator: str | None = None, groups: str | None = None, must_have_labels: bool = True
+    path: Path,
+    separator: str | None = None,
+    groups: str | None = None,
+    must_have_labels: bool = True,
+    folder: Path | None = None,
 ) -> list[Item]:
     """The rows of a table of path, label and optionally start, end, fold and split, which may have other names too.
 
@@ -40,6 +45,7 @@ def read_table(
             rows, which become one row of all their classes, and a label may be empty. Without it a label is one class.
         groups: The column that names each row's group, which is never in two splits.
         must_have_labels: Whether a table without a column of labels is an error; otherwise it has no rows.
+        folder: Where the recordings of Raven's Begin Path are looked for; if absent, the paths stay as they are.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
@@ -65,6 +71,8 @@ def read_table(
         texts = {name: _text(value, separator).strip() for name, value in row.items()}
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
         items.append(_item(path, line, values, separator is not None, groups))
+    if folder is not None and column["path"] == BEGIN_PATH:
+        items = below(folder, items, path)
     if column.get("start") == _RAVENS_BEGIN and len({item.path for item in items}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"
         raise DataError(f"{path}: {what}; have Raven write its column File Offset (s) too")

@@ -127,3 +127,34 @@ def test_begin_times_of_raven_that_count_through_several_recordings_are_refused(
     said = r"t\.txt: Begin Time \(s\) counts from the first of several recordings; have Raven write its column File Off"
     with pytest.raises(DataError, match=said):
         AudioFolder(str(root), table="t.txt", labels_separator=";").items  # noqa: B018
+
+
+AT_SITES = (
+    "Begin Time (s)\tEnd Time (s)\tBegin File\tBegin Path\tFile Offset (s)\tSpecies\n"
+    "0\t0.5\tdawn.wav\tD:\\forest\\site1\\dawn.wav\t0\tbird\n"
+    "1\t1.5\tdawn.wav\tD:\\forest\\site2\\dawn.wav\t0\tfrog\n"
+    "0\t0.5\tdawn.wav\tD:/forest/site1/dawn.wav\t0.5\tfrog\n"
+)
+
+
+@pytest.mark.parametrize("above", ["", "forest", "old/forest"])
+def test_recordings_of_ravens_with_one_name_at_several_sites_are_several(root: Path, above: str) -> None:
+    for site in ("site1", "site2"):
+        (root / above / site).mkdir(parents=True)
+        soundfile.write(root / above / site / "dawn.wav", np.zeros(8000), 8000)
+    (root / "t.txt").write_text(AT_SITES)
+    folder = root / "old" if above == "old/forest" else root
+    data = AudioFolder(str(folder), table=str(root / "t.txt"))
+    prefix = "forest/" if above else ""
+    paths = [f"{prefix}site1/dawn.wav", f"{prefix}site2/dawn.wav", f"{prefix}site1/dawn.wav"]
+    assert [item.path for item in data.items] == paths
+    assert not data.bad_files()
+
+
+def test_two_recordings_of_ravens_for_which_one_file_is_there_are_refused(root: Path) -> None:
+    (root / "t.txt").write_text(AT_SITES)
+    data = AudioFolder(str(root), table="t.txt", on_error="skip")
+    assert {*data.bad_files()} >= {"D:\\forest\\site1\\dawn.wav", "D:\\forest\\site2\\dawn.wav"}
+    soundfile.write(root / "dawn.wav", np.zeros(8000), 8000)
+    with pytest.raises(DataError, match=r"t\.txt: D:.*site1.dawn.wav and D:.*site2.dawn.wav are two recordings, "):
+        AudioFolder(str(root), table="t.txt").items  # noqa: B018
