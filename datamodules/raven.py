@@ -1,4 +1,4 @@
-"""What only Raven's tables need: where their recordings are."""
+"""What only Raven's tables need: names of columns, and where their recordings are."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 from datamodules.errors import DataError
 from datamodules.files import Item
 
+BEGIN_TIME = "Begin Time (s)"  # counted from the first recording, as its end is; every table of Raven has it
 BEGIN_PATH = "Begin Path"  # where a recording was on the computer on which Raven ran, perhaps one with Windows
 
 

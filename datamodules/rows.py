@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from datamodules.errors import DataError
 from datamodules.parquet import classes_of, features_of, opened_parquet
+from datamodules.raven import BEGIN_TIME
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,19 @@ def read_rows(path: Path, wanted: Collection[str]) -> Rows:
         with open(path, newline="", encoding="utf-8-sig") as file:
             if suffix == ".jsonl":
                 return _rows_of_json(path, file, wanted)
-            has_tabs = suffix == ".tsv" or (suffix == ".txt" and "\t" in file.readline())
+            head = file.readline()
+            has_tabs = suffix == ".tsv" or (suffix == ".txt" and "\t" in head)
+            is_ravens = has_tabs and BEGIN_TIME in head
             file.seek(0)
-            return _rows_of_csv(file, "\t" if has_tabs else ",", wanted)
+            return _rows_of_csv(file, "\t" if has_tabs else ",", is_ravens, wanted)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: not a readable table ({what}); give CSV, TSV or JSON Lines in UTF-8") from error
 
 
-def _rows_of_csv(file: TextIO, delimiter: str, wanted: Collection[str]) -> Rows:
-    reader = csv.DictReader(file, delimiter=delimiter)
+def _rows_of_csv(file: TextIO, delimiter: str, is_ravens: bool, wanted: Collection[str]) -> Rows:
+    # Raven quotes nothing: a note that begins with " would take in the rows below it
+    reader = csv.DictReader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_ravens else csv.QUOTE_MINIMAL)
     names = list(reader.fieldnames or [])
     used = [name for name in names if name in wanted]
     return Rows(names, [(reader.line_num, {name: row[name] or "" for name in used}) for row in reader])

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, counted, say
 from datamodules.files import Item
 from datamodules.find import SPLITS
-from datamodules.raven import BEGIN_PATH, below
+from datamodules.raven import BEGIN_PATH, BEGIN_TIME, below
 from datamodules.rows import read_rows
 from datamodules.windows import starts_of_windows
 
@@ -21,10 +21,9 @@ COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns ar
 OTHER_NAMES = {
     "path": ("file_name", BEGIN_PATH, "Begin File", "File"),  # files of several sites may have one name
     "label": ("class", "Species", "Common name", "Common Name", "Annotation"),
-    "start": ("File Offset (s)", "Begin Time (s)", "Start (s)"),
+    "start": ("File Offset (s)", BEGIN_TIME, "Start (s)"),
     "end": ("End Time (s)", "End (s)"),
 }
-_RAVENS_BEGIN = "Begin Time (s)"  # counted from the first recording, as its end is
 
 
 def read_table(
@@ -59,7 +58,7 @@ def read_table(
     if groups is not None:
         column |= {groups: groups} if groups in table.names else {}
     if column.get("start") == "File Offset (s)" and column.get("end") == "End Time (s)":
-        column[_RAVENS_BEGIN] = _RAVENS_BEGIN
+        column[BEGIN_TIME] = BEGIN_TIME
     missing = [name for name in ("path", "label", *([] if groups is None else [groups])) if name not in column]
     if missing:
         raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
@@ -73,13 +72,12 @@ def read_table(
         items.append(_item(path, line, values, separator is not None, groups))
     if folder is not None and column["path"] == BEGIN_PATH:
         items = below(folder, items, path)
-    if column.get("start") == _RAVENS_BEGIN and len({item.path for item in items}) > 1:
+    if column.get("start") == BEGIN_TIME and len({item.path for item in items}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"
         raise DataError(f"{path}: {what}; have Raven write its column File Offset (s) too")
     if not items:
         raise DataError(f"{path}: holds no row; give each clip a row")
-    if separator is not None:
-        items = _together(items, separator)
+    items = _together(items, separator) if separator is not None else _once(path, items)
     splits: dict[str, str] = {}
     labels: dict[str, str] = {}
     group_of: dict[str, str] = {}
@@ -163,6 +161,16 @@ def _together(items: Sequence[Item], separator: str) -> list[Item]:
     return list(clips.values())
 
 
+def _once(path: Path, items: Sequence[Item]) -> list[Item]:
+    """The first of equal rows: Raven may write a row for each view of a selection."""
+    rows: dict[Item, Item] = {}
+    for item in items:
+        rows.setdefault(replace(item, line=0), item)
+    if len(rows) < len(items):
+        say(f"{path}: {counted(len(items) - len(rows), 'row')} left out, equal to others before")
+    return list(rows.values())
+
+
 def cut_into_clips(
     items: Sequence[Item], seconds: float, length_of: Callable[[str], float], separator: str
 ) -> list[Item]:
@@ -214,8 +222,8 @@ def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool
     if split and split not in SPLITS:
         raise wrong(f"split {split}; give train, val or test")
     try:
-        if _RAVENS_BEGIN in values:
-            start, begin, end = (float(values[name]) for name in ("start", _RAVENS_BEGIN, "end"))
+        if BEGIN_TIME in values:
+            start, begin, end = (float(values[name]) for name in ("start", BEGIN_TIME, "end"))
             end = round(start + end - begin, 6)
         else:
             start = float(values.get("start") or 0)

@@ -158,3 +158,27 @@ def test_two_recordings_of_ravens_for_which_one_file_is_there_are_refused(root: 
     soundfile.write(root / "dawn.wav", np.zeros(8000), 8000)
     with pytest.raises(DataError, match=r"t\.txt: D:.*site1.dawn.wav and D:.*site2.dawn.wav are two recordings, "):
         AudioFolder(str(root), table="t.txt").items  # noqa: B018
+
+
+@pytest.mark.parametrize("separator", [None, ";"])
+def test_a_selection_that_raven_wrote_once_for_each_view_is_one_sample(root: Path, separator, capsys) -> None:
+    head, *rows = RAVEN.splitlines()
+    views = [row.replace("Spectrogram 1", view) for row in rows for view in ("Waveform 1", "Spectrogram 1")]
+    (root / "t.txt").write_text("\n".join([head, *views]))
+    items = AudioFolder(str(root), table="t.txt", labels_separator=separator).items
+    found = [(item.path, set(item.classes(separator)), item.start, item.end) for item in items]
+    assert found == [("a.wav", {"bird"}, 0.5, 1.5), ("b.wav", {"frog"}, 0.2, 0.95)]
+    assert ("t.txt: 2 rows left out, equal to others before\n" in capsys.readouterr().err) == (separator is None)
+
+
+def test_a_quote_in_a_note_of_ravens_swallows_no_row(root: Path) -> None:
+    head, *rows = RAVEN.splitlines()
+    noted = [
+        f"{head}\tNotes",
+        f'{rows[0]}\t"good one',
+        f'{rows[1]}\t"as "before"',
+        f"{rows[1]}\t".replace("frog", "toad"),
+    ]
+    (root / "t.txt").write_text("\r\n".join(noted))
+    items = AudioFolder(str(root), table="t.txt", labels_separator=";").items
+    assert [(item.path, item.label) for item in items] == [("a.wav", "bird"), ("b.wav", "frog;toad")]
