@@ -79,6 +79,7 @@ def read_table(
         raise DataError(f"{path}: holds no row; give each clip a row")
     items = _together(items, separator) if separator is not None else _once(path, items)
     splits: dict[str, str] = {}
+    folds: dict[str, str] = {}
     labels: dict[str, str] = {}
     group_of: dict[str, str] = {}
     for item in items:
@@ -86,10 +87,11 @@ def read_table(
         if label != item.label:
             what = f"line {item.line}: {item.name} is {item.label} here and {label} before"
             raise DataError(f"{path}: {what}; choose one, or give data.labels_separator for several classes")
-        first = splits.setdefault(item.path, item.split)
-        if first != item.split:
-            both = f"{first or 'no split'} and {item.split or 'no split'}"
-            raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one split")
+        for what, of_path, place in (("split", splits, item.split), ("fold", folds, item.fold and f"fold {item.fold}")):
+            first = of_path.setdefault(item.path, place)
+            if first != place:
+                both = f"{first or f'no {what}'} and {place or f'no {what}'}"
+                raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one {what}")
         group = group_of.setdefault(item.path, item.group)
         if group != item.group:
             raise DataError(f"{path}: {item.path} has {groups} {group} and {item.group}; give all rows of a file one")

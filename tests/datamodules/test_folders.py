@@ -185,8 +185,9 @@ def test_sounds_of_any_rate_channels_encoding_and_length_train(sounds, command, 
 
 def test_a_table_names_parts_of_recordings_folds_and_splits(tmp_path):
     ramp = np.arange(8000) / 8000
-    soundfile.write(tmp_path / "long.wav", ramp, 8000)
-    rows = [("long.wav", label, start + later, start + later + 0.1, fold) for fold in (1, 2, 3)
+    for fold in (1, 2, 3):
+        soundfile.write(tmp_path / f"{fold}.wav", ramp, 8000)
+    rows = [(f"{fold}.wav", label, start + later, start + later + 0.1, fold) for fold in (1, 2, 3)
             for label, later in (("a", 0), ("b", 0.05)) for start in (0.1 * fold, 0.1 * fold + 0.5)]  # fmt: skip
     text = "path\tlabel\tstart\tend\tfold\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
     (tmp_path / "clips.tsv").write_text(text)

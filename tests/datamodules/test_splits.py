@@ -90,6 +90,15 @@ def test_a_table_with_one_file_in_two_splits_is_refused(splits, said, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("folds", "said"), [(("1", "2"), "fold 1 and fold 2"), (("", "2"), "no fold and fold 2")])
+@pytest.mark.parametrize("clips", [{}, {"labels_separator": ";", "clip_seconds": 0.1}])
+def test_a_table_with_one_file_in_two_folds_is_refused(folds, said, clips, tmp_path):
+    noise(tmp_path / "x.wav", 2.0)
+    rows = [f"x.wav,a,{start},{start + 1},{fold}" for start, fold in enumerate(folds)]
+    with pytest.raises(DataError, match=rf"clips\.csv: x\.wav is in {said}; give all rows of a file one fold$"):
+        of_table(tmp_path, "path,label,start,end,fold\n" + "\n".join(rows), **clips).setup()
+
+
 # A folder that grows
 
 
