@@ -116,7 +116,8 @@ def _split_of(name: str) -> str:
 
 
 def _refuse_missing(root: str, names: Sequence[str]) -> None:
-    """Check that there is every shard of those that say how many there are: x-00000-of-00002.tar.
+    """Check that there is every shard of those that say how many there are: x-00000-of-00002.tar,
+    or x-00000-of-00002-0123456789abcdef.parquet.
 
     Raises:
         DataError: If one is missing.
@@ -124,7 +125,8 @@ def _refuse_missing(root: str, names: Sequence[str]) -> None:
     present: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         if found := re.fullmatch(r"(.*-)(\d+)-of-(\d+)([^/]*)", name):
-            present.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
+            suffix = re.sub(r"^-[0-9a-f]{16}(?=\.)", "-*", found[4])  # Hugging Face's fingerprint of a shard
+            present.setdefault((found[1], found[3], suffix), set()).add(int(found[2]))
     for (prefix, count, suffix), numbers in present.items():
         missing = min(set(range(int(count))) - numbers, default=None)
         if missing is not None:

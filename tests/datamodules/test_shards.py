@@ -1,5 +1,6 @@
 """Shards: the same data as in files, the same order everywhere, and what is wrong with a shard is said in one line."""
 
+import hashlib
 import io
 import json
 import random
@@ -405,6 +406,19 @@ def test_parquet_of_images_is_read_with_the_names_of_its_classes(tmp_path):
     for inputs, labels in data.train_dataloader():
         assert torch.equal(inputs[:, 0, 0, 0] % 2, labels)
     assert data.train_set.names[3] == "data/train-00000-of-00001.parquet/000000003"
+
+
+def test_shards_with_fingerprints_of_their_content_are_parts_of_one_set(tmp_path):
+    names = [f"data/train-0000{n}-of-00002-{hashlib.sha256(bytes([n])).hexdigest()[:16]}.parquet" for n in range(2)]
+    for name in names:
+        parquet(tmp_path / name, "image", [png(number) for number in range(10)], [0, 1] * 5, None)
+    data = ImageShards(str(tmp_path))
+    data.setup()
+    assert sum(len(samples) for samples in data.splits().values()) == 20
+    (tmp_path / names[0]).unlink()
+    missing = r"data/train-00000-of-00002-\*\.parquet: missing, and others of its 2 are there; "
+    with pytest.raises(DataError, match=missing):
+        ImageShards(str(tmp_path)).setup()
 
 
 def test_parquet_of_sounds_may_have_any_number_of_classes_a_row(tmp_path):
