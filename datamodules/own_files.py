@@ -70,16 +70,24 @@ class OwnFiles(FileDataModule):
         parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
         if parts:
             raise DataError(f"{path}: line {parts[0]}: start and end are of sounds; leave them out")
+        self._tell_of_others(items, self.table)
+        return items
+
+    def _tell_of_others(self, items: list[Item], table: str) -> None:
+        """Say how many files of the folder have no row."""
         named = {(self.folder / item.path).resolve() for item in items}
         others = [path for path in walk(self.folder, self.predict_suffixes) if path.resolve() not in named]
         if others:
             count = counted(len(others), self.kind)
-            say(f"{self.root}: {count} without a row in {self.table}, such as {others[0].name}")
-        return items
+            say(f"{self.root}: {count} without a row in {table}, such as {others[0].name}")
 
     def _of_metadata(self) -> list[Item]:
         """The rows of metadata.csv, .jsonl or .parquet in the folder, or in its train, val and test, as Hugging Face's
-        imagefolder and audiofolder have them. None if there is no such table with labels."""
+        imagefolder and audiofolder have them. None if there is no such table with labels.
+
+        Raises:
+            DataError: If train, val or test holds files but none with a row: another split would be drawn in its place.
+        """
         parts = [path for path in sorted(self.folder.iterdir()) if path.is_dir() and path.name.lower() in SPLITS]
         items = []
         for folder in (self.folder, *parts):
@@ -88,10 +96,17 @@ class OwnFiles(FileDataModule):
                 raise DataError(f"{folder}: holds {paths[0].name} and {paths[1].name}; keep one")
             for path in paths:
                 split = "" if folder == self.folder else SPLITS[folder.name.lower()]
-                rows = read_table(path, must_have_labels=False, folder=folder)
+                rows = read_table(path, is_named=False, folder=folder)
                 refuse_other_tasks(path, rows, folder, self._classes_given or ())
                 prefix = folder.relative_to(self.folder)
                 items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]
+        first_parts = {item.path.split("/")[0] for item in items}
+        for folder in parts:
+            if items and folder.name not in first_parts and any(walk(folder, self.predict_suffixes)):
+                what = f"holds {self.kind}s, but no row of a {METADATA[0]} gives one of them a label"
+                raise DataError(f"{folder}: {what}; add the rows, or move the folder out")
+        if items:
+            self._tell_of_others(items, "a metadata file")
         return items
 
     def _grouped(self, items: list[Item], groups: str) -> Iterator[Item]:

@@ -30,7 +30,7 @@ def read_table(
     path: Path,
     separator: str | None = None,
     groups: str | None = None,
-    must_have_labels: bool = True,
+    is_named: bool = True,
     folder: Path | None = None,
 ) -> list[Item]:
     """The rows of a table of path, label and optionally start, end, fold and split, which may have other names too.
@@ -43,7 +43,8 @@ def read_table(
         separator: What stands between the classes of a label, which may also be a list. A clip may then have several
             rows, which become one row of all their classes, and a label may be empty. Without it a label is one class.
         groups: The column that names each row's group, which is never in two splits.
-        must_have_labels: Whether a table without a column of labels is an error; otherwise it has no rows.
+        is_named: Whether the user gave its name. Otherwise it has no rows if it lacks a column of labels or of paths,
+            because it may be about something else.
         folder: Where the recordings of Raven's Begin Path are looked for; if absent, the paths stay as they are.
 
     Raises:
@@ -53,13 +54,15 @@ def read_table(
     table = read_rows(path, {*itertools.chain(*named.values()), *([] if groups is None else [groups])})
     found = {name: [each for each in names if each in table.names] for name, names in named.items()}
     column = {name: names[0] for name, names in found.items() if names}
-    if "label" not in column and not must_have_labels:
-        return []
     if groups is not None:
         column |= {groups: groups} if groups in table.names else {}
     if column.get("start") == "File Offset (s)" and column.get("end") == "End Time (s)":
         column[BEGIN_TIME] = BEGIN_TIME
     missing = [name for name in ("path", "label", *([] if groups is None else [groups])) if name not in column]
+    if missing and not is_named:
+        if "label" in column:
+            say(f"{path}: not used, because it has no column file_name")
+        return []
     if missing:
         raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
     twice = [name for name, count in Counter(table.names).items() if count > 1 and name in column.values()]

@@ -640,6 +640,41 @@ def test_metadata_without_labels_leaves_the_class_folders(suffix, images):
     assert ImageFolder(str(images)).class_names == ["cats", "dogs"]
 
 
+def test_metadata_about_something_else_leaves_the_class_folders_and_a_line_says_so(images, capsys):
+    write_metadata(images / "metadata.csv", [{"filename": "cats/00.png", "class": "cats", "site": "home"}])
+    assert ImageFolder(str(images)).class_names == ["cats", "dogs"]
+    said = f"{images}/metadata.csv: not used, because it has no column file_name\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("part", ["", "train"])
+def test_files_that_metadata_leaves_out_are_counted(part, tmp_path, capsys):
+    for number in range(20):
+        picture(tmp_path / part / f"{number:02}.png")
+    rows = [{"file_name": f"{number:02}.png", "label": "ab"[number % 2]} for number in range(8)]
+    write_metadata(tmp_path / part / "metadata.csv", rows)
+    assert len(ImageFolder(str(tmp_path)).items) == 8
+    assert capsys.readouterr().err == f"{tmp_path}: 12 images without a row in a metadata file, such as 08.png\n"
+
+
+@pytest.mark.parametrize("rows", [[{"file_name": "0.png", "text": "a cat"}], None])
+def test_a_split_whose_metadata_has_no_labels_is_refused_and_not_drawn_from_another(rows, tmp_path):
+    for part in ("train", "test"):
+        for number in range(20):
+            picture(tmp_path / f"{part}/{number}.png")
+    labelled = [{"file_name": f"{number}.png", "label": "ab"[number % 2]} for number in range(20)]
+    write_metadata(tmp_path / "train/metadata.csv", labelled)
+    if rows is not None:
+        write_metadata(tmp_path / "test/metadata.csv", rows)
+    said = rf"^{tmp_path}/test: holds images, but no row of a metadata\.csv gives one of them a label; add the rows, or"
+    with pytest.raises(DataError, match=said):
+        ImageFolder(str(tmp_path)).setup()
+    labelled = [row | {"file_name": f"{part}/{row['file_name']}"} for part in ("train", "test") for row in labelled]
+    (tmp_path / "train/metadata.csv").unlink()
+    write_metadata(tmp_path / "metadata.csv", labelled)  # one for all folders
+    assert len(ImageFolder(str(tmp_path)).items) == 40
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_table_of_json_or_parquet_says_what_one_of_csv_says(suffix, sounds):
     rows = [
