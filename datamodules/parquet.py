@@ -119,9 +119,24 @@ def _members_of_rows(path: Path, columns: Columns, suffixes: frozenset[str]) -> 
                 numbers = label if isinstance(label, list) else [label]
                 if any(number is None or number == "" or number == -1 for number in numbers):
                     raise DataError(f"{path}: row {row} has no label; give it one, or take it out")
-                named = [columns.classes[number] if columns.classes else number for number in numbers]
+                named = [_named(f"{path}: row {row}", number, columns.classes) for number in numbers]
                 origin = os.path.splitext((found.get("path") if isinstance(found, dict) else None) or "")[1].lower()
                 yield f"{row:09}{origin if origin in suffixes else usual}", content
                 value = named if isinstance(label, list) else named[0]
                 yield f"{row:09}.json", json.dumps({columns.label: value}).encode()
                 row += 1
+
+
+def _named(row: str, label: Any, classes: list[str]) -> Any:
+    """A label, or the name of the class of which it is the number.
+
+    Raises:
+        DataError: If it is neither a name nor a number, or no number of a class.
+    """
+    if not isinstance(label, int | float | str):
+        raise DataError(f"{row} has the label {label}; name the column of classes: --data.label")
+    if not classes:
+        return label
+    if not isinstance(label, int) or not 0 <= label < len(classes):
+        raise DataError(f"{row} has the label {label}, and its classes are 0 to {len(classes) - 1}; mend one of them")
+    return classes[label]

@@ -19,6 +19,7 @@ from datamodules.errors import DataError
 
 _VERSION = 1  # goes up when an index holds other things
 _BLOCK = 512  # a tar archive is made of blocks of so many bytes
+_LONGEST_LABEL = 1000  # characters; Python reads no number of more than 4300 digits
 REMEDY = "copy or download it again"
 
 Member = tuple[bytes, int, int]  # the name of a file in an archive, where its content begins, and how long it is
@@ -124,15 +125,17 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
                         plain = text.decode(errors="replace").strip()
                         if not plain:
                             raise wrong("has an empty label; write its class into its .cls file")
+                        if len(plain) > _LONGEST_LABEL:
+                            raise wrong(f"has a label of {len(plain)} characters; write its class into its .cls file")
                         value = json.dumps(int(plain) if plain.isdecimal() else plain)
                         label = numbers[text] = codes.setdefault(value, len(codes))
                 elif ending == b".json" and label < 0:
                     try:
                         value = json.loads(content[offset : offset + size])
-                    except ValueError as error:
+                        if isinstance(value, dict) and value.get(field) is not None:
+                            label = codes.setdefault(_label(value[field], wrong), len(codes))
+                    except (ValueError, RecursionError) as error:
                         raise wrong(f"has a .json file that cannot be read ({error}); write it again") from error
-                    if isinstance(value, dict) and value.get(field) is not None:
-                        label = codes.setdefault(_label(value[field], wrong), len(codes))
             end_sample()
     if not offsets:
         raise DataError(f"{path}: holds no sample; it may hold {', '.join(sorted(suffixes))}, and their labels")
@@ -145,6 +148,8 @@ def _label(value: Any, wrong: Any) -> str:
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, bool) or not isinstance(part, int | str) or part == "":
             raise wrong(f"has the label {json.dumps(value)}; give the name or the number of its class, or a list")
+        if isinstance(part, str) and len(part) > _LONGEST_LABEL:
+            raise wrong(f"has a label of {len(part)} characters; give the name or the number of its class, or a list")
     return json.dumps(value)
 
 

@@ -133,7 +133,7 @@ class Shards(OnDisk):
         if not path.is_file():
             return []
         try:
-            names = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+            names = path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read ({error}); write the name of a class in each line") from error
         if len({*names}) < len(names) or "" in names:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import tarfile
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,9 @@ def test_a_broken_sample_is_named_by_its_shard_before_the_training(images, comma
         (labelled([0]) | {"x/y.png": png(), "x/y.cls": b" "}, "sample x/y has an empty label"),
         ({"a.png": png(), "a.json": b'{"label": 0.7}'}, "sample a has the label 0.7; "),
         ({"a.png": png(), "a.json": b"{"}, "sample a has a .json file that cannot be read"),
+        ({"a.png": png(), "a.json": b"[" * 100_000}, "sample a has a .json file that cannot be read"),
+        ({"a.png": png(), "a.json": b'{"label": "' + b"9" * 5000 + b'"}'}, "sample a has a label of 5000 characters; "),
+        ({"a.png": png(), "a.cls": b"9" * 5000}, "sample a has a label of 5000 characters; "),
         ({"a.jpg": png(), "readme.txt": b"x"}, "holds no sample; it may hold .png"),
     ],
 )
@@ -264,7 +268,7 @@ def test_what_is_no_archive_is_named(tmp_path):
 
 def test_classes_are_names_or_numbers_or_lines_of_a_file_and_others_are_refused(images):
     assert ImageShards(str(images)).class_names == ["0", "1"]
-    (images / "classes.txt").write_text("cat\ndog\n")
+    (images / "classes.txt").write_text("\ufeffcat\ndog\n")  # some editors begin a file of UTF-8 with this mark
     data = ImageShards(str(images))
     data.setup()
     assert data.class_names == ["cat", "dog"]
@@ -408,6 +412,16 @@ def test_parquet_of_images_is_read_with_the_names_of_its_classes(tmp_path):
     assert data.train_set.names[3] == "data/train-00000-of-00001.parquet/000000003"
 
 
+@pytest.mark.parametrize("label", [2, -2, [0, 2], "zebra"])
+def test_a_number_of_no_class_in_parquet_is_named(label, tmp_path):
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["zebra", "ant"]}}
+    path = parquet(tmp_path / "train.parquet", "image", [png()], [label], features)
+    wrong = max(label) if isinstance(label, list) else label
+    said = rf"^{path}: row 0 has the label {wrong}, and its classes are 0 to 1; mend one of them"
+    with pytest.raises(DataError, match=said):
+        ImageShards(str(tmp_path)).setup()
+
+
 def test_shards_with_fingerprints_of_their_content_are_parts_of_one_set(tmp_path):
     names = [f"data/train-0000{n}-of-00002-{hashlib.sha256(bytes([n])).hexdigest()[:16]}.parquet" for n in range(2)]
     for name in names:
@@ -452,6 +466,7 @@ def test_parquet_that_is_cut_off_is_named(kept, tmp_path):
     [
         ("image", [0, None], "row 1 has no label; "),
         ("image", [0.5, 1.5], "sample 000000000 has the label 0.5; "),
+        ("image", [date(2024, 5, 1)] * 2, "row 0 has the label 2024-05-01; name the column of classes: --data.la"),
         ("label2", [0, 1], "columns label2 and more hold files; "),
     ],
 )
