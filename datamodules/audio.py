@@ -28,6 +28,7 @@ from datamodules.sound_files import (
 from datamodules.windows import starts_of_windows
 
 LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
+_REMEMBERED = 10_000  # names of broken files: a server gets others for months
 
 
 def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
@@ -60,7 +61,7 @@ class AudioDataModule(DataModule):
         refuse_unusable(sample_rate_hz, seconds)
         self.sample_rate_hz, self.seconds = sample_rate_hz, seconds
         self.augment = augment
-        self._broken: set[str] = set()  # files of which a line has said that they break off
+        self._broken: dict[str, None] = {}  # the last files of which a line has said that they break off
 
     @property
     def shape(self) -> tuple[int]:  # type: ignore[override]
@@ -140,7 +141,9 @@ class AudioDataModule(DataModule):
     def _say_once(self, path: str, what: str) -> None:
         """Say of a broken file what is wrong, if nothing was said of it yet."""
         if path not in self._broken:
-            self._broken.add(path)
+            self._broken[path] = None
+            if len(self._broken) > _REMEMBERED:
+                del self._broken[next(iter(self._broken))]  # the oldest
             say(f"{path}: {what}; heard as far as it goes")
 
     def _predict_options(self) -> dict[str, Any]:

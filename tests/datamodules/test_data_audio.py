@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import torch
 
-from datamodules import FSDD, DataError
+from datamodules import FSDD, DataError, audio
 from datamodules.samples import Clips
 from datamodules.sound_files import SUFFIXES, change_rate, read_sound, seconds_of
 
@@ -161,6 +161,22 @@ def test_a_sound_with_values_that_are_not_finite_is_refused(tmp_path):
     soundfile.write(tmp_path / "x.wav", np.array([0.0, np.nan, 0.0] * 1000), 8000, subtype="FLOAT")
     with pytest.raises(DataError, match=r"x\.wav: holds values that are not finite"):
         DATA.read(tmp_path / "x.wav")
+
+
+def test_a_server_says_once_of_each_broken_file_what_is_wrong_and_remembers_only_the_last_ones(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(audio, "_REMEMBERED", 3)
+    data = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
+    soundfile.write(tmp_path / "whole.wav", tone(8000, 0.4), 8000)
+    content = (tmp_path / "whole.wav").read_bytes()
+    for number in range(9):
+        (tmp_path / f"{number}.wav").write_bytes(content[: len(content) // 2])
+        data.parts(str(tmp_path / f"{number}.wav"))
+        data.parts(str(tmp_path / f"{number}.wav"))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 9 and all(f"/{number}.wav: cut off, " in line for number, line in enumerate(said))
+    assert [path[-5:] for path in data._broken] == ["6.wav", "7.wav", "8.wav"]
 
 
 def test_an_absent_sound_is_named():
