@@ -85,6 +85,16 @@ def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
     _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
 
 
+def hand_on_exact_inputs(trainer: pl.Trainer) -> None:
+    """Keep Lightning from rounding batches to the precision of the weights: in bfloat16 the noise of rounding covers
+    what is quiet in a sound. Front ends compute in float32, and the encoder casts what they have made."""
+    trainer.precision_plugin.convert_input = _unchanged  # type: ignore[method-assign]
+
+
+def _unchanged(data: Any) -> Any:
+    return data
+
+
 def is_accumulating(trainer: pl.Trainer) -> bool:
     """Whether the gradients of the finished batch are kept, to be added to those of the next batch."""
     return trainer.fit_loop._should_accumulate()

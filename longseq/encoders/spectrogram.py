@@ -223,9 +223,11 @@ class LogMel(nn.Module):
         return next(self.mel.buffers()).dtype
 
     def _apply(self, fn, recurse=True):
+        exact = [(part, *named) for part in self.mel.modules() for named in part.named_buffers(recurse=False)]
         super()._apply(fn, recurse)
-        if self._dtype != torch.float64:
-            self.mel.float()  # also where the rest of the model is moved to a lower precision
+        if self._dtype not in (torch.float32, torch.float64):  # a rounded window would smear every tone
+            for part, name, value in exact:
+                setattr(part, name, value.to(getattr(part, name).device, torch.float32))
         return self
 
 

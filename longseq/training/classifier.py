@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
-from longseq.compat.lightning import is_resumed_averaging, running_averages
+from longseq.compat.lightning import hand_on_exact_inputs, is_resumed_averaging, running_averages
 from longseq.encoders import Encoder
 from longseq.encoders.encode import shard_of
 from longseq.tasks import SingleLabel, Task
@@ -216,7 +216,8 @@ class Classifier(pl.LightningModule):
         return self.head(tokens), present
 
     def setup(self, stage: str) -> None:
-        """Before a training, set class weights and the weights to start from, and compile; every rank does the same.
+        """Let inputs keep their precision. Before a training, set class weights and the weights to start from, and
+        compile; every rank does the same.
 
         A model on the meta device first gets the weights that it would have had elsewhere. Where weights are sharded
         only the first rank needs them: the others get their parts from it (fully_sharded.py).
@@ -226,6 +227,7 @@ class Classifier(pl.LightningModule):
             TypeError: If the data module cannot be described; a checkpoint needs its description.
             SettingError: If class_weights is balanced, and there is no data module with labels.
         """
+        hand_on_exact_inputs(self.trainer)
         gets_parts = self.built_on_meta and isinstance(self.trainer.strategy, ModelParallelStrategy)
         gets_parts = gets_parts and not self.trainer.is_global_zero
         if self.encoder.mean.is_meta and not gets_parts:

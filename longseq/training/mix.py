@@ -37,7 +37,8 @@ class Mix(ABC):
 
     def share(self) -> float:
         """Draw the share that a sample has in its mixture."""
-        return float(Beta(torch.tensor(self.alpha), torch.tensor(self.alpha)).sample())
+        alpha = torch.tensor(self.alpha, dtype=torch.float32)  # Beta lacks bfloat16, which bf16-true makes the default
+        return float(Beta(alpha, alpha).sample())
 
 
 class MixUp(Mix):
@@ -50,15 +51,17 @@ class MixUp(Mix):
 
     def __call__(self, inputs: Any, targets: Float[Tensor, "b classes"]) -> tuple[Any, Float[Tensor, "b classes"]]:
         share = self.share()
+        exact = torch.promote_types(targets.dtype, torch.float32)  # bfloat16 would drown quiet sounds in noise
 
         def mixed(values: Tensor) -> Tensor:
-            return share * values.to(targets.dtype) + (1 - share) * values.to(targets.dtype).roll(1, 0)
+            return share * values.to(exact) + (1 - share) * values.to(exact).roll(1, 0)
 
+        both = mixed(targets).to(targets.dtype)
         if isinstance(inputs, Mapping):
             lengths = inputs["lengths"]
-            both = {"waveforms": mixed(inputs["waveforms"]), "lengths": torch.maximum(lengths, lengths.roll(1, 0))}
-            return both, mixed(targets)
-        return mixed(inputs), mixed(targets)
+            longer = torch.maximum(lengths, lengths.roll(1, 0))
+            return {"waveforms": mixed(inputs["waveforms"]), "lengths": longer}, both
+        return mixed(inputs), both
 
 
 class CutMix(Mix):

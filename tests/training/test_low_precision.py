@@ -1,13 +1,14 @@
 """Losses in low precision stay near those in float32, for pixels and for sound, on the CPU."""
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
 from datamodules import Digits, Vowels
 from longseq.attention import Linformer, Verma
 from longseq.encoders import Conv1d, ImageEncoder, SpectrogramEncoder
-from longseq.training import Classifier
+from longseq.training import Classifier, MixUp
 from longseq.training.statistics import measure_inputs
 
 SMALL = {"dim": 32, "depth": 2, "heads": 2}
@@ -57,3 +58,20 @@ def test_losses_in_half_precisions_follow_those_in_float32(data, mechanism):
     assert expected[-1] < expected[0] - 0.1
     for dtype in (torch.bfloat16, torch.float16):
         torch.testing.assert_close(losses(data, mechanism, dtype), expected, rtol=0, atol=0.02)
+
+
+def test_a_training_with_weights_in_bfloat16_hears_sounds_in_float32(monkeypatch):
+    data, plain, heard = Vowels(batch_size=16), [], []
+    encoder = SpectrogramEncoder(data.sample_rate_hz, data.seconds, Verma(), **SMALL)
+    front_end, mixed = encoder.front_end, MixUp.__call__
+    monkeypatch.setattr(encoder, "front_end", lambda inputs: front_end(heard.append(inputs["waveforms"]) or inputs))
+    monkeypatch.setattr(MixUp, "share", lambda mix, share=MixUp.share: 0 * share(mix) + 0.3)
+    monkeypatch.setattr(MixUp, "__call__", lambda mix, x, y: mixed(mix, plain.append(x["waveforms"]) or x, y))
+    trainer = pl.Trainer(
+        accelerator="cpu", precision="bf16-true", max_epochs=1, limit_train_batches=1, limit_val_batches=1,
+        num_sanity_val_steps=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    )  # fmt: skip
+    trainer.fit(Classifier(encoder, data.num_classes, mix=MixUp()), datamodule=data)
+    expected = 0.3 * plain[0].double() + 0.7 * plain[0].double().roll(1, 0)
+    torch.testing.assert_close(heard[-2].double(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(heard[-1], next(iter(data.val_dataloader()))[0]["waveforms"])
