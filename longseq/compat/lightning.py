@@ -101,9 +101,9 @@ def is_accumulating(trainer: pl.Trainer) -> bool:
 
 
 def is_followed_by_validation(trainer: pl.Trainer) -> bool:
-    """Whether the finished batch is the last one of its epoch, and a validation follows it."""
-    loop = trainer.fit_loop.epoch_loop
-    return loop.batch_progress.is_last_batch and trainer.enable_validation and loop._should_check_val_epoch()
+    """Whether a validation follows the finished batch: the last one of an epoch, or one at a val_check_interval."""
+    fit_loop: Any = trainer.fit_loop
+    return trainer.enable_validation and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher)
 
 
 def is_finding_learning_rate(trainer: pl.Trainer) -> bool:
@@ -133,8 +133,8 @@ def running_averages(trainer: pl.Trainer) -> list[Any]:
 def put_before_validation(fit_loop: dict[str, Any]) -> None:
     """Set a checkpoint's counters so that Lightning, when resumed, first runs a whole validation.
 
-    Otherwise Lightning would skip the validation after an epoch's last batch, and would resume an interrupted
-    validation in its middle.
+    Otherwise Lightning would skip the validation after the finished batch, and would resume an interrupted validation
+    in its middle.
     """
     for part in ("total", "current"):
         train = fit_loop["epoch_loop.batch_progress"][part]

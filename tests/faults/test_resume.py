@@ -136,6 +136,17 @@ def test_a_run_that_resumed_before_a_validation_and_was_killed_after_it_draws_th
     assert_equal(resumed(tmp_path, *FIT), whole("plain"))
 
 
+def test_a_run_killed_before_a_validation_in_the_middle_of_an_epoch_goes_on_with_it(tmp_path: Path) -> None:
+    arguments = [*FIT, "--trainer.val_check_interval", "2", "--trainer.limit_train_batches", "4"]
+    (tmp_path / "whole").mkdir()
+    assert run(tmp_path / "whole", ROOT / "train.py", *arguments).returncode == 0
+    expected = tmp_path / "whole/runs/digits/0"
+    assert [step for step, _ in curves(expected)["val/loss"]] == [1, 3, 5, 7, 9, 11]
+    killed = run(tmp_path, DIE, "on_train_batch_end", 2, "SIGTERM", 0, *arguments)
+    assert killed.returncode == EXIT["SIGTERM"], killed.stderr[-3000:]
+    assert_equal(resumed(tmp_path, *arguments), expected)
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
