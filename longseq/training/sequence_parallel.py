@@ -113,7 +113,7 @@ class SequenceParallel(DDPStrategy):
         """The norm of the gradients of some weights, of which a process has its own columns."""
         ours = [] if self._sharding is None else self._sharding.weights
         shared_out = [any(weight is own for own in ours) for weight in weights]
-        exact = torch.promote_types(weights[0].dtype, torch.float32)
+        exact = torch.promote_types(weights[0].dtype if weights else torch.float32, torch.float32)  # none in a bad step
         squares = torch.zeros(2, device=self.root_device, dtype=exact)
         for weight, is_own in zip(weights, shared_out, strict=True):
             squares[int(is_own)] += weight.grad.detach().to(exact).square().sum()

@@ -1,10 +1,11 @@
-"""Trains on several processes: python shared_training.py DEVICES TOKENS FOLDER [STRATEGY or masked].
+"""Trains on several processes: python shared_training.py DEVICES TOKENS FOLDER [STRATEGY, masked or bad].
 
 DEVICES processes, of which TOKENS share a sequence; with 1 token, an ordinary training, or one with STRATEGY. masked is
-a pretraining. Sums in
-another order are other numbers in float32, so the precision is float64.
+a pretraining. With bad, the loss of step 1 is not finite, and is left out. Sums in another order are other numbers in
+float32, so the precision is float64.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ from longseq.training.throughput import ThroughputLogger
 
 if __name__ == "__main__":
     devices, tokens, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    is_masked = "masked" in sys.argv
-    otherwise = sys.argv[4] if sys.argv[4:] and not is_masked else "ddp" if devices > 1 else "auto"
+    is_masked, is_bad = "masked" in sys.argv, "bad" in sys.argv
+    is_named = sys.argv[4:] and not (is_masked or is_bad)
+    otherwise = sys.argv[4] if is_named else "ddp" if devices > 1 else "auto"
     os.environ.pop("PL_GLOBAL_SEED", None)  # Lightning would seed several processes once more
     torch.manual_seed(0)
     data = Digits(batch_size=32 // (devices // tokens))
@@ -35,6 +37,9 @@ if __name__ == "__main__":
     steps = 8 if devices == tokens else 3
     mix = MixUp() if devices == tokens and not is_masked else None  # other processes draw other numbers
     model = Classifier(encoder, 10, mix=mix, task=Masked() if is_masked else None, learning_rate=0.01)
+    if is_bad:
+        model.bad_steps.allowed = 1
+        model.head.register_forward_hook(lambda *call: call[2] * math.nan if model.global_step == 1 else None)
     strategy: Any = SequenceParallel(tokens) if tokens > 1 else otherwise
     trainer = pl.Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, max_steps=steps, val_check_interval=steps,

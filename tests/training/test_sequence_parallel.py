@@ -82,6 +82,12 @@ def test_a_masked_pretraining_ends_with_the_weights_and_figures_of_one_process(t
         assert figures[name] == pytest.approx(of_one[name], abs=1e-6), name
 
 
+def test_a_bad_step_is_left_out_where_gradients_are_clipped(tmp_path: Path) -> None:
+    ours, theirs = (tensors(trained(tmp_path, *numbers, "bad")[0]) for numbers in ((2, 2), (1, 1)))
+    for name, value in ours.items():
+        assert value.isfinite().all() and torch.allclose(value, theirs[name], atol=1e-9), name
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
