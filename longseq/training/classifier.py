@@ -304,12 +304,15 @@ class Classifier(pl.LightningModule):
             inputs, targets = self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.dtype))
         outputs = self(inputs)
         loss = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
-        if self.teaching is not None:
-            taught = self.task.distillation(outputs, self.teaching(inputs, self), self.temperature)
-            loss = (1 - self.distillation_alpha) * loss + self.distillation_alpha * taught
         is_spare = is_spare_batch(self.trainer, batch_idx)
         weight = 0 * loss.detach() if is_spare else self.task.weight(outputs, targets, self.loss_weights)
         share, of_all = shared_loss(loss, weight, self.trainer)
+        if self.teaching is not None:  # its loss has no class weights: each sample counts once
+            taught = self.task.distillation(outputs, self.teaching(inputs, self), self.temperature)
+            num_samples = loss.new_full((), 0 if is_spare else len(outputs), dtype=torch.float32)
+            losses = zip((loss, share, of_all), (taught, *shared_loss(taught, num_samples, self.trainer)), strict=True)
+            alpha = self.distillation_alpha
+            loss, share, of_all = ((1 - alpha) * of_task + alpha * of_teacher for of_task, of_teacher in losses)
         if self.bad_steps.count(loss, of_all, self.trainer, batch_idx):
             if isinstance(self, FSDPModule):  # its backward pass must follow; on_before_optimizer_step drops the result
                 return share

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
@@ -74,6 +75,31 @@ def test_the_loss_is_hintons(alpha: float, T: float, teacher: str) -> None:
         entropy = -math.log(math.exp(mine[label]) / sum(map(math.exp, mine.tolist())))
         expected += ((1 - alpha) * entropy + alpha * T**2 * divergence) / len(IMAGES)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_with_class_weights_two_processes_have_the_loss_of_one(teacher: str, monkeypatch) -> None:
+    student = classifier(teacher=teacher, class_weights=[1.0, 2.0, 9.0])
+    torch.nn.init.normal_(student.head.weight)
+    whole = step(student, IMAGES, LABELS).detach()
+    parts = [(IMAGES[:4], LABELS[:4]), (IMAGES[4:], LABELS[4:])]
+    sums: list[list[Tensor]] = [[], []]
+
+    def share(rank: int, others: list[Tensor]) -> Tensor:
+        """The loss of a process that meets the sums of the other one."""
+
+        def all_reduce(own: Tensor, group: Any = None) -> None:
+            sums[rank].append(own.clone())
+            own += others.pop(0) if others else own
+
+        monkeypatch.setattr(dist, "all_reduce", all_reduce)
+        return step(student, *parts[rank]).detach()
+
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    share(0, [])
+    second = share(1, [*sums[0]])
+    first = share(0, [*sums[1]])
+    torch.testing.assert_close((first + second) / 2, whole)
 
 
 def test_many_labels_are_learned_from_the_teachers_probabilities() -> None:
