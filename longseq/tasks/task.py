@@ -1,9 +1,12 @@
 """The contract of a task: what a model's outputs mean, how they are trained, and how they are measured."""
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
+import torch.nn.functional as F
 import torchmetrics.classification
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -137,9 +140,12 @@ class Task(ABC):
         """The metrics that the user has named.
 
         Raises:
-            ValueError: If a metric refuses its arguments.
+            ValueError: If a metric refuses its arguments, measures another kind of labels, or gives several numbers.
         """
-        return {name: _make_metric(name, described, num_classes) for name, described in (self.metrics or {}).items()}
+        named = {name: _make_metric(name, described, num_classes) for name, described in (self.metrics or {}).items()}
+        if named:
+            _refuse_other_kinds(named, self.own_metrics(num_classes)[self.best], num_classes)
+        return named
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
         """Metrics with a figure for each class, for the model card; they take what ``measured`` returns."""
@@ -222,3 +228,40 @@ def _make_metric(name: str, described: Any, num_classes: int) -> Metric:
         raise ArgumentError(
             "metrics", f"must be made of arguments that {kind.__name__} takes, got {name}: {what}"
         ) from error
+
+
+def _refuse_other_kinds(named: dict[str, Metric], own: Metric, num_classes: int) -> None:
+    """Try metrics on a small batch of the kind that the task's own metric takes; a validation would end in a traceback.
+
+    Raises:
+        ValueError: If one does not take such a batch, or gives several numbers.
+    """
+    if not type(own).__module__.startswith("torchmetrics."):
+        return  # only the task knows what such a metric takes
+    labels = torch.arange(min(num_classes, 16))
+    several = F.one_hot(labels, num_classes)
+    kinds = [of_kind for of_kind in (labels, several) if _trouble(own, several.float(), of_kind) is None]
+    for name, metric in named.items() if kinds else ():
+        trouble = _trouble(metric, several.float(), kinds[0])
+        if trouble is not None:
+            what = "must take what the task measures, and give one number"
+            raise ArgumentError(
+                "metrics",
+                f"{what}, got {name}: {type(metric).__name__} {trouble}; {type(own).__name__} is one that does",
+            )
+
+
+def _trouble(metric: Metric, chances: Float[Tensor, "b classes"], labels: Tensor) -> str | None:
+    """Why a metric has not one number for a batch; None if it has."""
+    probe = metric.clone()
+    probe.distributed_available_fn = lambda: False  # other processes may build no model now
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes without samples
+            probe.update(chances, labels)
+            result = probe.compute()
+    except Exception as error:  # torchmetrics raises many kinds
+        return f"refuses a batch ({' '.join(str(error).split())})"
+    if isinstance(result, Tensor) and result.numel() == 1:
+        return None
+    return f"gives {result.numel()} numbers" if isinstance(result, Tensor) else f"gives a {type(result).__name__}"

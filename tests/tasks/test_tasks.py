@@ -161,6 +161,19 @@ def test_metrics_named_in_a_configuration_are_logged_beside_the_tasks_own(comman
         ),
         ("{a: {top_k: 5}}", "model.task.metrics: must be classes of torchmetrics.classification, got None for a; "),
         ("{a: {metric: MulticlassAccuracy, topk: 5}}", "model.task.metrics: must be made of arguments that Multiclass"),
+        *(
+            (
+                f"{{x: {metric}}}",
+                f"model.task.metrics: must take what the task measures, and give one number, got x: {why}",
+            )
+            for metric, why in {
+                "BinaryAUROC": "BinaryAUROC refuses a batch (",
+                "MultilabelAUROC": "MultilabelAUROC refuses a batch (",
+                "MulticlassConfusionMatrix": "MulticlassConfusionMatrix gives 100 numbers; MulticlassAccuracy is one",
+                "MulticlassROC": "MulticlassROC gives a tuple; MulticlassAccuracy is one that does",
+                "{metric: MulticlassF1Score, average: none}": "MulticlassF1Score gives 10 numbers; ",
+            }.items()
+        ),
     ],
 )
 def test_a_metric_that_cannot_be_is_one_line(metrics: str, said: str, command: Callable) -> None:
