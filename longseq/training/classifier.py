@@ -35,6 +35,7 @@ from longseq.training.optimizer import (
     Course,
     CourseName,
     make_optimizer,
+    refuse_wrong_scheduler,
     set_rates,
     torch_scheduler,
     warmup_course,
@@ -151,7 +152,7 @@ class Classifier(pl.LightningModule):
         if isinstance(schedule, str) and schedule not in COURSES:
             raise ArgumentError("schedule", f"must be one of {', '.join(COURSES)}, got {schedule!r}; choose one")
         if not isinstance(schedule, str):
-            torch_scheduler(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), schedule)  # refuses it here
+            refuse_wrong_scheduler(schedule)
         if layer_decay is not None and not 0 < layer_decay <= 1:
             raise ArgumentError("layer_decay", f"must be in 0..1 (0 excluded), got {layer_decay}; 0.75 is usual")
         if not 0 <= distillation_alpha <= 1:
@@ -424,7 +425,9 @@ class Classifier(pl.LightningModule):
         num_steps = self.trainer.estimated_stepping_batches  # it also counts the batches of an epoch
         if not isinstance(self.schedule, str):
             batches = int(self.trainer.num_training_batches)
-            return {"optimizer": optimizer, "lr_scheduler": torch_scheduler(optimizer, self.schedule, batches)}
+            num_epochs = num_steps // max(-(-batches // self.trainer.accumulate_grad_batches), 1)
+            lengths = batches, num_steps, num_epochs
+            return {"optimizer": optimizer, "lr_scheduler": torch_scheduler(optimizer, self.schedule, *lengths)}
         self._planned_for = self.learning_rate, num_steps
         return {
             "optimizer": optimizer,

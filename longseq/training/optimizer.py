@@ -1,12 +1,14 @@
 """The optimizer and the learning rate schedule."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR
 
 from longseq.arguments import ArgumentError, SettingError
@@ -111,7 +113,35 @@ def warmup_course(optimizer: Optimizer, num_steps: int | float, warmup_fraction:
     return Course(optimizer, factor)
 
 
-def torch_scheduler(optimizer: Optimizer, described: Mapping[str, Any], steps_of_epoch: int = 1) -> dict[str, Any]:
+def refuse_wrong_scheduler(described: Mapping[str, Any]) -> None:
+    """Make one of torch's schedulers and move it once: some refuse their arguments only then.
+
+    Raises:
+        ValueError: If there is no such scheduler, or it refuses its arguments.
+    """
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch_scheduler(optimizer, described)["scheduler"]
+    optimizer.step()
+    with _refusing(described):
+        scheduler.step(*[0.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
+
+
+@contextmanager
+def _refusing(described: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # ZeroDivisionError, NotImplementedError and others, as torch's arithmetic comes
+        what = f"must have arguments that {described['scheduler']} takes, got {str(error) or dict(described)}"
+        raise ArgumentError("schedule", f"{what}; see torch") from error
+
+
+def torch_scheduler(
+    optimizer: Optimizer,
+    described: Mapping[str, Any],
+    steps_of_epoch: int = 1,
+    num_steps: int | float = 0,
+    num_epochs: int | float = 0,
+) -> dict[str, Any]:
     """One of torch's schedulers, in the form that Lightning takes.
 
     A scheduler of epochs is one of steps that moves with the last batch of an epoch: Lightning would move it after the
@@ -120,11 +150,14 @@ def torch_scheduler(optimizer: Optimizer, described: Mapping[str, Any], steps_of
     Args:
         optimizer: What it schedules.
         steps_of_epoch: Batches of an epoch.
+        num_steps: Optimizer steps of the training.
+        num_epochs: Whole epochs of the training.
         described: Its name as ``scheduler``, its arguments, ``interval`` (epoch or step; epoch if absent), and the
             metric to ``monitor`` if it needs one.
 
     Raises:
         ValueError: If there is no such scheduler, or it refuses its arguments.
+        SettingError: If it ends before the training.
     """
     arguments = dict(described)
     name, interval = arguments.pop("scheduler", None), arguments.pop("interval", "epoch")
@@ -133,10 +166,12 @@ def torch_scheduler(optimizer: Optimizer, described: Mapping[str, Any], steps_of
     if not (isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)) or interval not in ("epoch", "step"):
         what = f"must be {', '.join(COURSES)}, or a class of torch.optim.lr_scheduler as scheduler"
         raise ArgumentError("schedule", f"{what}, got {dict(described)}; {{scheduler: StepLR, step_size: 10}} is one")
-    try:
+    with _refusing(described):
         scheduler = kind(optimizer, **arguments)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError("schedule", f"must have arguments that {name} takes, got {error}; see torch") from error
+    moves, most = num_epochs if interval == "epoch" else num_steps, getattr(scheduler, "total_steps", math.inf)
+    if moves > most:  # OneCycleLR would raise an error there
+        what = f"{name} ends after {most} {interval}s, and the training has {moves}"
+        raise SettingError(f"model.schedule: {what}; give total_steps: {moves}")
     frequency = steps_of_epoch if interval == "epoch" else 1
     config = {"scheduler": scheduler, "interval": "step", "frequency": frequency}
     return config if monitor is None else {**config, "monitor": monitor}

@@ -129,6 +129,16 @@ def test_the_first_blocks_may_be_frozen_and_a_resumed_training_keeps_them_so(com
         (["--model.schedule", "{scheduler: Nothing}"], "model.schedule: must be cosine, constant, linear, step, "),
         (["--model.schedule", "{scheduler: StepLR}"], "model.schedule: must have arguments that StepLR takes, got "),
         (["--model.schedule", "{scheduler: StepLR, step_size: 1, interval: day}"], "model.schedule: must be cosine, "),
+        *(
+            (["--model.schedule", f"{{scheduler: {scheduler}}}"], f"model.schedule: {said}")
+            for scheduler, said in {
+                "StepLR, step_size: 0": "must have arguments that StepLR takes, got ",
+                "CosineAnnealingLR, T_max: 0, interval: step": "must have arguments that CosineAnnealingLR takes, got ",
+                "LRScheduler": "must have arguments that LRScheduler takes, got {'scheduler': 'LRSch",
+                "OneCycleLR, max_lr: 1, total_steps: 9, interval: step": "OneCycleLR ends after 9 steps, and the train",
+                "OneCycleLR, max_lr: 1, total_steps: 3": "OneCycleLR ends after 3 epochs, and the training has 4; ",
+            }.items()
+        ),
     ],
 )
 def test_a_wrong_setting_is_said_in_one_line(command: Callable, flags: list[str], message: str) -> None:
