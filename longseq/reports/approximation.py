@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.reports.lists import refuse_wrong_lists
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
 
@@ -41,12 +42,15 @@ def approximation(
         out: Folder for table.md, table.csv and approximation.png.
 
     Raises:
-        ValueError: If a number is not positive.
+        ValueError: If a number is not positive, a list is empty or holds a number twice, or an n has no k.
     """
-    sizes = {"n": min(n), "k": min(k), "channels": channels, "draws": draws, "steps": steps}
-    for name, size in sizes.items():
+    refuse_wrong_lists(n=n, k=k)
+    for name, size in {"channels": channels, "draws": draws, "steps": steps}.items():
         if size < 1:
             raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")
+    if min(k) > min(n):
+        what = f"must hold a number of at most {min(n)}, the shortest n, got {k}"
+        raise ArgumentError("k", f"{what}; add a smaller one, or leave out this n")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     rows = []

@@ -13,6 +13,7 @@ import torch
 
 from longseq.arguments import ArgumentError
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
+from longseq.reports.lists import refuse_wrong_lists
 from longseq.reports.plots import COLOURS, colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
@@ -70,14 +71,16 @@ def benchmark(
         out: Folder for table.md, benchmark.png, and table.csv, which is written after each cell.
 
     Raises:
-        ValueError: If a mechanism is unknown, a number is not positive, or there is no such device.
+        ValueError: If a mechanism is unknown, a number is not positive, a list is empty or holds a number twice, or
+            there is no such device.
     """
     unknown = set(mechanisms) - set(MECHANISMS)
     if unknown:
         raise ArgumentError(
             "mechanisms", f"must be some of {', '.join(MECHANISMS)}, got {min(unknown)}; check the spelling"
         )
-    sizes = {"n": min(n), "k": min(k), "dim": dim, "depth": depth, "heads": heads, "batch": batch, "repeats": repeats}
+    refuse_wrong_lists(n=n, k=k)
+    sizes = {"dim": dim, "depth": depth, "heads": heads, "batch": batch, "repeats": repeats}
     for name, size in sizes.items():
         if size < 1:
             raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.reports.interval import wilson
+from longseq.reports.lists import refuse_wrong_lists
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.memory import keep_freed_memory
@@ -44,10 +45,12 @@ def needle(
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
-        ValueError: If a number is not positive, or the model cannot hear recordings of these durations.
+        ValueError: If a number is not positive, seconds hold none or one twice, or the model cannot hear recordings of
+            these durations.
         CheckpointError: If the checkpoint cannot be read, or its data makes no recordings of any duration.
     """
-    for name, value in {"seconds": min(seconds), "trials": trials, "window": 1 if window is None else window}.items():
+    refuse_wrong_lists(seconds=seconds)
+    for name, value in {"trials": trials, "window": 1 if window is None else window}.items():
         if value <= 0:
             raise ArgumentError(name, f"must be positive, got {value}; the defaults are a start")
     model, data = model_and_data(ckpt_path, allow_class, root)

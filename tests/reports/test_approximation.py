@@ -37,6 +37,21 @@ def test_inputs_have_variance_one_and_are_smooth_as_asked():
         assert near.item() == pytest.approx(math.exp(-0.25 / 20**2), abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--k", "[]"], "error: k: must hold one number or more, got []; the defaults are a start"),
+        (
+            ["--n", "16", "64", "--k", "32"],
+            "error: k: must hold a number of at most 16, the shortest n, got [32]; add ",
+        ),
+    ],
+)
+def test_a_list_that_cannot_be_is_one_line(flags, said, command):
+    done = command("approximation", *flags)
+    assert done.code == 2 and done.error.startswith(said)
+
+
 def test_the_report_writes_its_files(command, tmp_path):
     done = command("approximation", "--n", "32", "--k", "4", "8", "--steps", "3", "--draws", "2", "--out", "a")
     assert done.code == 0, done.err

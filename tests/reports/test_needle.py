@@ -112,6 +112,14 @@ def test_several_digits_are_trained_as_several_labels_and_have_no_single_answer(
     assert done.err.count("\n") == 1
 
 
+def test_no_duration_is_one_line(command) -> None:
+    done = command("needle", "--ckpt_path", "no.ckpt", "--seconds", "[]")
+    assert (done.code, done.error) == (
+        2,
+        "error: seconds: must hold one number or more, got []; the defaults are a start",
+    )
+
+
 def test_data_without_recordings_of_any_duration_is_refused(command, tmp_path: Path) -> None:
     small = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--model.encoder.dim", "16"]
     fitted = command("fit", "--config", "image/digits", *small, "--trainer.default_root_dir", tmp_path)
