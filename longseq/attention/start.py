@@ -1,6 +1,7 @@
 """Start learned projections from data: E as the directions, over tokens, in which a layer's inputs vary most."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +28,18 @@ def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
     """
     inputs: dict[LinearProjection | LinearProjectionByHead, list[Tensor]] = {}
 
-    def remember(layer: AttentionLayer, x: tuple[Tensor, ...]) -> None:
+    def remember(layer: AttentionLayer, x: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:
+        mask = keywords.get("attn_mask")
+        tokens = x[0].detach() if mask is None else x[0].detach() * mask[:, 0, 0, :, None]  # padding is no token
         for side in (layer.project_keys, layer.project_values):
             for projection in side if isinstance(side, RaggedProjection) else [side]:
                 if isinstance(projection, LinearProjection | LinearProjectionByHead):
-                    inputs.setdefault(projection, []).append(x[0].detach().transpose(0, 1).flatten(1).float())
+                    inputs.setdefault(projection, []).append(tokens.transpose(0, 1).flatten(1).float())
 
     hooks = [
-        layer.register_forward_pre_hook(remember) for layer in model.modules() if isinstance(layer, AttentionLayer)
+        layer.register_forward_pre_hook(remember, with_kwargs=True)
+        for layer in model.modules()
+        if isinstance(layer, AttentionLayer)
     ]
     was_training = model.training
     try:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_vit import vit
 
+from longseq import SpectrogramEncoder
 from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, TokenGrid, carry, plug, start_from_inputs
 from longseq.attention.projection import resample_columns
 
@@ -120,6 +121,23 @@ def test_the_singular_start_is_the_leading_left_singular_vectors_of_the_layers_i
     U = torch.linalg.svd(X, full_matrices=False)[0][:, :6]
     E = model.blocks[1].attn.project_keys.weight.detach()
     torch.testing.assert_close((E @ U).abs(), torch.eye(6), atol=1e-3, rtol=0)
+
+
+def test_the_singular_start_does_not_take_padding_for_tokens():
+    torch.manual_seed(0)
+    model = SpectrogramEncoder(8000, 0.2, Linformer(4), num_mels=8, dim=8, depth=2, heads=2).eval()
+    clips = {"waveforms": torch.randn(5, 1600), "lengths": torch.tensor([1600, 800, 800, 400, 400])}
+    clips["waveforms"] *= torch.arange(1600) < clips["lengths"][:, None]
+    alone, seen = [], []
+    hook = model.trunk.blocks[1].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    start_from_inputs(model, lambda: model(clips))
+    for length in clips["lengths"].tolist():
+        tokens = 1 + length // 80
+        alone.append(torch.nn.functional.pad(seen[0][len(alone), :tokens], (0, 0, 0, 21 - tokens)))
+    hook.remove()
+    U = torch.linalg.svd(torch.cat(alone, dim=1), full_matrices=False)[0][:, :4]
+    E = model.trunk.blocks[1].attn.project_keys.weight.detach()
+    torch.testing.assert_close((E @ U).abs(), torch.eye(4), atol=1e-3, rtol=0)
 
 
 def test_an_unknown_start_and_a_delta_of_zero_are_refused():
