@@ -132,7 +132,7 @@ def sweep(
 
 
 def combinations(grid: Sequence[str]) -> list[Setting]:
-    """Every combination of the values of key=value,value; commas within brackets do not separate values.
+    """Every combination of the values of key=value,value; commas within brackets or braces do not separate values.
 
     Raises:
         ValueError: If an entry has another form.
@@ -145,8 +145,20 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
                 "grid",
                 f"must be of the form key=value,value, got {entry!r}; for example model.encoder.attention.k=8,16",
             )
-        axes.append([(key, value) for value in re.split(r",(?![^\[]*\])", values)])
+        axes.append([(key, value) for value in _split(values)])
     return [tuple(setting) for setting in itertools.product(*axes)]
+
+
+def _split(values: str) -> list[str]:
+    """The parts between the commas that are in no bracket or brace."""
+    parts, depth = [""], 0
+    for letter in values:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:

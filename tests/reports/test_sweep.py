@@ -24,6 +24,9 @@ def test_every_combination_is_there_and_brackets_keep_their_commas():
         (("a.k", "1"), ("b", "[3,4]")), (("a.k", "1"), ("b", "5")),
         (("a.k", "2"), ("b", "[3,4]")), (("a.k", "2"), ("b", "5")),
     ]  # fmt: skip
+    assert combinations(["k=[[3,4],[5,6]],8"]) == [(("k", "[[3,4],[5,6]]"),), (("k", "8"),)]
+    step, one_cycle = "{scheduler: StepLR, step_size: 10}", "{scheduler: MultiStepLR, milestones: [2, 3]}"
+    assert combinations([f"s=linear,{step},{one_cycle}"]) == [(("s", "linear"),), (("s", step),), (("s", one_cycle),)]
 
 
 @pytest.mark.parametrize(
