@@ -45,7 +45,7 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
             raise ArgumentError(
                 "model", f"must be an encoder or have one, got {type(model).__name__}; see longseq.encoders"
             )
-        new = _rebuilt(model, encoder=resize(encoder, **changes))
+        new = _rebuilt(model, encoder=resize(encoder, **changes)).to(next(model.parameters()))
         own = {name: weight for name, weight in model.state_dict().items() if not name.startswith("encoder.")}
         new.load_state_dict(own, strict=False)
         return new.train(model.training)

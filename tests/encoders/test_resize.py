@@ -51,6 +51,13 @@ def test_an_enlarged_image_gives_features_near_those_of_the_small_one(mechanism)
     assert (anew(large) - expected).norm() / expected.norm() > 2 * carried
 
 
+def test_a_classifier_keeps_the_precision_of_its_weights():
+    model = Classifier(image_encoder(Linformer(5)), 3).double().eval()
+    carried = resize(model, (1, 16, 16))
+    assert {weight.dtype for weight in carried.parameters()} == {torch.float64}
+    assert carried(torch.randn(2, 1, 16, 16)).dtype == torch.float64
+
+
 @pytest.mark.parametrize("change", [{"hop_ms": 5.0}, {"hop_ms": 20.0}, {"seconds": 2.0}, {"seconds": 0.5}])
 def test_a_sound_encoder_is_carried_to_another_hop_and_length(change):
     encoder = sound_encoder(Linformer(5))
