@@ -82,7 +82,7 @@ class ThroughputLogger(pl.Callback):
     ) -> None:
         self._advance()
         self._samples += len(batch[1]) / copies(trainer)  # a sample that several devices share is one
-        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0]) / copies(trainer)
+        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0])  # whole: float32 ends at 16 million
         if trainer.global_step == self._global_step:  # gradients accumulate: no step was taken
             return
         self._global_step = trainer.global_step
@@ -126,7 +126,7 @@ class ThroughputLogger(pl.Callback):
             self._since = None
 
     def _begin_window(self, pl_module: Classifier) -> None:
-        tokens = int(self._tokens)
+        tokens = int(self._tokens) // copies(pl_module.trainer)
         samples = int(self._samples)
         self._throughput.update(time=self._seconds, batches=self._steps, samples=samples, lengths=tokens)
         self._window_start, self._waited = self._steps, 0.0

@@ -109,6 +109,17 @@ def test_rates_are_those_computed_by_hand_and_the_first_step_does_not_count(fit:
         assert "mfu" not in row  # the peak of a CPU is not known
 
 
+def test_no_token_is_lost_in_a_long_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    update = throughput.Throughput.update
+    monkeypatch.setattr(
+        throughput.Throughput, "update", lambda self, **sums: counted.append(sums["lengths"]) or update(self, **sums)
+    )
+    monkeypatch.setattr(ImageEncoder, "count_tokens", lambda self, inputs: torch.tensor(2**24 + 1))
+    fit(batches=10)
+    assert counted == [0, 4 * (2**24 + 1), 9 * (2**24 + 1)]  # float32 cannot hold them
+
+
 def test_validation_does_not_count(fit: Fit) -> None:
     rows = fit(batches=12, max_epochs=3, limit_val_batches=2, val_check_interval=3)
     assert len(rows) == 7
