@@ -86,6 +86,6 @@ def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier,
     context = trainer.precision_plugin.forward_context
     # after an error Lightning moves everything off a GPU, the optimizer's state too
     has_moments = device.type == "cpu" and any(optimizer.state for optimizer in trainer.optimizers)
-    fitting = what_fits(model.to(device), batch, context, has_moments)
+    fitting = what_fits(model.to(device), batch, context, has_moments, trainer.accumulate_grad_batches)
     fitting = fitting or ["none of the smaller settings that were tried"]
     return OutOfMemory(f"{what_was_asked(error)}; what fits: {', or '.join(fitting)}")

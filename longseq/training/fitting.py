@@ -40,6 +40,7 @@ def what_fits(
     batch: Any,
     autocast: Callable[[], AbstractContextManager[Any]],
     has_moments: bool = False,
+    accumulated: int = 1,
 ) -> list[str]:
     """The flags with which a training step fits with room to spare, each tried alone: the batch halved until it fits,
     activation checkpointing, bfloat16, and k halved until it fits.
@@ -49,6 +50,7 @@ def what_fits(
         batch: Inputs and labels on that device, at least as large as the batch that did not fit.
         autocast: The precision of the training, as a context.
         has_moments: Whether AdamW's moments are on the device already; if not, memory is reserved for them.
+        accumulated: Batches of an optimizer step.
     """
     model.zero_grad()
     inputs, labels = batch
@@ -76,7 +78,8 @@ def what_fits(
 
     halves = [len(labels) >> shift for shift in range(1, len(labels).bit_length())]
     if count := next((count for count in halves if fits(model, count)), None):
-        flags.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {-(-len(labels) // count)}")
+        batches = -(-len(labels) * accumulated // count)
+        flags.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {batches}")
     if not model.encoder.checkpointing and not model.encoder.reversible:
         model.encoder.trunk.set_grad_checkpointing(True)
         if fits(model, len(labels)):

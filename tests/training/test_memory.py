@@ -41,6 +41,11 @@ def test_where_all_fits_the_least_change_of_each_kind_is_named(monkeypatch: pyte
     assert what_fits(a_model(), BATCH, nullcontext) == [*changes, *smaller]
 
 
+def test_a_smaller_batch_keeps_the_samples_of_a_step_where_gradients_accumulate_already() -> None:
+    named = what_fits(a_model(), BATCH, nullcontext, accumulated=4)
+    assert named[0] == "--data.batch_size 3 --trainer.accumulate_grad_batches 8"
+
+
 def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model()
     made: list[int] = []
