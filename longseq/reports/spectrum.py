@@ -60,11 +60,12 @@ def spectrum(
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise CheckpointError(f"{ckpt_path}: holds weights that are not finite; give another")
     data.setup("test")
-    chosen = torch.randperm(len(data.test_set), generator=torch.Generator().manual_seed(0))[:num_inputs].tolist()
+    samples = data.splits()["test"]
+    chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:num_inputs].tolist()
     curves = {"P": [], "logits": []}
     n = 0
     for index in chosen:
-        inputs, _ = data.test_set.__getitems__([index])
+        inputs, _ = samples.__getitems__([index])
         matrices = list(context_matrices(model, inputs))
         n = max(n, matrices[0][0].shape[1])
         for which, position in (("P", 0), ("logits", 1)):

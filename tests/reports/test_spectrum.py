@@ -102,6 +102,18 @@ def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path
     assert command("spectrum", "--ckpt_path", "no.ckpt").code == 4
 
 
+def test_it_needs_no_more_of_the_data_than_the_contract_names(command, monkeypatch):
+    class Contract:
+        def __init__(self, data):
+            self.setup, self.splits = data.setup, data.splits
+
+    train(command, "Softmax")
+    read = module.model_and_data
+    monkeypatch.setattr(module, "model_and_data", lambda *given: (read(*given)[0], Contract(read(*given)[1])))
+    done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "1")
+    assert done.code == 0, done.err
+
+
 def test_what_too_few_singular_values_are_known_of_is_said_to_need_more(command, tmp_path, monkeypatch):
     train(command, "Softmax")
     monkeypatch.setattr(module, "EXACT", 32)
