@@ -1,5 +1,7 @@
 """What training draws: counted augmentation, batches of similar lengths, balanced classes, mixtures, masks."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torchvision.transforms import v2
@@ -220,6 +222,7 @@ def test_balanced_class_weights_count_each_class_as_much():
     class Trainer:
         ckpt_path = "resumed"  # when a training is resumed, nothing is measured
         datamodule = data
+        precision_plugin = SimpleNamespace()
 
     model._trainer = Trainer()
     model.setup("fit")
