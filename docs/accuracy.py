@@ -24,7 +24,7 @@ def draw(table: Path, out: Path) -> None:
         axes.scatter(*zip(*of_it, strict=True), s=42, marker=MARKERS[number], label=system, edgecolors=colour,
                      facecolors=colour if is_ours else "none", zorder=3)  # fmt: skip
     axes.set_yticks(range(len(tasks)), tasks)
-    axes.set(xlabel="test accuracy", xlim=(0.3, 1.02))
+    axes.set(xlabel="test accuracy", xlim=(0.2, 1.02))
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
     figure.savefig(out)
 
