@@ -175,9 +175,9 @@ def _check_place(path: str, flag: str) -> None:
 
 
 def _check_picture(path: str) -> None:
-    from matplotlib.figure import Figure
+    from longseq.reports.plots import can_be_drawn  # matplotlib takes half a second to import
 
-    if Path(path).suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
+    if not can_be_drawn(path):
         raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
     _check_place(path, "picture")
 

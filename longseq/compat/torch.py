@@ -1,4 +1,4 @@
-"""torch: hooks of modules, transformations that our autograd.Functions cannot follow, and what torch's errors say."""
+"""torch: hooks of modules, transformations that our autograd.Functions cannot follow, precision, and torch's errors."""
 
 import platform
 import re
@@ -37,6 +37,11 @@ def is_transformed() -> bool:
 def without_autocast(x: Tensor) -> torch.autocast:
     """A context that computes with x in its own precision, also on the meta device, which has no autocast."""
     return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The same numbers, in float32 if their own precision is lower."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def has_bfloat16() -> bool:

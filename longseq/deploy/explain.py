@@ -12,7 +12,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.encoders.patches import stride_of
-from longseq.reports.plots import COLOURS, styled
+from longseq.reports.plots import COLOURS, can_be_drawn, styled
 from longseq.tasks import MultiLabel
 from longseq.training.attribution import Attribution, attribute
 from longseq.training.events import Event
@@ -45,7 +45,7 @@ def explain(
         DataError: If the file cannot be read.
     """
     refuse_no_file(input)
-    if Path(out).suffix.lower() not in (".png", ".pdf", ".svg"):
+    if not can_be_drawn(out):
         raise ArgumentError("out", f"must be a .png, .pdf or .svg, got {out}; explained.png is usual")
     predictor = load(ckpt_path, allow_class=allow_class)
     if top is None:

@@ -142,11 +142,11 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     def _of_array(self, compute: Any, array: Any) -> Tensor:
         values = torch.as_tensor(array)
         batch: Any = values[None]
-        if not self.model.encoder.takes_sounds:
-            refuse_no_pixels(values)
-        else:
+        if self.model.encoder.takes_sounds:
             refuse_no_waveform(values)
             batch = {"waveforms": values[None].float().clamp(-1, 1), "lengths": torch.tensor([len(values)])}
+        else:
+            refuse_no_pixels(values)
         with torch.inference_mode():
             return compute(_moved(batch, self.model.device), 0).cpu()
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from longseq.arguments import ArgumentError
 from longseq.attention.shard import Shard, summed
 from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
-from longseq.compat.torch import is_hooked
+from longseq.compat.torch import at_least_float32, is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.patches import count_columns, count_rows, embed_patches
 from longseq.encoders.reversible import run_reversible
@@ -46,8 +46,7 @@ def pooled(trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "
     shard = shard_of(trunk)
     if (present is None and shard is None) or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
-    grid = tokens[:, trunk.num_prefix_tokens :]
-    grid = grid.to(torch.promote_types(grid.dtype, torch.float32))  # float16 counts to 65,504 tokens
+    grid = at_least_float32(tokens[:, trunk.num_prefix_tokens :])  # float16 counts to 65,504 tokens
     there = grid.new_ones(*grid.shape[:2], 1) if present is None else present[:, trunk.num_prefix_tokens :, None]
     if present is not None:
         grid = grid.masked_fill(~there, 0)

@@ -33,6 +33,11 @@ _STYLE: Any = {
 styled = rc_context(_STYLE)  # a decorator for the functions that draw
 
 
+def can_be_drawn(path: str) -> bool:
+    """Whether the suffix of a file is that of a picture that matplotlib writes."""
+    return Path(path).suffix[1:].lower() in Figure().canvas.get_supported_filetypes()
+
+
 def panels(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, list[Axes]]:
     """A figure and its panels, in reading order."""
     figure = Figure((width * columns, height * rows))

@@ -115,7 +115,8 @@ class Masked(Task):
         return errors.sum() / counts.sum().clamp(min=1)
 
     def weight(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return _errors(outputs.detach(), self.shard)[1].sum()
+        rebuilt, _, counted = _parts(outputs.detach())
+        return summed(counted.sum() * rebuilt.shape[-1], self.shard)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
         errors, counts = _errors(outputs, self.shard)

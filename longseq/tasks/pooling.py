@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.scaling import scaled_by_length
 from longseq.attention.shard import Shard, Split, exponentials, highest, summed
+from longseq.compat.torch import at_least_float32
 
 Pool = Literal["avg", "max", "linear_softmax", "attention"]
 
@@ -44,7 +45,7 @@ class AveragePooling(Pooling):
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         if self.shard is None and present is None:
             return scores.mean(1)
-        exact = scores.to(torch.promote_types(scores.dtype, torch.float32))  # float16 counts to 65,504 tokens
+        exact = at_least_float32(scores)  # float16 counts to 65,504 tokens
         there = torch.ones_like(exact[..., :1]) if present is None else present[..., None].to(exact.dtype)
         if self.shard is not None:
             return _divided(torch.cat([exact * there, there], dim=-1).sum(1), self.shard).to(scores.dtype)

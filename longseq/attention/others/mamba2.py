@@ -14,8 +14,8 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.others.sequence import SequenceLayer, at_least_float32, backwards, width_and_dropout
-from longseq.compat.torch import without_autocast
+from longseq.attention.others.sequence import SequenceLayer, backwards, width_and_dropout
+from longseq.compat.torch import at_least_float32, without_autocast
 
 _CHUNK = 64  # Q, tokens whose products are made at once: as in the paper's listing 1
 

@@ -15,7 +15,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.others.linear_transformer import absent_as_zero, mean_by_features
 from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
-from longseq.compat.torch import without_autocast
+from longseq.compat.torch import at_least_float32, without_autocast
 
 Kernel = Literal["softmax", "relu"]
 # added to features so that no row of weights is zero, as in the authors' code
@@ -100,7 +100,7 @@ class RandomFeatures(Redrawn):
         self, x: Float[Tensor, "b h n c"], mask: Bool[Tensor, "b 1 1 n"] | None, is_query: bool
     ) -> Float[Tensor, "b h n m"]:
         """p(x), but for factors that cancel in the quotient: one for each query, and one for all keys of a head."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32)) * x.shape[-1] ** -0.25
+        x = at_least_float32(x) * x.shape[-1] ** -0.25
         scores = x @ self.directions.to(x.dtype).mT
         if self.kernel == "relu":
             return scores.relu() + EPSILON["relu"]

@@ -29,7 +29,7 @@ class Redrawn(nn.Module, ABC):
     @torch.no_grad()
     def redraw(self, number: int) -> None:
         """Draw the numbers of this number: the same ones whenever and wherever they are asked for."""
-        if self.seed.is_meta:
+        if self.seed.is_meta:  # it has no value, and the buffers none to fill
             return
         seed, read = self.seed, self._seed_was_read
         if read is None or read[0] is not seed or read[1] != seed._version:  # to read it each time would wait for a GPU

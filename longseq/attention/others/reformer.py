@@ -15,7 +15,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
 from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
-from longseq.compat.torch import is_plain, without_autocast
+from longseq.compat.torch import at_least_float32, is_plain, without_autocast
 
 AT_ITSELF = -1e5  # a token's score with itself, so that it attends to itself only if there is no other token
 
@@ -178,8 +178,7 @@ class HashedAttention(Redrawn):
         near_values = self._with_neighbours(values)
         near_keys = self._with_neighbours(F.rms_norm(keys, keys.shape[-1:], eps=1e-6) * keys.shape[-1] ** -0.5)
         near_places = self._with_neighbours(places, nothing=-1).mT
-        scores = queries @ near_keys.mT
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = at_least_float32(queries @ near_keys.mT)
         scores = scores.masked_fill(near_places < 0, torch.finfo(scores.dtype).min)
         scores = scores.masked_fill(places == near_places, AT_ITSELF)
         sums = scores.logsumexp(-1, keepdim=True)
@@ -193,7 +192,7 @@ class HashedAttention(Redrawn):
     def hashed(self, x: Float[Tensor, "b h n c"]) -> Int[Tensor, "b h r n"]:
         """The bucket of each token, in each head and round."""
         with without_autocast(x):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            x = at_least_float32(x)
             turned = torch.einsum("bhnc,hcrf->bhrnf", x, self.rotations.to(x.dtype))
             parts = turned.split([number // 2 for number in self.buckets], dim=-1)
             bucket = torch.zeros_like(turned[..., 0], dtype=torch.int64)

@@ -15,7 +15,8 @@ from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
 from longseq.attention.others.fourier import convolve
-from longseq.attention.others.sequence import FilterLayer, at_least_float32, width_and_dropout
+from longseq.attention.others.sequence import FilterLayer, width_and_dropout
+from longseq.compat.torch import at_least_float32
 
 Start = Literal["lin", "inv"]
 

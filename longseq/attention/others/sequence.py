@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer, present_tokens
-from longseq.compat.torch import without_autocast
+from longseq.compat.torch import at_least_float32, without_autocast
 
 
 class SequenceLayer(TokenMixer):
@@ -87,11 +87,6 @@ class FilterLayer(SequenceLayer):
     @abstractmethod
     def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """A linear map along the tokens, in which zeros change nothing; x has at least the precision of float32."""
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """The same numbers, in float32 if their own precision is lower."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def backwards(tokens: Float[Tensor, "b n c"], present: Bool[Tensor, "b n 1"] | None) -> Float[Tensor, "b n c"]:
