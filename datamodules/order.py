@@ -12,6 +12,7 @@ from datamodules.errors import DataError, counted
 from datamodules.labels import Labels, weights_of_balanced_draw
 from datamodules.samples import mix
 
+_FAR = 2**20  # epochs: more than any training has
 _POOL = 50  # batches that are sorted by length together: enough for little padding, few enough for a random order
 
 
@@ -65,14 +66,15 @@ class CountedSampler(DistributedSampler):
         return len(range(rank, self.num_all, world)) + self._has_spare()
 
     def __iter__(self) -> Iterator[int]:
-        """Yield epoch * num_samples + index for each sample, so that its random changes can depend on the epoch."""
+        """Yield epoch * num_samples + index for each sample, so that its random changes can depend on the epoch; a
+        sample that comes again in an epoch is changed as in another one, far ahead."""
         done = self._start[1] if self.epoch == self._start[0] else 0
-        for index in self._dealt()[done * self.batch_size :]:
-            yield self.epoch * self.num_all + index
+        for key in self._dealt()[done * self.batch_size :]:
+            yield self.epoch * self.num_all + key
 
     def batch(self, number: int) -> list[int]:
         """The samples of a batch of this epoch, by the number of the batch."""
-        return self._dealt()[number * self.batch_size :][: self.batch_size]
+        return [key % self.num_all for key in self._dealt()[number * self.batch_size :][: self.batch_size]]
 
     def is_spare(self, number: int) -> bool:
         """Whether a batch, by its number in the epoch, is nothing but a spare."""
@@ -83,7 +85,7 @@ class CountedSampler(DistributedSampler):
         return 0 < self.num_all % (world * self.batch_size) <= rank
 
     def _dealt(self) -> list[int]:
-        """The indices of this rank in the epoch."""
+        """What this rank would yield in the first epoch."""
         rank, world = self.ranks()
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         if self.labels is None:
@@ -93,6 +95,8 @@ class CountedSampler(DistributedSampler):
             order = torch.multinomial(weights, self.num_all, replacement=True, generator=generator)
         if self.lengths is not None:
             order = self._by_length(order, world * self.batch_size, generator)
+        if self.labels is not None:
+            order = order + _times_before(order) * _FAR * self.num_all
         own = order[rank::world]
         return (torch.cat([own, order[:1]]) if self._has_spare() else own).tolist()
 
@@ -102,6 +106,14 @@ class CountedSampler(DistributedSampler):
         pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(_POOL * batch)]
         *batches, last = torch.cat(pools).split(batch)
         return torch.cat([*(batches[number] for number in torch.randperm(len(batches), generator=generator)), last])
+
+
+def _times_before(order: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+    """How often each number has come before in this order."""
+    places = order.argsort(stable=True)
+    numbers = order[places]
+    times = torch.arange(len(order)) - torch.searchsorted(numbers, numbers)
+    return torch.empty_like(order).scatter_(0, places, times)
 
 
 class RankSampler(DistributedSampler):

@@ -1,5 +1,7 @@
 """Rotary positions: queries and keys are turned by angles that grow with their places (RoFormer, arXiv:2104.09864)."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -53,9 +55,11 @@ class Rotary(nn.Module):
         device, and to compute them costs nothing beside the scores."""
         prefix = self.grid.num_prefix_tokens
         height, width = self.grid.size
-        rates = self.base ** -(torch.arange(self.pairs, device=device) / self.pairs)
+        # not torch's default, which is bfloat16 in a training with bf16-true: it has no places above 256
+        of_float32: Any = {"dtype": torch.float32, "device": device}
+        rates = self.base ** -(torch.arange(self.pairs, **of_float32) / self.pairs)
         if min(height, width) == 1:
-            places = torch.cat([torch.zeros(prefix, device=device), torch.arange(n - prefix, device=device)])
+            places = torch.cat([torch.zeros(prefix, **of_float32), torch.arange(n - prefix, **of_float32)])
             return places[:, None] * rates
         if n > self.grid.num_tokens:
             what = f"must be false for more tokens than the {self.grid.num_tokens} of the grid, got {n}"

@@ -184,18 +184,19 @@ def _other_data(path: str, difference: str) -> UserError:
 
 
 def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> None:
-    """Check that a training goes on with its checkpoint's optimizer, and warn of flags that have no effect.
+    """Check that a training goes on with its optimizer and its scheduler, and warn of flags that have no effect.
 
     Raises:
-        UserError: If the optimizer is another one.
+        UserError: If the optimizer is another one, or a scheduler of torch, whose state holds its arguments too.
     """
     trained = checkpoint["hyper_parameters"]
-    before = trained.get("optimizer", model.optimizer)
-    if model.optimizer != before:
-        raise UserError(
-            f"model.optimizer: {model.optimizer} cannot go on with the state of the checkpoint's {before}; leave it "
-            "out, or start a new training from it with --model.init_from"
-        )
+    for name in ("optimizer", "schedule"):
+        now, before = getattr(model, name), trained.get(name, getattr(model, name))
+        if now != before and (name == "optimizer" or isinstance(now, Mapping) or isinstance(before, Mapping)):
+            raise UserError(
+                f"model.{name}: {now} cannot go on with the state of the checkpoint's {before}; leave it out, or start "
+                "a new training from it with --model.init_from"
+            )
     for name in _RESTORED:
         now, before = getattr(model, name), trained.get(name, getattr(model, name))
         if now != before:

@@ -157,10 +157,10 @@ class Encoder(nn.Module, ABC):
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         if self.training and not self._is_measured:
             self._measure_first_batch(inputs)
-        picture = ((picture - self.mean) / self.std).to(self.mean.dtype)
+        picture = (picture - self.mean) / self.std
         if self.training:
             picture = self.augment(picture)
-        return picture, rows
+        return picture.to(self.mean.dtype), rows
 
     def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
         channels, height, width = self.picture_shape

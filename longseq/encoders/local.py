@@ -33,13 +33,14 @@ class LocalLayer(Split):
     Args:
         dim: d.
         kernel_size: Height and width of the kernel, both odd.
-        columns: Columns of the grid, unless forward is told others; its rows follow from the tokens.
+        columns: Columns of the grid, unless forward is told others; its rows follow from the tokens. None to mix along
+            the sequence, whatever the grid.
         num_prefix_tokens: Tokens in front of the grid.
     """
 
     is_neutral_at_start = True  # so that a trained model may lack it (attention/plug.py)
 
-    def __init__(self, dim: int, kernel_size: tuple[int, int], columns: int, num_prefix_tokens: int) -> None:
+    def __init__(self, dim: int, kernel_size: tuple[int, int], columns: int | None, num_prefix_tokens: int) -> None:
         super().__init__()
         padding = (kernel_size[0] // 2, kernel_size[1] // 2)
         self.convolution = nn.Conv2d(dim, dim, kernel_size, padding=padding, groups=dim)
@@ -57,7 +58,7 @@ class LocalLayer(Split):
         if mask is not None:
             grid = grid.masked_fill(~mask[:, 0, 0, prefix:, None], 0)
         # (b, d, rows, columns) without a copy: the channels of a token lie together, as torch's channels_last has them
-        image = grid.mT.unflatten(2, (-1, columns if columns and self.columns > 1 else self.columns))
+        image = grid.mT.unflatten(2, (-1, 1 if self.columns is None else columns or self.columns))
         # depthwise convolutions in bfloat16 take ten times as long as in float32 on a CPU; the tokens are float32 here
         with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
             mixed = self._convolved(image).flatten(2).mT
@@ -110,7 +111,7 @@ class Conv1d(LocalMixing):
     """Along the sequence, row after row: all that Long Range Arena (arXiv:2011.04006) lets a model know of an image."""
 
     def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
-        return LocalLayer(dim, (self.kernel_size, 1), 1, grid.num_prefix_tokens)
+        return LocalLayer(dim, (self.kernel_size, 1), None, grid.num_prefix_tokens)
 
 
 class LocalBlock(Block):

@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from longseq.attention.grid import TokenGrid
@@ -20,9 +20,12 @@ def sincos(grid: TokenGrid, dim: int) -> Float[Tensor, "1 n d"]:
     height, width = grid.size
     y, x = (places.flatten() for places in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
     axes = [places for places, length in ((y, height), (x, width)) if length > 1] or [y]
-    channels = math.ceil(dim / (2 * len(axes)))  # of the sines along an axis
-    rates = 10_000 ** -(torch.arange(channels, dtype=torch.float64) / channels)
-    angles = [places[:, None] * rates for places in axes]
-    waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
-    table = torch.cat(waves, dim=1)[:, :dim].float()
-    return torch.cat([torch.zeros(grid.num_prefix_tokens, dim), table])[None]
+    channels = math.ceil(dim / len(axes))  # of an axis
+    table = torch.cat([_waves(places, channels) for places in axes], dim=1)[:, :dim].float()
+    return torch.cat([torch.zeros(grid.num_prefix_tokens, dim, dtype=torch.float32), table])[None]
+
+
+def _waves(places: Int64[Tensor, " n"], channels: int) -> Float[Tensor, "n channels"]:
+    sines = math.ceil(channels / 2)
+    angles = places[:, None] * 10_000 ** -(torch.arange(sines, dtype=torch.float64) / sines)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :channels]

@@ -9,6 +9,7 @@ from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention.shard import Shard, Split, summed
+from longseq.compat.torch import at_least_float32
 from longseq.encoders.encode import count_tokens, encode_tokens, is_present
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import count_columns, count_rows, patches_of, stride_of
@@ -41,6 +42,7 @@ class Masked(Task):
     best: ClassVar[str] = "l1"
     mode: ClassVar[Literal["max", "min"]] = "min"
     has_labels: ClassVar[bool] = False
+    is_by_token: ClassVar[bool] = True
 
     def __init__(self, share: float = 0.5, span: int = 1, metrics: dict[str, Any] | None = None) -> None:
         super().__init__(metrics)
@@ -92,7 +94,8 @@ class Masked(Task):
         return torch.cat([head(tokens).to(targets.dtype), targets, counted[..., None].to(targets.dtype)], dim=-1)
 
     def _hidden(self, counts: Int64[Tensor, " b"], tokens: int, is_training: bool) -> Bool[Tensor, "b n"]:
-        """Which tokens are hidden: other ones in every batch of a training, and always the same in an evaluation.
+        """Which tokens are hidden: other ones in every batch of a training; in an evaluation the same of all samples of
+        a length.
 
         Args:
             counts: How many tokens each sample has before its padding.
@@ -100,8 +103,13 @@ class Masked(Task):
             is_training: Whether this is a training.
         """
         spans, own_spans = -(-tokens // self.span), -(-counts // self.span)
-        generator = None if is_training else torch.Generator(counts.device).manual_seed(0)
-        drawn = torch.rand(len(counts), spans, device=counts.device, generator=generator)
+        if is_training:
+            drawn = torch.rand(len(counts), spans, device=counts.device)
+        else:  # by its length alone, whatever the batch
+            drawn = torch.ones(len(counts), spans, device=counts.device)
+            for number in own_spans.unique().tolist():
+                generator = torch.Generator().manual_seed(0)
+                drawn[own_spans == number, :number] = torch.rand(number, generator=generator).to(drawn)
         is_padding = torch.arange(spans, device=counts.device) >= own_spans[:, None]
         ranks = drawn.masked_fill(is_padding, 1).argsort(dim=1).argsort(dim=1)  # a number drawn is below 1
         number = (self.share * own_spans.double()).round().minimum(own_spans - 1).clamp(min=1)
@@ -141,7 +149,7 @@ class Masked(Task):
 
     def draw(self, encoder: Any, outputs: Float[Tensor, "b n numbers"], most: int = 4) -> Any:
         """Draw some samples of a batch: as they are, with hidden tokens taken out, and as they were rebuilt."""
-        rebuilt, targets, counted = _parts(outputs[:most].float())
+        rebuilt, targets, counted = _parts(outputs[:most])
         is_hidden = counted[..., None] > 0
         versions = (targets, targets.masked_fill(is_hidden, 0), torch.where(is_hidden, rebuilt, targets))
         pictures = [self._picture(encoder, patches) for sample in zip(*versions, strict=True) for patches in sample]
@@ -177,12 +185,12 @@ class HiddenError(MeanLoss, Split):
     """The mean absolute error over all hidden numbers."""
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
-        errors, counts = _errors(outputs.float(), self.shard)
+        errors, counts = _errors(outputs, self.shard)
         super().update(errors, counts)
 
 
 def _parts(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    numbers = (outputs.shape[-1] - 1) // 2
+    outputs, numbers = at_least_float32(outputs), (outputs.shape[-1] - 1) // 2
     return outputs[..., :numbers], outputs[..., numbers:-1], outputs[..., -1]
 
 

@@ -70,10 +70,11 @@ class MultiLabel(Task):
         return {"f1": F1(num_classes, validate_args=False)}
 
     def measured(self, head: Any, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, moved so that a class's threshold is at 0.5: the order within a class stays the same."""
+        """Probabilities, moved so that a class's threshold is at 0.5, which torchmetrics counts as below: the order
+        within a class stays the same."""
         chances, thresholds = self.probabilities(outputs), head.thresholds.to(outputs.device)
         below = 0.5 * chances / thresholds
-        above = 0.5 + 0.5 * (chances - thresholds) / (1 - thresholds)
+        above = (0.5 + 0.5 * (chances - thresholds) / (1 - thresholds)).clamp(min=_REACHED)
         moved = torch.where(chances < thresholds, below, above)
         return moved, self.targets(labels, outputs.shape[1]).long()
 
@@ -124,5 +125,6 @@ class MultiLabel(Task):
         return self.targets(labels, num_classes).sum(0).long()
 
 
+_REACHED = 0.5 + 2**-24  # the next number in float32
 _STEPS = 200
 _GRID = [step / _STEPS for step in range(1, _STEPS)]  # thresholds that are tried

@@ -41,6 +41,7 @@ class Task(ABC):
         mode: Whether the best is the highest (max) or the lowest (min).
         shard: The share of this process in the tokens; None where it has all.
         has_labels: Whether labels are learned. Where they are not, samples are not mixed.
+        is_by_token: Whether the head takes the features of every token, although nothing pools its scores.
 
     Raises:
         ValueError: If a metric is unknown.
@@ -53,6 +54,7 @@ class Task(ABC):
     mode: ClassVar[Literal["max", "min"]] = "max"
     shard: Shard | None = None
     has_labels: ClassVar[bool] = True
+    is_by_token: ClassVar[bool] = False
 
     def __init__(self, metrics: dict[str, Any] | None = None) -> None:
         self.metrics = metrics

@@ -241,7 +241,7 @@ class Classifier(pl.LightningModule):
                 raise SettingError("model.class_weights: balanced needs a data module that has labels; give numbers")
             labels = data.splits()["train"].labels
             counts = self.task.counts(labels, self.num_classes).to(self.loss_weights)
-            self.loss_weights = len(labels) / (self.num_classes * counts.clamp(min=1))
+            self.loss_weights = len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
         if stage == "fit" and self.teacher is not None:
             self.teaching = Teacher(self.teacher, self)
         if stage == "fit" and self.trainer.ckpt_path is None and not gets_parts:

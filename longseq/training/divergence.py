@@ -22,7 +22,8 @@ class BadSteps:
 
     Where none may be left out, the host does not wait for a loss: the device notes the first bad one, and ``check``,
     which runs at logged steps and before validations and checkpoints, asks for it. Where some may be left out, the host
-    waits in every step, because it must know before the optimizer's step.
+    waits in every step, because it must know before the optimizer's step. A step whose gradients are those of several
+    batches is left out with all of them if one of them is bad.
 
     Attributes:
         allowed: How many such steps in a row may be left out.
@@ -32,15 +33,15 @@ class BadSteps:
     def __init__(self) -> None:
         self.allowed = 0
         self.of_all_ranks: Callable[[list[str]], list[str]] = list
-        self._in_a_row = 0
+        self._step, self._last_bad, self._in_a_row = 0, -1, 0
         self._unchecked: list[_Batch] = []  # since the last check
         # of all ranks and of this one, minus the place of the first bad loss; -_MOST or less without one
         self._first: Tensor | None = None
 
     @property
     def is_bad(self) -> bool:
-        """Whether the loss of the last step was not finite, and the step is left out."""
-        return self._in_a_row > 0
+        """Whether a loss of the last step was not finite, and the step is left out."""
+        return self._step == self._last_bad
 
     def count(self, loss: Tensor, of_all: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
         """Return whether the step is left out, which is the same on all ranks.
@@ -60,15 +61,15 @@ class BadSteps:
         if not self.allowed:
             self._note(loss.detach(), of_all, batch)
             return False
-        if of_all.isfinite():
-            self._in_a_row = 0
-            return False
-        self._in_a_row += 1
-        if self._in_a_row > self.allowed:
-            names = self.of_all_ranks([] if loss.isfinite() else _samples_of(trainer, batch_idx))
-            raise diverged("the loss", batch.step, batch.rate, names)
-        rank_zero_warn(f"step {trainer.global_step} left out: its loss is not finite")
-        return True
+        self._step = batch.step
+        if not of_all.isfinite() and not self.is_bad:
+            self._in_a_row = self._in_a_row + 1 if self._last_bad == batch.step - 1 else 1
+            self._last_bad = batch.step
+            if self._in_a_row > self.allowed:
+                names = self.of_all_ranks([] if loss.isfinite() else _samples_of(trainer, batch_idx))
+                raise diverged("the loss", batch.step, batch.rate, names)
+            rank_zero_warn(f"step {batch.step} left out: its loss is not finite")
+        return self.is_bad
 
     def _note(self, loss: Tensor, of_all: Tensor, batch: "_Batch") -> None:
         # minus the place, so that the first is the highest; a finite one is lower than all
@@ -96,7 +97,8 @@ class BadSteps:
 
     def forget(self) -> None:
         """Leave out what was not checked: it belongs to a training that was interrupted."""
-        self._unchecked, self._first, self._in_a_row = [], None, 0
+        self._unchecked, self._first = [], None
+        self._step, self._last_bad, self._in_a_row = 0, -1, 0
 
 
 _MOST = 2.0**24  # batches between two checks; float32 counts so far

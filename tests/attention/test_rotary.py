@@ -43,6 +43,18 @@ def test_pairs_turn_as_complex_numbers_do() -> None:
     torch.testing.assert_close(Rotary(TokenGrid((7, 1)), 5)(x), expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("grid", [TokenGrid((3000, 1), 1), TokenGrid((64, 64))], ids=str)
+def test_angles_are_in_float32_whatever_torchs_default_is(grid: TokenGrid) -> None:
+    x = torch.randn(1, 1, grid.num_tokens, 32)
+    expected = Rotary(grid, 32)(x)
+    torch.set_default_dtype(torch.bfloat16)  # as Lightning's bf16-true does
+    try:
+        found = Rotary(grid, 32)(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
 def test_a_line_of_tokens_may_be_longer_and_a_grid_may_not() -> None:
     line = Rotary(TokenGrid((5, 1)), 4)
     x = torch.randn(1, 1, 9, 4)

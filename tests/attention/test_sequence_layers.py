@@ -17,6 +17,7 @@ from longseq import ImageEncoder, SpectrogramEncoder, resize
 from longseq.arguments import ArgumentError
 from longseq.attention import LRU, LSTM, S4D, LongConv, Mamba2
 from longseq.attention.others import mamba2
+from longseq.attention.others.longconv import _squashed
 from longseq.attention.others.sequence import backwards
 from longseq.training import Classifier
 from longseq.training.optimizer import make_optimizer
@@ -226,6 +227,29 @@ def test_a_resized_long_convolution_says_the_same_of_the_same_sound():
     at_the_same_times = nn.functional.interpolate(outcomes[1].mT, len(times[0]), mode="linear", align_corners=True).mT
     torch.testing.assert_close(at_the_same_times, outcomes[0], rtol=0.1, atol=0.1 * outcomes[0].abs().max().item())
     assert torch.equal(resize(coarse).trunk.blocks[0].attn.kernel, kernel)
+
+
+@pytest.mark.parametrize("tokens", [128, 256])
+def test_a_smoothed_kernel_is_resampled_as_it_is_used(tokens):
+    mechanism = LongConv(lam=0.003, smooth=5)
+    torch.manual_seed(0)
+    encoder = ImageEncoder((1, 64, 1), mechanism, dim=16, depth=1, heads=2)
+    kernel = encoder.trunk.blocks[0].attn.kernel
+    nn.init.normal_(kernel, std=0.02)
+    grown = resize(encoder, (1, tokens, 1)).trunk.blocks[0].attn.kernel
+    used = [_squashed(each.detach(), mechanism) for each in (kernel, grown)]
+    resampled = nn.functional.interpolate(used[0], tokens, mode="linear", align_corners=True) * 64 / tokens
+    assert (used[1] - resampled).norm() < 0.3 * resampled.norm()
+
+
+def test_an_lstm_trains_on_a_cpu_where_torchs_default_is_bfloat16():
+    torch.set_default_dtype(torch.bfloat16)  # as Lightning's bf16-true does
+    try:
+        layer = layer_of(LSTM()).bfloat16()
+        layer(torch.randn(2, N, DIM)).sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert layer.from_first.weight_hh_l0.grad.abs().sum() > 0
 
 
 EXACT, FROM_NOISE = 0.02, 0.15  # a long convolution starts as noise, whose lags say little of those between them

@@ -127,7 +127,12 @@ def test_spec_augment_masks_each_sample_in_its_own_way_and_in_training_alone():
     assert bands.sum(1).max() <= 16 and frames.sum(1).max() <= 40
     assert 0.05 < (masked == 0).float().mean() < 0.6
     waveforms = torch.randn(4, 8000)
-    encoder.eval()
+    encoder.bfloat16()  # which does not tell the frames of a long spectrogram apart
+    seen = []
+    encoder.spec_augment.register_forward_hook(lambda _layer, inputs, _output: seen.append(inputs[0].dtype))
+    encoder(waveforms)
+    assert seen == [torch.float32]
+    encoder.float().eval()
     assert torch.equal(encoder(waveforms), encoder(waveforms))
     encoder.train()
     assert not torch.equal(encoder(waveforms), encoder(waveforms))
@@ -210,6 +215,24 @@ def test_a_balanced_epoch_draws_each_class_as_often():
     assert (drawn.bincount() - 333).abs().max() < 60
 
 
+def test_a_sample_that_comes_again_in_a_balanced_epoch_is_changed_in_another_way():
+    labels = torch.tensor([0] * 28 + [1] * 2)
+    noise = LabelledTensors(torch.zeros(30, 1, 4, 4), labels)
+    training = ForTraining(noise, [lambda image: image + torch.rand(1, 4, 4)], seed=0)
+    sampler = CountedSampler(30, 5, 0, labels=labels)
+    drawn = {}
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for key in sampler:
+            drawn.setdefault(key % 30, []).append(training.draw(key))
+    assert len(drawn[28]) > 4
+    for images in drawn.values():
+        assert len(torch.stack(images).unique(dim=0)) == len(images)
+    plain = CountedSampler(30, 5, 0)
+    plain.set_epoch(1)
+    assert sorted(plain) == list(range(30, 60))
+
+
 def test_balanced_class_weights_count_each_class_as_much():
     model = Classifier(
         SpectrogramEncoder(8000, 0.1, Linformer(2), num_mels=8, dim=8, depth=1, heads=1), 3, class_weights="balanced"
@@ -229,6 +252,9 @@ def test_balanced_class_weights_count_each_class_as_much():
     counts = torch.tensor([70.0, 20, 10])
     assert torch.allclose(model.loss_weights * counts, torch.full((3,), 100 / 3))
     assert "loss_weights" not in model.state_dict()
+    data.train_set = LabelledTensors(torch.zeros(8, 1), torch.tensor([0] * 6 + [1] * 2))  # none of class 2
+    model.setup("fit")
+    assert (model.loss_weights[:2] * torch.tensor([6, 2])).tolist() == [4, 4]
 
 
 def test_statistics_are_computed_once_for_the_same_content(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample
 
 ROOT = Path(__file__).parents[2]
+SMALL = {"dim": 16, "depth": 1, "heads": 2}
 EVERY = pytest.mark.parametrize("local", [*Conv2d.examples(), *Conv1d.examples()], ids=repr)
 
 
@@ -114,13 +115,20 @@ def test_gradients_pass_a_convolution_that_starts_at_zero() -> None:
     assert all(weight.grad.abs().sum() > 0 for weight in encoder.parameters())
 
 
+def test_of_an_encoder_for_one_column_it_mixes_rows_of_wider_images_too() -> None:
+    encoder = learn(ImageEncoder((1, 8, 1), Verma(), any_length=True, positions="none", local=Conv2d(), **SMALL)).eval()
+    image = torch.rand(1, 1, 8, 8)
+    torch.testing.assert_close(encoder(image.roll(3, dims=3)), encoder(image), rtol=1e-4, atol=1e-5)
+    assert (encoder(image.roll(3, dims=2)) - encoder(image)).abs().max() > 1e-3
+
+
 @EVERY
 def test_its_weights_know_no_length_and_go_on_at_another(local: LocalMixing) -> None:
     encoder = learn(ImageEncoder((1, 8, 8), Verma(), dim=16, depth=1, heads=2, local=local))
     larger = resize(encoder, (1, 12, 12))
     for name, weight in encoder.trunk.blocks.state_dict().items():
         assert torch.equal(larger.trunk.blocks.state_dict()[name], weight), name
-    assert larger.trunk.blocks[0].local1.columns == (12 if isinstance(local, Conv2d) else 1)
+    assert larger.trunk.blocks[0].local1.columns == (12 if isinstance(local, Conv2d) else None)
     sounds = SpectrogramEncoder(8000, 0.5, Verma(), num_mels=16, dim=16, depth=1, heads=2, local=local)
     assert resize(sounds, seconds=1.0)(torch.randn(2, 8000)).shape == (2, 16)
 

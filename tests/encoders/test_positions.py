@@ -42,6 +42,14 @@ def test_places_are_told_apart_also_where_half_the_channels_are_odd() -> None:
     assert (torch.cdist(table, table) + 9 * torch.eye(1024)).min() > 1e-3
 
 
+@pytest.mark.parametrize("dim", [2, 6, 7])
+def test_rows_and_columns_have_half_of_the_channels_each(dim: int) -> None:
+    table = sincos(TokenGrid((5, 5)), dim)[0].unflatten(0, (5, 5))
+    by_row, by_column = ((table.roll(1, axis) != table).flatten(0, 1).any(0) for axis in (0, 1))
+    assert by_row.sum() == -(-dim // 2)
+    assert torch.equal(by_column, ~by_row)
+
+
 def test_fixed_waves_are_no_weight_and_are_saved() -> None:
     encoder = ImageEncoder((1, 8, 8), Verma(), positions="sincos", **SMALL)
     assert "trunk.pos_embed" not in dict(encoder.named_parameters())

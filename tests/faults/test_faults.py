@@ -66,15 +66,15 @@ class _Encoder(ImageEncoder):
         return super().forward(inputs) * (float("nan") if self.training and self.calls in self.bad else 1.0)
 
 
-def _train(bad: tuple[int, ...], skip: int) -> Classifier:
+def _train(bad: tuple[int, ...], skip: int, batches: int = 1) -> Classifier:
     torch.manual_seed(0)
     encoder = _Encoder((1, 8, 8), Softmax(), dim=8, depth=1, heads=1)
     encoder.bad = bad
     model = Classifier(encoder, 10)
     model.bad_steps.allowed = skip
     trainer = pl.Trainer(
-        accelerator="cpu", max_steps=8, limit_val_batches=0, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", max_steps=8, accumulate_grad_batches=batches, limit_val_batches=0, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, datamodule=Digits())
     return model
@@ -85,6 +85,15 @@ def test_bad_steps_in_a_row_are_left_out_as_many_as_allowed() -> None:
     assert all(weight.isfinite().all() for weight in model.parameters())
     with pytest.raises(DivergenceError, match=r"the loss .* at step 4, learning rate .*, training samples \d+, \d+"):
         _train((2, 3, 4), skip=2)
+
+
+def test_a_step_of_several_batches_is_left_out_whole_and_counts_once() -> None:
+    first, last, both = (_train(bad, skip=1, batches=2).state_dict() for bad in ((4,), (5,), (4, 5)))
+    for name, weight in first.items():
+        assert torch.equal(weight, last[name]) and torch.equal(weight, both[name]), name
+    for bad in ((5, 7), (4, 6)):
+        with pytest.raises(DivergenceError, match="at step 3"):
+            _train(bad, skip=1, batches=2)
 
 
 def test_a_check_some_steps_later_names_the_first_bad_step_and_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma
 from longseq.encoders.patches import patches_of
 from longseq.tasks import Masked
 from longseq.training import Classifier
+from longseq.training.flops import flops_per_sample
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"dim": 16, "depth": 2, "heads": 4}
@@ -75,6 +76,32 @@ def test_a_training_hides_other_tokens_each_time_and_an_evaluation_the_same() ->
     assert torch.equal(model.eval()(images())[..., -1], model(images())[..., -1])
     model.train()
     assert not torch.equal(model(images())[..., -1], model(images())[..., -1])
+
+
+def test_an_evaluation_hides_the_same_whatever_the_batch() -> None:
+    model = classifier(SpectrogramEncoder(8000, 0.4, Verma(), num_mels=8, **SMALL), span=2).eval()
+    model.encoder.measure([clips()])
+    together = model(clips())[..., -1]
+    for number, (waveform, length) in enumerate(zip(*clips().values(), strict=True)):
+        alone = model({"waveforms": waveform[None, :length], "lengths": length[None]})[0, :, -1]
+        assert torch.equal(together[number, : len(alone)], alone)
+        assert not together[number, len(alone) :].any()
+
+
+def test_errors_of_bfloat16_outputs_are_summed_in_float32() -> None:
+    outputs = torch.rand(2, 4000, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    outputs[..., -1] = 1
+    task = Masked()
+    expected = (outputs[..., :4].double() - outputs[..., 4:8].double()).abs().mean()
+    loss = task.loss(outputs, outputs, torch.ones(2), 0.0)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    assert task.weight(outputs, outputs, torch.ones(2)) == 2 * 4000 * 4
+
+
+def test_a_rebuilder_costs_what_it_multiplies_for_every_token() -> None:
+    encoder = ImageEncoder((3, 32, 32), Verma(), patch_size=4, dim=64, depth=2, heads=4)
+    of_head = flops_per_sample(classifier(encoder)).forward - flops_per_sample(Classifier(encoder, 2)).forward
+    assert of_head == 2 * 64 * 64 * (3 * 4 * 4) - 2 * 64 * 2
 
 
 def test_spans_hide_neighbours_together() -> None:

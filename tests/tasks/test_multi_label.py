@@ -136,6 +136,16 @@ def test_an_answer_names_the_classes_that_reach_their_thresholds() -> None:
     assert MultiLabel().answer(layer, torch.tensor([0.1, 0.8, 0.4]), ["a", "b", "c"]) == []
 
 
+def test_a_class_that_just_reaches_its_threshold_is_counted_as_it_is_named() -> None:
+    layer, task = head(2), MultiLabel()
+    outputs, labels = torch.zeros(3, 2), torch.ones(3, 2)
+    layer.thresholds.copy_(task.probabilities(outputs)[0])
+    metric = task.own_metrics(2)["f1"]
+    metric.update(*task.measured(layer, outputs, labels))
+    assert metric.compute() == 1
+    assert len(task.answer(layer, task.probabilities(outputs)[0], ["a", "b"])) == 2
+
+
 def test_what_is_in_one_window_is_in_the_recording() -> None:
     of_windows = torch.tensor([[0.1, 0.9, 0.2], [0.3, 0.2, 0.1]])
     assert MultiLabel().together(of_windows).tolist() == pytest.approx([0.3, 0.9, 0.2])

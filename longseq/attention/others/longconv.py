@@ -86,25 +86,22 @@ class LongConvLayer(FilterLayer):
                 f"must be at most the {longest} that the kernel was built for, got {n}; carry the model to another "
                 "size with longseq.resize",
             )
-        kernel, width = at_least_float32(self.kernel), self.options.smooth
-        if width > 1:
-            kernel = F.avg_pool1d(kernel, width, stride=1, padding=width // 2)
-        kernel = self.attn_drop(_squashed(kernel, self.options.lam))
+        kernel = self.attn_drop(_squashed(at_least_float32(self.kernel), self.options))
         return convolve(x, *kernel[..., :n])
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights except the kernel. What squashing leaves of it is resampled; its lags are steps along rows
-        and columns of the grid.
+        """Copy all weights except the kernel. K is resampled; its lags are steps along rows and columns of the grid.
 
-        A grid with twice the tokens has kernels of half the size, so that their sums stay.
+        A grid with twice the tokens has kernels of half the size, so that their sums stay. With ``smooth`` the new K is
+        near what was resampled, for it is averaged once more.
         """
         fresh, theirs = copy_weights(self, trained, {"kernel"}), getattr(trained, "kernel", None)
         if not isinstance(theirs, Tensor) or theirs.shape[:2] != self.kernel.shape[:2]:
             return [*fresh, "kernel"]
         if new != old:
             kept: Any = trained.options
-            theirs = _resampled(_squashed(theirs, kept.lam), old, new)
+            theirs = _resampled(_squashed(theirs, kept), old, new)
             theirs = theirs + theirs.sign() * self.options.lam  # squashed again, it is what was resampled
         self.kernel.copy_(theirs)
         return fresh
@@ -116,8 +113,11 @@ class LongConvLayer(FilterLayer):
         return {"kernel": min(self.options.lr, learning_rate)}
 
 
-def _squashed(kernel: Float[Tensor, "2 d n"], lam: float) -> Float[Tensor, "2 d n"]:
-    return kernel.sign() * F.relu(kernel.abs() - lam)
+def _squashed(weights: Float[Tensor, "2 d n"], options: LongConv) -> Float[Tensor, "2 d n"]:
+    """K of the weights K'."""
+    if options.smooth > 1:
+        weights = F.avg_pool1d(weights, options.smooth, stride=1, padding=options.smooth // 2)
+    return weights.sign() * F.relu(weights.abs() - options.lam)
 
 
 def _resampled(kernel: Float[Tensor, "2 d n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "2 d m"]:

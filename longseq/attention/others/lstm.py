@@ -62,7 +62,7 @@ class LSTMLayer(SequenceLayer):
 def _states(lstm: Any, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n s"]:
     if x.device.type == "cpu" and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")):
         # many processors have no LSTM in bfloat16, and torch ends with an error there
-        state = torch.zeros(1, len(x), lstm.hidden_size)
+        state = torch.zeros(1, len(x), lstm.hidden_size, dtype=torch.float32)
         weights = [weight.float() for weight in lstm.all_weights[0]]
         with without_autocast(x):
             return torch.lstm(x.float(), (state, state), weights, True, 1, 0.0, lstm.training, False, True)[0].to(x)
