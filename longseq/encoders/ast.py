@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.ast_weights import read_config, read_weights
-from longseq.encoders.encode import is_present
+from longseq.encoders.encode import without_padding
 from longseq.encoders.kaldi import KaldiLogMel
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.patches import OverlappingPatchEmbed
@@ -156,8 +156,8 @@ class ASTEncoder(SoundEncoder):
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         picture = self.log_mel(self.waveforms_of(inputs)).mT[:, None]
         rows, height = super().rows(inputs), self.picture_shape[1] if self.fills else self.patch_size
-        if self.fills and rows is not None:
-            picture = picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
+        if self.fills:
+            picture = without_padding(picture, rows)
         return nn.functional.pad(picture, (0, 0, 0, max(height - picture.shape[2], 0)))
 
     def rows(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Int64[Tensor, " b"] | None:

@@ -105,7 +105,7 @@ def encode_tokens(
             height if shard is None or any_length else embed.img_size[0]
         )  # the processes have rows of the whole grid
         present = is_present(count_tokens(trunk, rows), count_tokens(trunk, whole))
-        picture = picture.masked_fill(~is_present(rows, height)[:, None, :, None], 0)
+        picture = without_padding(picture, rows)
         missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
         picture = F.pad(picture, (0, 0, 0, missing))
     columns, own = count_columns(embed, picture.shape[3]), None
@@ -168,6 +168,13 @@ def count_tokens(trunk: Trunk, rows: Int64[Tensor, " b"] | int) -> Any:
     """The number of tokens, prefix tokens included, of pictures with so many rows."""
     embed: Any = trunk.patch_embed
     return trunk.num_prefix_tokens + count_rows(embed, rows) * embed.grid_size[1]
+
+
+def without_padding(
+    picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None
+) -> Float[Tensor, "b channels height width"]:
+    """Pictures with zeros behind their first rows; None where all are there."""
+    return picture if rows is None else picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
 
 
 def is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism, plug
-from longseq.encoders.encode import count_tokens, encode, encode_tokens, is_present, of_grid, pooled, token_features
+from longseq.encoders.encode import (
+    count_tokens,
+    encode,
+    encode_tokens,
+    of_grid,
+    pooled,
+    token_features,
+    without_padding,
+)
 from longseq.encoders.local import LocalMixing, add_local
 
 
@@ -188,11 +196,9 @@ class Encoder(nn.Module, ABC):
         num_pixels = 0
         total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
         for inputs in batches:
-            picture, rows = self.front_end(inputs).double(), self.rows(inputs)
-            num_rows = len(picture) * picture.shape[2]
-            if rows is not None:
-                picture = picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
-                num_rows = int(rows.sum())
+            rows = self.rows(inputs)
+            picture = without_padding(self.front_end(inputs).double(), rows)
+            num_rows = len(picture) * picture.shape[2] if rows is None else int(rows.sum())
             num_pixels += num_rows * picture.shape[1] * picture.shape[3] // total.numel()
             total = total + picture.sum(0).sum_to_size(total.shape)
             squares = squares + picture.square().sum(0).sum_to_size(total.shape)

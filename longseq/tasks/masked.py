@@ -10,7 +10,7 @@ from torchmetrics import Metric
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention.shard import Shard, Split, summed
 from longseq.compat.torch import at_least_float32
-from longseq.encoders.encode import count_tokens, encode_tokens, is_present
+from longseq.encoders.encode import count_tokens, encode_tokens, without_padding
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import count_columns, count_rows, patches_of, stride_of
 from longseq.tasks.mean_loss import MeanLoss
@@ -78,7 +78,7 @@ class Masked(Task):
         counts = torch.full((len(picture),), num_tokens, device=picture.device)
         if rows is not None:
             counts = count_tokens(trunk, rows) - trunk.num_prefix_tokens
-            picture = picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
+            picture = without_padding(picture, rows)
         hidden = self._hidden(counts, num_tokens, encoder.training)
         tokens, present = encode_tokens(trunk, picture, rows, replaced=(hidden, head.hidden_token))
         prefix = trunk.num_prefix_tokens
