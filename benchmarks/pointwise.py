@@ -8,7 +8,7 @@ It is no mechanism of longseq, because a mechanism must bring tokens together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -28,9 +28,7 @@ class Pointwise(Mechanism):
     shapes, but those of queries and keys do nothing.
     """
 
-    @property
-    def any_length(self) -> bool:
-        return True
+    any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":

@@ -5,6 +5,7 @@ b batch, n tokens, k shortened tokens, d width, h heads, c = d / h channels of a
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
@@ -18,11 +19,7 @@ class Mechanism(ABC):
     when they hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
     """
 
-    @property
-    def any_length(self) -> bool:
-        """Whether its layers also take sequences that are longer than the grid's. Unless a mechanism says so, they do
-        not."""
-        return False
+    any_length: ClassVar[bool] = False  # whether its layers also take sequences that are longer than the grid's
 
     @property
     def compiles(self) -> bool:

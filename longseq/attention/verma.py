@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -87,9 +87,7 @@ class EfficientAttention(Mechanism):
     4 d^2 c for the heads' matrices; n meets nothing wider than d. It takes sequences of any length.
     """
 
-    @property
-    def any_length(self) -> bool:
-        return True
+    any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":

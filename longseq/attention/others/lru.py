@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +45,7 @@ class LRU(Mechanism):
     max_phase: float = 2 * math.pi
     lr_factor: float = 0.25
 
-    @property
-    def any_length(self) -> bool:
-        return True
+    any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":

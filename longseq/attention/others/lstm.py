@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,7 @@ class LSTM(Mechanism):
     token, before the padding. torch.compile does not take nn.LSTM into its graph.
     """
 
-    @property
-    def any_length(self) -> bool:
-        return True
+    any_length: ClassVar[bool] = True
 
     @property
     def compiles(self) -> bool:

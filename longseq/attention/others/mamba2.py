@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +46,7 @@ class Mamba2(Mechanism):
     expand: int = 2
     conv: int = 4
 
-    @property
-    def any_length(self) -> bool:
-        return True
+    any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":

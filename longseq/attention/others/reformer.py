@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -56,9 +57,7 @@ class Reformer(Mechanism):
     after: int = 1
     redraw_every: int = 1
 
-    @property
-    def any_length(self) -> bool:
-        return True
+    any_length: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
