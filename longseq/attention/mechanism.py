@@ -21,11 +21,6 @@ class Mechanism(ABC):
 
     any_length: ClassVar[bool] = False  # whether its layers also take sequences that are longer than the grid's
 
-    @property
-    def compiles(self) -> bool:
-        """Whether torch.compile takes a layer in one graph; otherwise it runs parts of the layer as they are."""
-        return True
-
     @classmethod
     @abstractmethod
     def examples(cls) -> "Sequence[Mechanism]":

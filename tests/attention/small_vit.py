@@ -3,7 +3,7 @@
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from longseq.attention import Linear, Verma, plug
+from longseq.attention import LSTM, Linear, Verma, plug
 from longseq.attention.examples import every_mechanism
 from longseq.attention.layer import AttentionLayer
 
@@ -43,7 +43,8 @@ def kind_of_layer(mechanism):
     return type(layer), formula, tuple(type(part) for part in layer.modules())
 
 
-# One mechanism for every kind of layer that compiles. Projections are called alike in Linformer and in Verma.
-COMPILED = [mechanism for mechanism in reversed(MECHANISMS) if mechanism.compiles]
+# One mechanism for every kind of layer that compiles in one graph, which nn.LSTM does not. Projections are called alike
+# in Linformer and in Verma.
+COMPILED = [mechanism for mechanism in reversed(MECHANISMS) if not isinstance(mechanism, LSTM)]
 COMPILED = [each for each in COMPILED if not isinstance(each, Verma) or isinstance(each.projection, Linear)]
 COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in COMPILED}.values())

@@ -27,10 +27,6 @@ class LSTM(Mechanism):
 
     any_length: ClassVar[bool] = True
 
-    @property
-    def compiles(self) -> bool:
-        return False
-
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
         return [cls()]
