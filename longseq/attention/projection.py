@@ -97,51 +97,29 @@ class Projection(ABC):
 
 
 class LinearProjection(ProjectionLayer):
-    """Shorten a sequence with one matrix for all heads, E X: Linformer (arXiv:2006.04768), equation 7.
+    """Shorten a sequence with a matrix, E X: Linformer (arXiv:2006.04768), equation 7.
 
     Args:
-        weight: E, (k, n): learned if it is a Parameter, fixed if it is a Buffer.
+        weight: E, (k, n), or (h, k, n) with one matrix for the channels of each head: learned if it is a Parameter,
+            fixed if it is a Buffer.
     """
 
-    commutes = True
     can_be_sharded = True
 
     def __init__(self, weight: nn.Parameter | nn.Buffer) -> None:
         super().__init__()
         self.weight = weight
+        self.commutes = weight.ndim == 2  # matrices of heads differ by channel
 
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        return summed(columns_for(tokens, self.weight, present) @ blank(tokens, present), self.shard)
+        E = columns_for(tokens, self.weight, present)
+        shorten = torch.matmul if E.ndim == 2 else shorten_by_head
+        return summed(shorten(E, blank(tokens, present)), self.shard)
 
     @torch.no_grad()
     def carry(self, trained: "LinearProjection", old: TokenGrid, new: TokenGrid) -> None:
-        self.weight.copy_(resample_columns(trained.weight, old, new))
-
-
-class LinearProjectionByHead(ProjectionLayer):
-    """Shorten each head's channels with a matrix of its own; the matrices differ by channel, so it does not commute.
-
-    Args:
-        weight: (h, k, n): learned if it is a Parameter, fixed if it is a Buffer.
-    """
-
-    commutes = False
-    can_be_sharded = True
-
-    def __init__(self, weight: nn.Parameter | nn.Buffer) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(
-        self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
-    ) -> Float[Tensor, "b k d"]:
-        short = shorten_by_head(columns_for(tokens, self.weight, present), blank(tokens, present))
-        return summed(short, self.shard)
-
-    @torch.no_grad()
-    def carry(self, trained: "LinearProjectionByHead", old: TokenGrid, new: TokenGrid) -> None:
         self.weight.copy_(resample_columns(trained.weight, old, new))
 
 
@@ -291,7 +269,7 @@ def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
 
 
 def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> ProjectionLayer:
-    return LinearProjection(kind(weight[0].clone())) if heads is None else LinearProjectionByHead(kind(weight))
+    return LinearProjection(kind(weight[0].clone() if heads is None else weight))
 
 
 def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
-from longseq.attention.projection import LinearProjection, LinearProjectionByHead, RaggedProjection
+from longseq.attention.projection import LinearProjection, RaggedProjection
 
 
 @torch.no_grad()
@@ -26,14 +26,14 @@ def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
     Raises:
         ValueError: If the inputs of the batch have fewer than k directions.
     """
-    inputs: dict[LinearProjection | LinearProjectionByHead, list[Tensor]] = {}
+    inputs: dict[LinearProjection, list[Tensor]] = {}
 
     def remember(layer: AttentionLayer, x: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:
         mask = keywords.get("attn_mask")
         tokens = x[0].detach() if mask is None else x[0].detach() * mask[:, 0, 0, :, None]  # padding is no token
         for side in (layer.project_keys, layer.project_values):
             for projection in side if isinstance(side, RaggedProjection) else [side]:
-                if isinstance(projection, LinearProjection | LinearProjectionByHead):
+                if isinstance(projection, LinearProjection):
                     inputs.setdefault(projection, []).append(tokens.transpose(0, 1).flatten(1).float())
 
     hooks = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.mixer import TokenMixer
-from longseq.attention.projection import LinearProjection, LinearProjectionByHead
+from longseq.attention.projection import LinearProjection
 from longseq.attention.shard import Shard, Split
 from longseq.compat.torch import is_hooked
 from longseq.encoders.encoder import Encoder
@@ -35,9 +35,7 @@ class Sharding:
         refuse_unsharded(encoder)
         trunk: Any = encoder.trunk
         self.shard = Shard(group, trunk.num_prefix_tokens)
-        self._layers = [
-            layer for layer in trunk.modules() if isinstance(layer, LinearProjection | LinearProjectionByHead)
-        ]
+        self._layers = [layer for layer in trunk.modules() if isinstance(layer, LinearProjection)]
         self._height, self._width = trunk.patch_embed.grid_size
         trunk.shard = self.shard
         for layer in trunk.modules():

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from longseq import Dynamic, Linformer, Longformer, Mechanism, Reformer, Softmax, Verma, plug, resize
-from longseq.attention.projection import LinearProjection, LinearProjectionByHead
+from longseq.attention.projection import LinearProjection
 from longseq.attention.watch import inputs_of, sources
 from longseq.encoders.encode import encode
 
@@ -40,7 +40,7 @@ def test_rotary_positions_are_kept_exactly_by_an_identity_projection(name: str, 
     n = model.patch_embed.num_patches + model.num_prefix_tokens
     plug(model, Linformer(n, sharing=sharing)).double()
     for part in model.modules():
-        if isinstance(part, LinearProjection | LinearProjectionByHead):
+        if isinstance(part, LinearProjection):
             part.weight.data.copy_(torch.eye(n))
     torch.testing.assert_close(model(images), expected, rtol=1e-10, atol=1e-10)
 
