@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
-from longseq.attention.projection import Projection, ProjectionLayer, Shortening, blank, shorten_by_head
+from longseq.attention.mixer import blank, masked_scores
+from longseq.attention.projection import Projection, ProjectionLayer, Shortening, shorten_by_head
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.shard import Shard, exponentials, summed
 
@@ -39,9 +40,7 @@ class DynamicProjection(ProjectionLayer):
         there = None if present is None else present.mT if self.weight.ndim == 2 else present[:, None].mT
         if self.shard is not None:
             return GivenMatrix(exponentials(scores, -1, there, self.shard), self.commutes, self.norm, self.shard)
-        if there is not None:
-            scores = scores.masked_fill(~there, -float("inf"))
-        return GivenMatrix(scores.softmax(dim=-1), self.commutes, self.norm)
+        return GivenMatrix(masked_scores(scores, there).softmax(dim=-1), self.commutes, self.norm)
 
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None

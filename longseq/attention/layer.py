@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.groups import attend_in_groups, groups_for
-from longseq.attention.mixer import TokenMixer, copy_weights, present_tokens
+from longseq.attention.mixer import TokenMixer, blank, copy_weights, masked_scores, present_tokens
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
 from longseq.attention.rotary import Rotary
 from longseq.attention.shard import Split
@@ -201,7 +201,7 @@ class AttentionLayer(TokenMixer):
             keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
         else:
             queries, keys, values = self.qkv(x).split(d, dim=-1)
-        return queries, keys, values if present is None else values.masked_fill(~present, 0)
+        return queries, keys, blank(values, present)
 
     def _turned(
         self,
@@ -220,7 +220,7 @@ class AttentionLayer(TokenMixer):
         queries = queries[:, :, : queried.shape[1]]
         if project_keys is not None and project_values is not None:
             return queries, project_keys(keys, present), project_values(values, present)
-        return queries, keys, values if present is None else values.masked_fill(~present, 0)
+        return queries, keys, blank(values, present)
 
     def turned_heads(self, queries: Float[Tensor, "b n d"], keys: Float[Tensor, "b n d"], rope: Tensor):
         """Queries (b, h, n, c) and keys (b, n, d), normalised in each head and turned by their places."""
@@ -290,7 +290,7 @@ def softmax_formula(
         with torch.autocast("cpu", enabled=False):
             scaled = (keys * queries.shape[-1] ** -0.5).to(queries.dtype)
             scores = queries @ scaled.mT
-            weights = (scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf"))).softmax(dim=-1)
+            weights = masked_scores(scores, key_mask).softmax(dim=-1)
             return F.dropout(weights, dropout) @ values.to(queries.dtype)
     return attend_in_groups(queries, keys, values, key_mask, dropout, groups_for(queries, keys))
 

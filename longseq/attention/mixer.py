@@ -95,6 +95,16 @@ def present_tokens(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
     return mask[:, 0, 0, :, None]
 
 
+def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
+    """The tokens, with zeros in place of the absent ones."""
+    return tokens if present is None else tokens.masked_fill(~present, 0)
+
+
+def masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The scores, with -inf where the mask is False, so that a softmax makes zeros of them."""
+    return scores if mask is None else scores.masked_fill(~mask, -float("inf"))
+
+
 @torch.no_grad()
 def copy_weights(layer: nn.Module, trained: nn.Module, left_out: set[str]) -> list[str]:
     """Copy the weights of a trained layer into a new one.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.mixer import blank
 from longseq.attention.shard import Split, summed
 
 _DAMPING = 0.1  # from 8 x 8 to 32 x 32 digits a separable E loses 0.6 points with it and 1.0 without (docs/resize.md)
@@ -270,11 +271,6 @@ def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
 
 def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> ProjectionLayer:
     return LinearProjection(kind(weight[0].clone() if heads is None else weight))
-
-
-def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
-    """The tokens, with zeros in place of the absent ones."""
-    return tokens if present is None else tokens.masked_fill(~present, 0)
 
 
 def shorten_by_head(matrix: Float[Tensor, "*_ h k n"], tokens: Float[Tensor, "_ n d"]) -> Float[Tensor, "_ k d"]:

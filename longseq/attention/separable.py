@@ -10,14 +10,8 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
-from longseq.attention.projection import (
-    Linear,
-    Projection,
-    ProjectionLayer,
-    blank,
-    refuse_other_lengths,
-    resample_columns,
-)
+from longseq.attention.mixer import blank
+from longseq.attention.projection import Linear, Projection, ProjectionLayer, refuse_other_lengths, resample_columns
 from longseq.attention.shard import summed
 
 

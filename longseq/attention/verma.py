@@ -15,6 +15,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import masked_scores
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.shard import Shard, Split, exponentials, summed
@@ -159,7 +160,7 @@ class VermaLayer(AttentionLayer):
 
     def _token_weights(self, scores: Float[Tensor, "b k hc"], filled: Bool[Tensor, "b k 1"] | None) -> Tensor:
         """L', (b, k, hc): laid out token by token as the keys are, because a transpose would copy it."""
-        L = _softmax(scores if filled is None else scores.masked_fill(~filled, -float("inf")), dim=1)
+        L = _softmax(masked_scores(scores, filled), dim=1)
         return F.dropout(L, self.attn_drop.p, self.training)
 
     def _context_of_few(
@@ -255,7 +256,7 @@ def verma_formula(
     factor = queries.shape[-1] ** -0.5 if scale is None else scale
     H = _softmax(queries * factor, dim=-1)
     scores = scaled_by_length(keys.mT * factor, keys.shape[-2], key_mask, length_scaling)
-    L = _softmax(scores if key_mask is None else scores.masked_fill(~key_mask, -float("inf")), dim=-1)
+    L = _softmax(masked_scores(scores, key_mask), dim=-1)
     return H @ (F.dropout(L, dropout) @ values)
 
 
@@ -288,7 +289,7 @@ class ByColumns(Split):
         scores = queries * scale
         if self.shard is not None:
             return self._over_shards(scores, query_mask, self.shard) @ context
-        return _softmax(scores if query_mask is None else scores.masked_fill(~query_mask, -float("inf")), -2) @ context
+        return _softmax(masked_scores(scores, query_mask), -2) @ context
 
     def _over_shards(self, scores: Tensor, query_mask: Tensor | None, shard: Shard) -> Tensor:
         """H of this process's tokens; a prefix token, of which each has a copy, counts once."""

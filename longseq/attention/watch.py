@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longseq.attention.layer import AttentionLayer
+from longseq.attention.mixer import masked_scores
 from longseq.attention.projection import RaggedProjection
 from longseq.attention.scaling import scaled_by_length
 from longseq.attention.verma import VermaLayer
@@ -115,9 +116,8 @@ def summary_rows(
         ((_, keys, *_),) = calls
         scores = keys * layer.scale
         there = None if present is None else present[:, None]
-        L = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
-        L = L if there is None else L.masked_fill(~there, -float("inf"))
-        rows = L.softmax(2)[0].mT.flatten(0, 1)
+        scores = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
+        rows = masked_scores(scores, there).softmax(2)[0].mT.flatten(0, 1)
         return rows[spread(len(rows), most)]
     tokens = torch.zeros_like(x, requires_grad=True)
     with torch.enable_grad():

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
-from longseq.attention.projection import Projection, ProjectionLayer, blank
+from longseq.attention.mixer import blank
+from longseq.attention.projection import Projection, ProjectionLayer
 from longseq.attention.shard import Shard, highest, summed
 
 

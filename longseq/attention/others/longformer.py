@@ -12,6 +12,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import blank
 from longseq.attention.others.pattern import Blocks, PatternFormula
 
 
@@ -101,7 +102,7 @@ class LongformerLayer(AttentionLayer):
     ) -> list[Tensor]:
         """The prefix tokens' queries of the second matrix, the others' of the first; all keys and values of both."""
         (queries, *of_windows), (of_prefix, keys, values) = local, everywhere
-        values = values if present is None else values.masked_fill(~present, 0)
+        values = blank(values, present)
         of_prefix = of_prefix.narrow(dim, 0, min(self.num_prefix_tokens, queries.shape[dim]))
         rest = queries.narrow(dim, of_prefix.shape[dim], queries.shape[dim] - of_prefix.shape[dim])
         both = (torch.cat(pair, dim=1) for pair in zip(of_windows, (keys, values), strict=True))

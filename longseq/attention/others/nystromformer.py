@@ -13,6 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import masked_scores
 from longseq.attention.window import MeanProjection
 from longseq.compat.torch import without_autocast
 
@@ -138,4 +139,4 @@ def iterative_inverse(A: Float[Tensor, "*b k k"], iterations: int) -> Float[Tens
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the last axis, in the scores' own precision, where the mask lets it look."""
-    return (scores if mask is None else scores.masked_fill(~mask, -float("inf"))).softmax(-1, dtype=scores.dtype)
+    return masked_scores(scores, mask).softmax(-1, dtype=scores.dtype)

@@ -14,7 +14,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.mixer import copy_weights
+from longseq.attention.mixer import blank, copy_weights
 from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
 from longseq.compat.torch import at_least_float32, is_plain, without_autocast
 
@@ -111,7 +111,7 @@ class ReformerLayer(RedrawnLayer):
             shared, values = self.linear(x, slice(0, d)), self.linear(x, slice(2 * d, 3 * d))
         else:
             shared, _, values = self.qkv(x).split(d, dim=-1)
-        return shared[:, : queried.shape[1]], shared, values if present is None else values.masked_fill(~present, 0)
+        return shared[:, : queried.shape[1]], shared, blank(values, present)
 
     def _turned(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import Stack
-from longseq.attention.mixer import TokenMixer, present_tokens
+from longseq.attention.mixer import TokenMixer, blank, present_tokens
 from longseq.compat.torch import at_least_float32, without_autocast
 
 
@@ -45,9 +45,7 @@ class SequenceLayer(TokenMixer):
         if is_causal:
             raise ArgumentError("is_causal", "must be False: the layer reads a sequence in both directions")
         present = None if attn_mask is None else present_tokens(attn_mask, x.shape[1])
-        if present is not None:
-            x = x.masked_fill(~present, 0)
-        return self.proj_drop(self.mix(x, present, num_queries))
+        return self.proj_drop(self.mix(blank(x, present), present, num_queries))
 
     @abstractmethod
     def mix(
