@@ -1,14 +1,15 @@
 """Start learned projections from data: E as the directions, over tokens, in which a layer's inputs vary most."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
+from longseq.attention.mixer import blank
 from longseq.attention.projection import LinearProjection, RaggedProjection
+from longseq.attention.watch import inputs_of
 
 
 @torch.no_grad()
@@ -26,32 +27,23 @@ def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
     Raises:
         ValueError: If the inputs of the batch have fewer than k directions.
     """
-    inputs: dict[LinearProjection, list[Tensor]] = {}
-
-    def remember(layer: AttentionLayer, x: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:
-        mask = keywords.get("attn_mask")
-        tokens = x[0].detach() if mask is None else x[0].detach() * mask[:, 0, 0, :, None]  # padding is no token
-        for side in (layer.project_keys, layer.project_values):
-            for projection in side if isinstance(side, RaggedProjection) else [side]:
-                if isinstance(projection, LinearProjection):
-                    inputs.setdefault(projection, []).append(tokens.transpose(0, 1).flatten(1).float())
-
-    hooks = [
-        layer.register_forward_pre_hook(remember, with_kwargs=True)
-        for layer in model.modules()
-        if isinstance(layer, AttentionLayer)
-    ]
+    layers = [layer for layer in model.modules() if isinstance(layer, AttentionLayer)]
     was_training = model.training
     try:
         model.eval()
-        forward()
+        with inputs_of(layers) as seen:
+            forward()
     finally:
         model.train(was_training)
-        for hook in hooks:
-            hook.remove()
+    inputs: dict[LinearProjection, list[Tensor]] = {}
+    for layer, (x, present, _) in zip(layers, seen, strict=True):
+        for side in (layer.project_keys, layer.project_values):
+            for projection in side if isinstance(side, RaggedProjection) else [side]:
+                if isinstance(projection, LinearProjection):
+                    inputs.setdefault(projection, []).append(blank(x, present))  # padding is no token
     for projection, of_layers in inputs.items():
         k = projection.weight.shape[-2]
-        X = torch.cat(of_layers, dim=1)
+        X = torch.cat([tokens.transpose(0, 1).flatten(1).float() for tokens in of_layers], dim=1)
         n = len(X)
         vectors = torch.linalg.eigh(X @ X.T if n <= X.shape[1] else X.T @ X)[1].flip(-1)
         left = vectors if n <= X.shape[1] else nn.functional.normalize(X @ vectors, dim=0)
