@@ -37,22 +37,17 @@ class ByClass(pl.Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
     ) -> None:
-        self._count(pl_module, outputs)
+        if self._metrics:
+            measured = pl_module.task.measured(pl_module.head, outputs["outputs"], outputs["labels"])
+            self._metrics.update(*measured)
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
-    ) -> None:
-        self._count(pl_module, outputs)
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._show(trainer, pl_module, "val")
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self.figures = self._show(trainer, pl_module, "test")
-
-    def _count(self, model: Classifier, outputs: Mapping[str, Tensor]) -> None:
-        if self._metrics:
-            self._metrics.update(*model.task.measured(model.head, outputs["outputs"], outputs["labels"]))
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> dict[str, list[float]]:
         if not self._metrics:

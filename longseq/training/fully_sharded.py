@@ -161,11 +161,7 @@ class SameBatches(pl.Callback):
         for _again in range(self._missing_after(batch_idx)):
             pl_module(batch[0])
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
-    ) -> None:
-        for _again in range(self._missing_after(batch_idx)):
-            pl_module(batch[0])
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_predict_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any

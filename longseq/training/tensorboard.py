@@ -55,12 +55,10 @@ class Confusions(pl.Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
     ) -> None:
-        self._count(outputs)
+        if self._metric is not None:
+            self._metric.update(outputs["outputs"], outputs["labels"])
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
-    ) -> None:
-        self._count(outputs)
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._show(trainer, pl_module, "val")
@@ -73,10 +71,6 @@ class Confusions(pl.Callback):
         self._metric = None if metric is None else metric.to(model.device)
         if metric is not None:
             metric.process_group = data_group(model.trainer)
-
-    def _count(self, outputs: Mapping[str, Tensor]) -> None:
-        if self._metric is not None:
-            self._metric.update(outputs["outputs"], outputs["labels"])
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         if self._metric is None:

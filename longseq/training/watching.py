@@ -69,12 +69,17 @@ class Mistakes(pl.Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
     ) -> None:
-        self._look(trainer, pl_module, outputs, batch[0])
+        names_classes = bool(pl_module.task.by_class(pl_module.num_classes))
+        if board_of(trainer) is None or not trainer.is_global_zero or not names_classes:
+            return
+        losses = pl_module.task.losses(outputs["outputs"], outputs["labels"])
+        highest = losses.topk(min(self.num_samples, len(losses)))
+        for loss, place in zip(highest.values.tolist(), highest.indices.tolist(), strict=True):
+            if len(self._found) < self.num_samples or loss > self._found[-1].loss:
+                sample = tree_map(lambda part, at=place: part[at : at + 1].clone(), (batch[0], outputs))
+                self._keep(pl_module, loss, *sample)
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
-    ) -> None:
-        self._look(trainer, pl_module, outputs, batch[0])
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._show(trainer, pl_module, "val")
@@ -87,17 +92,6 @@ class Mistakes(pl.Callback):
                 truth, answer = (re.sub(r"\W", "", name) for name in (mistake.truth, mistake.answer))
                 tag = f"mistakes/{number}_{truth}_taken_for_{answer}"
                 add_sound(board, tag, mistake.sound, encoder.sample_rate_hz, step_of(trainer))
-
-    def _look(self, trainer: pl.Trainer, model: Classifier, outputs: Mapping[str, Tensor], inputs: Any) -> None:
-        names_classes = bool(model.task.by_class(model.num_classes))
-        if board_of(trainer) is None or not trainer.is_global_zero or not names_classes:
-            return
-        losses = model.task.losses(outputs["outputs"], outputs["labels"])
-        highest = losses.topk(min(self.num_samples, len(losses)))
-        for loss, place in zip(highest.values.tolist(), highest.indices.tolist(), strict=True):
-            if len(self._found) < self.num_samples or loss > self._found[-1].loss:
-                sample = tree_map(lambda part, at=place: part[at : at + 1].clone(), (inputs, outputs))
-                self._keep(model, loss, *sample)
 
     def _keep(self, model: Classifier, loss: float, inputs: Any, outputs: Mapping[str, Tensor]) -> None:
         """Keep a sample, a batch of one, if it is named wrongly."""
