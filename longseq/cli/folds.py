@@ -12,6 +12,7 @@ from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import shown
 from longseq.cli.resuming import folds_begun
 from longseq.cli.runs import METRICS, config_of
+from longseq.reports.plots import machine, markdown, write_csv
 from longseq.training.storage import write_text
 
 # Settings that may differ between the folds of one cross-validation, because they decide no result.
@@ -84,8 +85,6 @@ def _refuse_other_settings(run: Path, settings: Mapping[str, Any]) -> None:
 
 def write_report(experiment: Path, folds: int, args: Sequence[str]) -> None:
     """Print a table of the figures of each fold, with their mean and spread, and write it beside the last fold."""
-    from longseq.reports.plots import machine, markdown, write_csv  # it imports matplotlib
-
     runs = dict(sorted(folds_begun(experiment, folds).items()))
     figures = {number: json.loads((run / METRICS).read_text()) for number, run in runs.items()}
     names = sorted(set.intersection(*map(set, figures.values())), key=lambda name: (not name.startswith("test/"), name))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from jsonargparse import Namespace
+from matplotlib.figure import Figure
 from pytorch_lightning.callbacks import RichProgressBar
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from longseq.cli.inputs import files_of, parts_of, say_of_windows
 from longseq.cli.names import shown
 from longseq.cli.outputs import Output, output_for, writable
 from longseq.encoders.spectrogram import LogMel
+from longseq.reports.plots import COLOURS, can_be_drawn, styled
 from longseq.training import Classifier
 from longseq.training.data import Part
 from longseq.training.events import Settings
@@ -175,51 +177,41 @@ def _check_place(path: str, flag: str) -> None:
 
 
 def _check_picture(path: str) -> None:
-    from longseq.reports.plots import can_be_drawn  # matplotlib takes half a second to import
-
     if not can_be_drawn(path):
         raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
     _check_place(path, "picture")
 
 
-def draw(heard: Heard, model: Classifier, datamodule: Any) -> Any:
+@styled
+def draw(heard: Heard, model: Classifier, datamodule: Any) -> Figure:
     """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
-    from matplotlib.figure import Figure
-
-    from longseq.reports.plots import COLOURS, styled
-
     path, length, rows, events = heard
     assert rows is not None  # they were kept
-
-    @styled
-    def drawn() -> Figure:
-        encoder: Any = model.encoder
-        spectrogram = spectrogram_of(encoder, datamodule, path, length)
-        names = [name for name in model.class_names if any(event.class_name == name for event in events)]
-        figure = Figure((9, 5.5))
-        above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 0.4 + 0.3 * max(len(names), 1)])
-        above.imshow(
-            spectrogram.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, length, 0, len(spectrogram)),
-            vmin=float(spectrogram.nan_to_num(-math.inf).max()) - 6 * math.log(10), interpolation="nearest",
-        )  # fmt: skip
-        above.set(ylabel="mel band", title=Path(path).name)
-        above.grid(False)
-        columns = min(len(rows), _DRAWN_COLUMNS)
-        highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
-        times = (torch.arange(columns) + 0.5) * len(rows) * encoder.row_seconds / columns
-        for number, name in enumerate(model.class_names):
-            # grey for the classes of which there is no event
-            colour = COLOURS[2 + names.index(name) % 6] if name in names else "#cccccc"
-            middle.plot(times, highest[number], color=colour, linewidth=1, zorder=2 if name in names else 1)
-        middle.set(ylabel="probability", ylim=(0, 1.03))
-        for place, name in enumerate(names):
-            spans = [(event.start, event.end - event.start) for event in events if event.class_name == name]
-            below.broken_barh(spans, (place - 0.35, 0.7), color=COLOURS[2 + place % 6])
-        below.set(xlabel="seconds", xlim=(0, length), ylim=(-0.6, max(len(names), 1) - 0.4))
-        below.set_yticks(range(len(names)), names)
-        return figure
-
-    return drawn()
+    encoder: Any = model.encoder
+    spectrogram = spectrogram_of(encoder, datamodule, path, length)
+    names = [name for name in model.class_names if any(event.class_name == name for event in events)]
+    figure = Figure((9, 5.5))
+    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 0.4 + 0.3 * max(len(names), 1)])
+    above.imshow(
+        spectrogram.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, length, 0, len(spectrogram)),
+        vmin=float(spectrogram.nan_to_num(-math.inf).max()) - 6 * math.log(10), interpolation="nearest",
+    )  # fmt: skip
+    above.set(ylabel="mel band", title=Path(path).name)
+    above.grid(False)
+    columns = min(len(rows), _DRAWN_COLUMNS)
+    highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
+    times = (torch.arange(columns) + 0.5) * len(rows) * encoder.row_seconds / columns
+    for number, name in enumerate(model.class_names):
+        # grey for the classes of which there is no event
+        colour = COLOURS[2 + names.index(name) % 6] if name in names else "#cccccc"
+        middle.plot(times, highest[number], color=colour, linewidth=1, zorder=2 if name in names else 1)
+    middle.set(ylabel="probability", ylim=(0, 1.03))
+    for place, name in enumerate(names):
+        spans = [(event.start, event.end - event.start) for event in events if event.class_name == name]
+        below.broken_barh(spans, (place - 0.35, 0.7), color=COLOURS[2 + place % 6])
+    below.set(xlabel="seconds", xlim=(0, length), ylim=(-0.6, max(len(names), 1) - 0.4))
+    below.set_yticks(range(len(names)), names)
+    return figure
 
 
 def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:
