@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from encoder_kinds import KINDS
 from PIL import Image
 from torch import nn
 
@@ -21,7 +22,7 @@ from longseq.attention.mixer import TokenMixer
 from longseq.deploy.export import largest_difference, refuse_bound
 from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.program import LogMelOfProducts, Program
-from longseq.encoders import ASTEncoder, ImageEncoder, SpectrogramEncoder, TimmEncoder, WaveformEncoder
+from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import Conv1d
 from longseq.encoders.spectrogram import LogMel
@@ -43,9 +44,6 @@ def classifier(encoder: Encoder, **options) -> Classifier:
             nn.init.normal_(weight, std=0.3)
     model.encoder.set_statistics(torch.tensor(-2.0), torch.tensor(3.0))
     return model.eval()
-
-
-KINDS = [ASTEncoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder, TimmEncoder]
 
 
 @pytest.mark.parametrize(

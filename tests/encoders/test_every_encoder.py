@@ -1,12 +1,11 @@
 """What every encoder must do, tested on all that longseq.encoders exports, so a new one is tested once exported."""
 
 import copy
-import inspect
 
 import pytest
 import torch
+from encoder_kinds import KINDS
 
-import longseq.encoders
 from longseq import Linformer, Softmax, Verma
 from longseq.arguments import arguments_of
 from longseq.encoders import Encoder, resize
@@ -14,10 +13,6 @@ from longseq.training import Classifier
 from longseq.training.description import describe
 from longseq.training.flops import flops_per_sample
 
-EXPORTED = [getattr(longseq.encoders, name) for name in longseq.encoders.__all__]
-KINDS = [
-    kind for kind in EXPORTED if inspect.isclass(kind) and issubclass(kind, Encoder) and not inspect.isabstract(kind)
-]
 MECHANISMS = [Softmax(), Linformer(7), Verma()]
 
 

@@ -1,12 +1,12 @@
 """Nothing in a training step makes the host wait for a GPU, tested on a GPU that is not there (tests/fake_gpu.py)."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from encoder_kinds import KINDS
 from fake_gpu import DEVICE, Waits, fake_gpu, move
 from jsonargparse import Namespace
 from pytorch_lightning.accelerators import CPUAccelerator
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-import longseq.encoders
 from longseq import ImageEncoder, Linformer, Verma
 from longseq.attention import LSTM, Linear, Mechanism
 from longseq.attention.examples import every_mechanism
@@ -25,11 +24,6 @@ from longseq.encoders import Encoder, WaveformEncoder
 from longseq.tasks import Masked, MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
 from longseq.training.tensorboard import InputSamples
-
-EXPORTED: list[Any] = [getattr(longseq.encoders, name) for name in longseq.encoders.__all__]
-KINDS = [
-    kind for kind in EXPORTED if inspect.isclass(kind) and issubclass(kind, Encoder) and not inspect.isabstract(kind)
-]
 
 
 def step(encoder: Encoder, inputs: Any, device: torch.device) -> None:
