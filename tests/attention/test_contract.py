@@ -11,8 +11,8 @@ import torch
 from small_vit import ATTENTION, COMPILED, MECHANISMS, gradients, images, model
 
 import longseq.attention
-from longseq.attention import Linear, Linformer, Mechanism, Projection, Softmax, Verma, carry, plug
-from longseq.attention.examples import every_mechanism, every_projection, exported
+from longseq.attention import Linformer, Softmax, Verma, carry, plug
+from longseq.attention.examples import every_mechanism
 from longseq.attention.layer import AttentionLayer
 
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
@@ -31,8 +31,6 @@ class Untried(Softmax):
 
 
 def test_a_mechanism_that_is_exported_without_an_example_fails(monkeypatch):
-    assert {type(each) for each in MECHANISMS} == set(exported(Mechanism))
-    assert {type(each) for each in every_projection()} == set(exported(Projection))
     monkeypatch.setattr(longseq.attention, "Softmax", Untried)
     with pytest.raises(TypeError, match=r"^Untried must have an example, or no test would try it"):
         every_mechanism()
@@ -224,11 +222,8 @@ def test_it_takes_the_place_of_another_mechanism_and_leaves_again(mechanism):
 
 
 @EVERY
-def test_its_description_is_plain_and_equal_to_itself(mechanism):
-    assert mechanism == copy.deepcopy(mechanism)
+def test_its_description_rebuilds_it(mechanism):
     assert eval(repr(mechanism), vars(longseq.attention)) == mechanism
-    if hasattr(mechanism, "projection") and mechanism.projection == Linear():
-        assert mechanism != type(mechanism)(k=3)
 
 
 @EVERY

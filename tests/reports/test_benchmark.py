@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longseq.attention.grid import TokenGrid
 from longseq.reports.benchmark import (
     Measured,
     _crossover,
@@ -81,7 +80,6 @@ def test_a_cell_of_every_mechanism_is_measured(name, direction):
     k = 16 if name in WITH_K else None
     result = benchmark_cell(replace(CELL, mechanism=name, k=k, direction=direction))
     assert len(result.seconds) == 2 and min(result.seconds) > 0
-    assert result.peak_bytes >= 0
 
 
 def test_softmax_written_out_is_softmax_and_keeps_its_n_by_n_weights():
@@ -133,10 +131,6 @@ def test_a_flag_that_cannot_be_is_one_line(flags, said, command):
     done = command("benchmark", *flags)
     assert done.code == 2
     assert said in done.error
-
-
-def test_the_tokens_of_a_cell_are_a_sequence():
-    assert TokenGrid((80, 1)).num_tokens == CELL.n
 
 
 def test_a_cell_that_does_not_fit_has_no_figures(forked_reports):
