@@ -30,7 +30,7 @@ class DataContract(Protocol):
     Attributes:
         class_names: Names of the labels 0, 1, ...
         on_error: Whether a file that cannot be read ends a prediction (raise), or is left out (skip).
-        predict_suffixes: Suffixes of the files that ``read`` understands, in lower case, with the dot.
+        predict_suffixes: Suffixes of the files that ``read_part`` understands, in lower case, with the dot.
         predict_parts: The files, or parts of files, that predict_dataloader reads; longseq sets it.
     """
 
@@ -51,10 +51,6 @@ class DataContract(Protocol):
         """The samples of train, val and test, not augmented; available after setup."""
         ...
 
-    def read(self, path: str) -> Tensor:
-        """One input from a file."""
-        ...
-
     def parts(
         self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
     ) -> list[Part]:
@@ -66,6 +62,10 @@ class DataContract(Protocol):
             hop: Seconds from the start of one part to the next; None for the window's.
             any_length: Whether the model takes inputs of any length.
         """
+        ...
+
+    def read_part(self, part: Part) -> Tensor:
+        """One input from a part of a file."""
         ...
 
     def longest_batch(self) -> Any:

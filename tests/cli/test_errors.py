@@ -226,7 +226,7 @@ def test_a_data_module_that_lacks_a_part_of_the_contract_is_told_which(
     command: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = "import pytorch_lightning as pl\nclass Bare(pl.LightningDataModule):\n"
-    text += "    num_classes, class_names, shape = 2, ['a', 'b'], (1, 8, 8)\n    def read(self, path): ...\n"
+    text += "    num_classes, class_names, shape = 2, ['a', 'b'], (1, 8, 8)\n    def read_part(self, part): ...\n"
     (tmp_path / "bare.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     lacks = (
