@@ -25,9 +25,8 @@ from torch.nn.functional import cross_entropy
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.encoders import Conv2d
 from longseq.encoders.sharding import Sharding
-from longseq.reports.cell import wait_for
 from longseq.reports.plots import machine, markdown, write_csv
-from longseq.training.throughput import peak_memory_gib
+from longseq.training.throughput import peak_memory_gib, wait_for
 
 
 def mechanisms(k: int) -> dict[str, Any]:

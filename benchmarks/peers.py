@@ -38,11 +38,12 @@ from longseq.attention.grid import TokenGrid
 from longseq.encoders import Conv2d
 from longseq.encoders.local import LocalLayer
 from longseq.reports.apart import print_apart, run_apart
-from longseq.reports.cell import peak_of, wait_for
+from longseq.reports.cell import peak_of
 from longseq.reports.plots import machine
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 from longseq.training.memory import keep_freed_memory
+from longseq.training.throughput import wait_for
 
 K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jaxtyping import Float
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 import longseq
@@ -137,7 +138,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         self.data.predict_parts = parts
         with torch.inference_mode():
             for number, batch in enumerate(self.data.predict_dataloader()):
-                yield compute(_moved(batch, self.model.device), number).cpu()
+                yield compute(move_data_to_device(batch, self.model.device), number).cpu()
 
     def _of_array(self, compute: Any, array: Any) -> Tensor:
         values = torch.as_tensor(array)
@@ -148,7 +149,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         else:
             refuse_no_pixels(values)
         with torch.inference_mode():
-            return compute(_moved(batch, self.model.device), 0).cpu()
+            return compute(move_data_to_device(batch, self.model.device), 0).cpu()
 
     def _save_pretrained(self, save_directory: Path) -> None:
         described = {"hyper_parameters": dict(self.model.hparams), "data": describe(self.data)}
@@ -258,9 +259,3 @@ def refuse_no_waveform(values: Tensor) -> None:
 
 def _listed(inputs: Any) -> list[Any]:
     return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, dict):
-        return {name: tensor.to(device) for name, tensor in batch.items()}
-    return batch.to(device)

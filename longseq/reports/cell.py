@@ -28,6 +28,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.apart import print_apart, run_apart
 from longseq.training.memory import give_back_freed_memory, keep_freed_memory
+from longseq.training.throughput import wait_for
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
@@ -194,11 +195,6 @@ def _status(name: str) -> int:
     """A figure of this process's memory in bytes, from Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main() -> None:

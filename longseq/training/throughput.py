@@ -88,7 +88,7 @@ class ThroughputLogger(pl.Callback):
         self._global_step = trainer.global_step
         self._steps += 1
         if self._steps == 0:
-            _wait_for(pl_module.device)
+            wait_for(pl_module.device)
             self._since, self._seconds, self._samples = clock(), 0.0, 0
             self._tokens = 0
             self._begin_window(pl_module)
@@ -121,7 +121,7 @@ class ThroughputLogger(pl.Callback):
 
     def _stop_clock(self, pl_module: Classifier) -> None:
         if self._since is not None:
-            _wait_for(pl_module.device)
+            wait_for(pl_module.device)
             self._advance()
             self._since = None
 
@@ -133,7 +133,7 @@ class ThroughputLogger(pl.Callback):
 
     def _log(self, trainer: pl.Trainer, pl_module: Classifier) -> float:
         """Log the window, begin the next one, and return the samples a second of all ranks."""
-        _wait_for(pl_module.device)
+        wait_for(pl_module.device)
         self._advance()
         wait_ms = 1000 * self._waited / (self._steps - self._window_start)
         self._begin_window(pl_module)
@@ -162,7 +162,8 @@ class ThroughputLogger(pl.Callback):
         return metrics["throughput/samples_per_second"]
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was given."""
     torch.get_device_module(device).synchronize()
 
 
