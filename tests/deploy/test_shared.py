@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from safetensors import safe_open
 
 import longseq
 from longseq.arguments import ArgumentError
-from longseq.attention import Mechanism
+from longseq.attention import LSTM, Gaussian, Linformer, Mechanism, Performer, Reformer
 from longseq.attention.examples import every_mechanism
+from longseq.attention.sharing import Sharing
 from longseq.deploy import predictor
 from longseq.encoders import SpectrogramEncoder
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, read_checkpoint
-from longseq.training.description import build_from
+from longseq.training.description import build, build_from, describe
 from longseq.training.shared import read_shared, write_shared
 
 SHARED = {"README.md", "card.png", "config.json", "model.safetensors"}
@@ -34,7 +36,18 @@ def folder(checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "digits"
 
 
-@pytest.mark.parametrize("mechanism", every_mechanism(), ids=repr)
+def test_every_mechanism_comes_back_from_json() -> None:
+    for mechanism in every_mechanism():
+        assert build(json.loads(json.dumps(describe(mechanism))), Mechanism) == mechanism
+
+
+# every sharing, fixed weights, drawn ones with their seeds, a layer of torch's: no other mechanism has other kinds
+@pytest.mark.parametrize(
+    "mechanism",
+    [*(Linformer(7, sharing) for sharing in get_args(Sharing)), Linformer(7, projection=Gaussian()), Reformer(2, 16),
+     Performer(), LSTM()],
+    ids=repr,
+)  # fmt: skip
 def test_shared_weights_are_written_once_and_come_back_to_every_name(mechanism: Mechanism, tmp_path: Path) -> None:
     model = Classifier(SpectrogramEncoder(8000, 0.4, mechanism, num_mels=20, dim=16, depth=2, heads=4), 3)
     settings = {"hyper_parameters": dict(model.hparams), "data": None}
