@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longseq import Conv, ImageEncoder, Linformer, Mean, Separable, Softmax, SpectrogramEncoder, Verma, resize
+from longseq import Conv, ImageEncoder, Linformer, LongConv, Mean, Separable, Softmax, SpectrogramEncoder, Verma, resize
 from longseq.attention.examples import every_mechanism
 from longseq.training import Classifier
 
@@ -27,8 +27,12 @@ def sound_encoder(attention):
     return SpectrogramEncoder(8000, 1.0, attention, num_mels=16, **SMALL).eval()
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
-@pytest.mark.parametrize("pool", ["avg", "token"])
+CASES = [(each, "avg") for each in MECHANISMS]
+# of these, the weights of attention have a place for the class token
+CASES += [(each, "token") for each in (Linformer(5), Verma(6, projection=Separable()), LongConv())]
+
+
+@pytest.mark.parametrize(("mechanism", "pool"), CASES, ids=repr)
 def test_an_encoder_of_the_same_shape_gives_the_very_features(mechanism, pool):
     encoder, images = image_encoder(mechanism, pool=pool), torch.randn(2, 1, 8, 8)
     assert torch.equal(resize(encoder, (1, 8, 8))(images), encoder(images))
