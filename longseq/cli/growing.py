@@ -144,15 +144,14 @@ def stages_left(
         UserError: If the resumed run is of none of the stages, or has begun after others.
     """
     if resumed is not None:
-        size, own = _size_of(resumed), _stages_to(resumed)
-        stage = next((stage for stage in stages if stage.size == size), None)
-        if stage is None:
+        number, own = _place(_size_of(resumed), stages), _stages_to(resumed)
+        if number is None:
             raise UserError(f"grow: {grow} has no stage of this run's size; give the stages of its start")
-        if own and own[:-1] != stages[: stage.number]:
-            before, now = (",".join(one.text for one in each) for each in (own[:-1], stages[: stage.number]))
+        if own and own[:-1] != stages[:number]:
+            before, now = (",".join(one.text for one in each) for each in (own[:-1], stages[:number]))
             what = f"this run began after {before or 'no stage'}, and not after {now or 'none'}"
             raise UserError(f"grow: {what}; give the stages of its start, or leave out --resume")
-        return None, stages[stage.number :]
+        return None, stages[number:]
     for run in reversed(numbered(experiment) if has_resume else []):
         with suppress(UserError):  # a run that was killed before it had a configuration
             own = _stages_to(run)
@@ -172,19 +171,23 @@ def is_given_up(run: Path, grow: str) -> bool:
     """Whether a run that was stopped is of a stage that is in these stages no longer, or no longer after the same ones,
     although they begin with the first stage of its training."""
     own, stages = _stages_to(run), _parsed(grow)
-    number = len(own) - 1
-    if number < 1 or len(stages) < 2 or own[0] != stages[0]:
+    if min(len(own), len(stages)) < 2 or own[0] != stages[0]:
         return False
-    follows = number < len(stages) and own[:number] == stages[:number]
-    return not (follows and own[number].size == stages[number].size)
+    number = _place(own[-1].size, stages)
+    return number is None or own[:-1] != stages[:number]
 
 
 def _stages_to(run: Path) -> list[Stage]:
     """The stages of the training to which a run belongs, up to its own; none if it is no stage of a training."""
-    grow, size = config_of(run).get("grow"), _size_of(run)
+    grow = config_of(run).get("grow")
     stages = [] if grow is None else _parsed(grow)
-    number = next((stage.number for stage in stages if stage.size == size), -1)
-    return stages[: number + 1]
+    number = _place(_size_of(run), stages)
+    return [] if number is None else stages[: number + 1]
+
+
+def _place(size: Any, stages: list[Stage]) -> int | None:
+    """Which of these stages has this size, of which a training has each once."""
+    return next((stage.number for stage in stages if stage.size == size), None)
 
 
 def _size_of(run: Path) -> Any:
