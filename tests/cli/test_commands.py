@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import signal
 import warnings
 from pathlib import Path
 
@@ -215,17 +214,6 @@ def test_two_processes_train_from_the_command_line(train_py, tmp_path: Path) -> 
     assert result.stdout.count("test accuracy:") == 1  # only one rank prints it
     assert [folder.name for folder in (tmp_path / "runs/digits").iterdir()] == ["0"]
     assert (tmp_path / "runs/digits/0/best.ckpt").is_file()
-
-
-def test_ctrl_c_in_a_test_ends_with_130(command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Classifier, "test_step", interrupted)
-    previous = signal.getsignal(signal.SIGINT)
-    done = command("test", "--ckpt_path", run / "best.ckpt")
-    signal.signal(signal.SIGINT, previous)  # Lightning leaves SIGINT ignored, also for later tests
-    assert (done.code, "Traceback" in done.err) == (130, False)
 
 
 def test_limits_of_batches_leave_something_or_say_so(command, run: Path, tmp_path: Path) -> None:
