@@ -82,6 +82,10 @@ class BestCheckpoint(ModelCheckpoint):
             self.figures = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         super().on_validation_end(trainer, pl_module)
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.monitor in trainer.callback_metrics:  # else there was no validation yet, and Lightning would warn
+            super().on_train_epoch_end(trainer, pl_module)
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "figures": self.figures}
 
@@ -100,11 +104,9 @@ class BestCheckpoint(ModelCheckpoint):
             "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
         }
         best = state_dict["best_model_path"]
-        if not (best and Path(best).exists()):  # a new run that starts from another run's checkpoint
-            state_dict["dirpath"] = None  # so that Lightning ignores the scores of the other run
-        else:
+        if best and Path(best).exists():  # else it is no run's, or another's, whose scores say nothing of this one
             self.figures = state_dict.get("figures", {})  # checkpoints of longseq 0.1 have none
-        super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict)
 
 
 class RunRecord(pl.Callback):

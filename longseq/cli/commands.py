@@ -30,6 +30,7 @@ from longseq.cli.growing import Stage, refuse_wrong_stages, stages_left, stages_
 from longseq.cli.names import shown
 from longseq.cli.predict import predict, progress_bars
 from longseq.cli.resuming import (
+    refuse_fewer_epochs,
     refuse_other_classes,
     refuse_other_data,
     refuse_other_optimizer,
@@ -324,6 +325,7 @@ class Commands(CommandLine):
             take_findings(checkpoint, self.asked.started_with, self.settings, self.model, self.datamodule)
         if self.subcommand == "fit":
             refuse_other_optimizer(checkpoint, self.model)
+            refuse_fewer_epochs(checkpoint, self.trainer)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings

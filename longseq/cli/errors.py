@@ -66,8 +66,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "no such option":
             return f"{what}: no such option; {nearest(what, options)}"
         case "no such argument":
-            accepted = inspect.signature(_imported(expected[0])).parameters
-            return f"{key}.{what}: no such option; {nearest(what, accepted)}"
+            return f"{key}.{what}: no such option; {nearest(what, _arguments_of(_imported(expected[0])))}"
         case "not allowed":
             return f"{key}: {what} may not be named; --allow_class {what.partition('.')[0]} if you trust it"
         case "no such class":
@@ -84,6 +83,17 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "not YAML":
             return f"config: not YAML: {what}; mend the file"
     return f"{key}: {what}; see --help"
+
+
+def _arguments_of(made: Any) -> Iterator[str]:
+    """The arguments of a class or function, with those that a class hands on to the next one."""
+    for each in getattr(made, "__mro__", (made,)):
+        if isinstance(each, type) and "__init__" not in vars(each):
+            continue
+        parameters = list(inspect.signature(each).parameters.values())
+        yield from (one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+        if not any(one.kind == one.VAR_KEYWORD for one in parameters):
+            return
 
 
 def user_error_in(error: BaseException) -> Any:

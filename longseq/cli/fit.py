@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from jsonargparse import Namespace
 from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from longseq.arguments import ArgumentError
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, take_off
@@ -63,6 +63,7 @@ def evaluate_best(
     if not best:  # the training was shorter than the first validation
         best = str(folder / "last.ckpt")
         trainer.save_checkpoint(best)
+        rank_zero_only(print)("fit: the training ended before its first validation, so its last weights are tested")
     # WeightAveraging would overwrite the restored weights with its averages, which are in the checkpoint too
     take_off(trainer, WeightAveraging, *FINDERS)
     for averaging in take_off(trainer, StochasticWeightAveraging):

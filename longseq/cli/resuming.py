@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
@@ -187,12 +188,13 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
     """Check that a training goes on with its optimizer and its scheduler, and warn of flags that have no effect.
 
     Raises:
-        UserError: If the optimizer is another one, or a scheduler of torch, whose state holds its arguments too.
+        UserError: If the optimizer or its groups of weights are others, or a scheduler of torch, whose state holds its
+            arguments too.
     """
     trained = checkpoint["hyper_parameters"]
-    for name in ("optimizer", "schedule"):
-        now, before = getattr(model, name), trained.get(name, getattr(model, name))
-        if now != before and (name == "optimizer" or isinstance(now, Mapping) or isinstance(before, Mapping)):
+    for name in ("optimizer", "freeze", "layer_decay", "schedule"):
+        now, before = model.hparams[name], trained.get(name, model.hparams[name])
+        if now != before and (name != "schedule" or isinstance(now, Mapping) or isinstance(before, Mapping)):
             raise UserError(
                 f"model.{name}: {now} cannot go on with the state of the checkpoint's {before}; leave it out, or start "
                 "a new training from it with --model.init_from"
@@ -201,6 +203,18 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
         now, before = getattr(model, name), trained.get(name, getattr(model, name))
         if now != before:
             rank_zero_warn(f"model.{name}: {now} has no effect, the checkpoint's optimizer has {before}")
+
+
+def refuse_fewer_epochs(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> None:
+    """Check that a training goes on to no earlier epoch than that of its checkpoint.
+
+    Raises:
+        UserError: If its last epoch is an earlier one.
+    """
+    done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    if -1 != (trainer.max_epochs or done) < done:
+        what = f"must be {done} or more to resume after {done} epochs, got {trainer.max_epochs}"
+        raise UserError(f"trainer.max_epochs: {what}; test the run as it is, or give more")
 
 
 def take_findings(

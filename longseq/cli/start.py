@@ -101,8 +101,12 @@ def _help() -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the known name that is most like it, or all known names if they are few."""
     known = sorted(set(known))
-    # a nested flag is compared by its whole path, and then by its last part
-    near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], known, 1)
+    parent, _, last = name.rpartition(".")
+    # beside it, or else, where nothing is beside it, by the whole path
+    beside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == parent}
+    near = [beside[each] for each in difflib.get_close_matches(last, beside, 1)]
+    if not (near or (beside and parent)):
+        near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(last, known, 1)
     if near:
         return f"did you mean {near[0]}?"
     return f"choose one of {', '.join(known)}" if 0 < len(known) < 20 else "see --help"

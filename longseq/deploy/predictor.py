@@ -131,7 +131,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             else:
                 refuse_windows_of_array(window is not None or hop is not None)
                 found.append(self._of_array(features, each)[0])
-        return torch.stack(found)
+        return torch.stack(found) if found else torch.empty(0, self.model.encoder.dim)
 
     def _computed(self, compute: Any, parts: list[Part]) -> Iterator[Tensor]:
         """What a function makes of the batches of some parts."""
@@ -141,7 +141,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
                 yield compute(move_data_to_device(batch, self.model.device), number).cpu()
 
     def _of_array(self, compute: Any, array: Any) -> Tensor:
-        values = torch.as_tensor(array)
+        values = _tensor_of(array)
         batch: Any = values[None]
         if self.model.encoder.takes_sounds:
             refuse_no_waveform(values)
@@ -255,6 +255,15 @@ def refuse_no_waveform(values: Tensor) -> None:
     if not values.abs().max() <= _LOUDEST:
         what = f"got values up to {float(values.abs().max()):g}"
         raise ArgumentError("inputs", f"must be finite floats in -1..1, {what}; divide by full scale, fill gaps")
+
+
+def _tensor_of(array: Any) -> Tensor:
+    try:
+        values = torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"must be paths or arrays, or a list of them, got {type(array).__name__}"
+        raise ArgumentError("inputs", f"{what}; make an array or a list of it") from error
+    return values.long() if values.dtype in (torch.uint16, torch.uint32, torch.uint64) else values  # torch has few of
 
 
 def _listed(inputs: Any) -> list[Any]:

@@ -68,7 +68,7 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
     differing = [
         f"model.{name} is {old.get(name)} in the checkpoint and {new.get(name)} here"
         for name in {**old, **new}
-        if old.get(name) != new.get(name) and name != "class_names"
+        if old.get(name) != new.get(name) and re.match(r"(encoder|task|pool|num_classes)\b", name)
     ]
     raise CheckpointError(
         f"ckpt_path: does not fit the model: {', '.join(differing) or 'it was made by another version of longseq'}; "
@@ -77,7 +77,7 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
 
 
 def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[str]:
-    """The settings of the encoder that differ from the checkpoint's, each with both values.
+    """The settings of the encoder and of pooling that differ from the checkpoint's, each with both values.
 
     With such a setting the model would compute something else from the same weights. Rates of dropout, masks,
     recomputation and the source of pretrained weights may differ, so they are not listed.
@@ -86,7 +86,7 @@ def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -
     return [
         f"model.{name} is {old[name]} in the checkpoint and {new[name]} here"
         for name in old
-        if name.startswith("encoder.") and not _FREE.match(name) and name in new and old[name] != new[name]
+        if re.match(r"encoder\.|pool$", name) and not _FREE.match(name) and name in new and old[name] != new[name]
     ]
 
 

@@ -97,6 +97,30 @@ def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(command, run: Pa
         command("fit", "--ckpt_path", run / "last.ckpt", "--trainer.max_epochs", "3", "--model.learning_rate", "0.5")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model.freeze", "encoder"], "model.freeze: encoder cannot go on with the state of the checkpoint's None; "),
+        (["--model.layer_decay", "0.5"], "model.layer_decay: 0.5 cannot go on with the state of the checkpoint's "),
+        (["--model.schedule", "{scheduler: StepLR, step_size: 1}"], "model.schedule: {'scheduler': 'StepLR', 'step_"),
+        (["--trainer.max_epochs", "1"], "trainer.max_epochs: must be 2 or more to resume after 2 epochs, got 1; "),
+    ],
+)
+def test_what_a_resumed_training_cannot_change_is_refused_by_its_name(command, run: Path, flags, said: str) -> None:
+    done = command("fit", "--ckpt_path", run / "last.ckpt", "--trainer.max_epochs", "3", *flags)
+    assert done.code == 2 and done.error.startswith(f"error: {said}"), done.err
+
+
+def test_a_training_without_a_validation_says_what_is_tested(command, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        few = ["--trainer.limit_test_batches", "1", "--trainer.max_steps", "1", "--data.batch_size", "16"]
+        done = command("fit", "--config", DIGITS, *TINY, *few)
+    assert done.code == 0, done.err
+    assert "ended before its first validation, so its last weights are tested" in done.out
+    assert (tmp_path / "runs/digits/0/last.ckpt").exists()
+
+
 def test_bfloat16_on_a_processor_without_it_is_warned_of(command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longseq.cli.trainer.has_bfloat16", lambda: False)
     fit = ["fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1"]
@@ -117,6 +141,8 @@ def test_flags_that_do_not_fit_the_checkpoint_are_refused_on_one_line(command, r
     done = command("fit", "--ckpt_path", run / "last.ckpt", "--model.encoder.attention.k", "8")
     assert done.code == 4 and done.error.startswith(said)
     assert not list(Path("runs").glob("*/*")), "no run has begun"
+    with pytest.warns(UserWarning, match="model.pool is None in the checkpoint and max here: the weights were"):
+        command("test", "--ckpt_path", run / "best.ckpt", "--model.pool", "max", "--trainer.limit_test_batches", "1")
 
 
 def test_predict_prints_class_and_probability_of_images_of_any_size(train_py, run: Path, tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ MISTAKES = {
         ["--model.encoder.attention", "Verna"],
         "model.encoder.attention: no class Verna; did you mean Verma?",
     ),
+    "a typo in an option of all data": (
+        ["--data", "Digits", "--data.batch_siz", "4"],
+        "data.batch_siz: no such option; did you mean batch_size?",
+    ),
+    "an option that is like no other beside it": (["--model.lr", "1"], "model.lr: no such option; see --help"),
     "an unknown data set": (["--data", "Digit"], "data: no class Digit; did you mean Digits?"),
     "a word for a number": (
         ["--model.encoder.attention.k", "many"],

@@ -273,6 +273,13 @@ def test_images_too(command, tmp_path: Path) -> None:
     (found,) = model.predict(image)
     assert found.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert model.embed([image, image]).shape == (2, model.model.encoder.dim)
+    assert model.embed([]).shape == (0, model.model.encoder.dim)
+    (of_16_bits,) = model.predict(image.numpy().astype(np.uint16))
+    assert torch.equal(of_16_bits.probabilities, found.probabilities)
+    with pytest.raises(ValueError, match="^inputs must be finite pixels in 0..255, got values from 0 to 65535; scale"):
+        model.predict(np.array([[[0, 65535]]], np.uint16))
+    with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got generator; make an"):
+        model.predict(path for path in "ab")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
