@@ -17,7 +17,7 @@ from pytorch_lightning.tuner.lr_finder import _LRCallback
 class CommandLine(LightningCLI):
     """LightningCLI with commands that need data alone, further flags per command, and checkpoints that longseq loads.
 
-    Only the command that the user runs gets its flags: adding the flags of all seven commands takes a second.
+    Only the command that the user runs gets its flags: adding those of all commands takes a second.
     """
 
     args: list[str]  # the command and what follows it

@@ -26,6 +26,11 @@ def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
     return all(type(weight) in (nn.Parameter, Tensor) for weight in (*layer.parameters(False), *layer.buffers(False)))
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether its compile method was called."""
+    return module._compiled_call_impl is not None
+
+
 def is_transformed() -> bool:
     """Whether torch.func (vmap, grad, jvp) or forward-mode differentiation is active: our Functions support neither."""
     if torch.compiler.is_compiling():  # the compiler cannot trace the calls below

@@ -12,7 +12,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.projection import LinearProjection
 from longseq.attention.shard import Shard, Split
-from longseq.compat.torch import is_hooked
+from longseq.compat.torch import is_compiled, is_hooked
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import is_product
 
@@ -137,7 +137,7 @@ def refuse_unsharded(encoder: Encoder) -> None:
         raise ArgumentError("encoder", f"must have patches that do not overlap {where}; choose another")
     if encoder.reversible:
         raise ArgumentError("reversible", f"must be false {where}; leave it out")
-    if is_hooked(trunk) or encoder._compiled_call_impl is not None:
+    if is_hooked(trunk) or is_compiled(encoder):
         raise ArgumentError("encoder", f"must be neither hooked nor compiled {where}; leave that out")
     if any(part.p > 0 for part in trunk.modules() if isinstance(part, nn.Dropout)):
         # drop_path draws as many numbers in each process, so they are the same

@@ -18,6 +18,7 @@ from torchmetrics import MetricCollection
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
 from longseq.compat.lightning import hand_on_exact_inputs, is_resumed_averaging, running_averages
+from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.encode import shard_of
 from longseq.tasks import SingleLabel, Task
@@ -246,7 +247,7 @@ class Classifier(pl.LightningModule):
             self.teaching = Teacher(self.teacher, self)
         if stage == "fit" and self.trainer.ckpt_path is None and not gets_parts:
             start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
-        if self._compile and self.encoder._compiled_call_impl is None:
+        if self._compile and not is_compiled(self.encoder):
             self.encoder.compile()
             self.encoder.token_features = torch.compile(self.encoder.token_features)
             self.encoder.all_features = torch.compile(self.encoder.all_features)

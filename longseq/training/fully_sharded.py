@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from longseq.arguments import ArgumentError
+from longseq.compat.torch import is_compiled
 from longseq.training.checkpoint import read_any
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
@@ -259,7 +260,7 @@ def _refuse_unsharded_training(trainer: pl.Trainer, model: Classifier) -> None:
     if str(trainer.precision) not in PRECISIONS:
         what = f"must be one of {', '.join(PRECISIONS)} {where}, got {trainer.precision}"
         raise ArgumentError("trainer.precision", f"{what}; give bf16-mixed")
-    if model.encoder._compiled_call_impl is not None:
+    if is_compiled(model.encoder):
         raise ArgumentError("model.compile", f"must be false {where}; leave it out")
     if model.encoder.reversible:  # the hooks that gather a block's weights run when the block is called
         raise ArgumentError("model.encoder.reversible", f"must be false {where}; leave it out")

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError
 from longseq.attention.shard import Split
+from longseq.compat.torch import is_compiled
 from longseq.encoders.sharding import Sharding
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
@@ -73,7 +74,7 @@ class SequenceParallel(DDPStrategy):
         if model.optimizer not in ELEMENTWISE:
             what = f"must be one of {', '.join(ELEMENTWISE)} where E is shared out, got {model.optimizer}"
             raise ArgumentError("model.optimizer", f"{what}; adamw is usual")
-        if model.encoder._compiled_call_impl is not None:
+        if is_compiled(model.encoder):
             raise ArgumentError("model.compile", "must be false where devices share a sequence; leave it out")
         before = flops_per_sample(model), summary(model)
         try:
@@ -131,7 +132,7 @@ class SequenceParallel(DDPStrategy):
         super().load_model_state_dict(checkpoint, strict)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        inner = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         assert self._sharding is not None
         return self._sharding.whole_moments(inner)
 

@@ -185,3 +185,10 @@ def test_torchmetrics_states_come_back_in_one_metric() -> None:
     second.update(torch.tensor([0]), torch.tensor([1]))
     torchmetrics.restore_states(whole, [torchmetrics.state_of(each) for each in (first, second)], torch.device("cpu"))
     assert (whole.compute(), whole.update_count) == (2 / 4, 2)
+
+
+def test_a_module_that_was_compiled_is_known() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert not of_torch.is_compiled(module)
+    module.compile()
+    assert of_torch.is_compiled(module)
