@@ -147,7 +147,8 @@ class AudioDataModule(DataModule):
             say(f"{path}: {what}; heard as far as it goes")
 
     def _predict_options(self) -> dict[str, Any]:
-        is_long = any(end is not None and end - start > self.seconds for _, start, end in self.predict_parts)
+        longest = self.seconds + 1 / self.sample_rate_hz  # a difference of seconds is rounded
+        is_long = any(end is not None and end - start > longest for _, start, end in self.predict_parts)
         return {"batch_size": 1} if is_long else {}  # an hour must not be padded to a day
 
     def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:

@@ -194,7 +194,8 @@ class opened:  # noqa: N801 (a context, as `open` is)
         source: Any = self.path
         if not isinstance(source, Packed):
             if not Path(source).is_file():
-                raise DataError(f"{source}: no such file; check the path")
+                what = "is a folder; give the files in it" if Path(source).is_dir() else "no such file; check the path"
+                raise DataError(f"{source}: {what}")
             if Path(source).suffix.lower() in DECODED_ELSEWHERE:
                 return _Decoded(source)
             source = os.fsencode(source)  # as text the path would have to be UTF-8
@@ -264,14 +265,22 @@ class _Decoded:
 def _resampler(from_hz: int, to_hz: int) -> nn.Module:
     """The resampler of a pair of rates, made once. A ratio of large numbers is replaced by a near one: the filter of
     the exact ratio would take minutes and gigabytes. So 16001 Hz is taken for 16000 Hz, an error of 6e-5 that cannot be
-    heard. The largest error is 3e-4."""
+    heard. The largest error is 3e-4; ``change_rate`` keeps it from adding up."""
     ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
     return Resample(ratio.denominator, ratio.numerator)
 
 
 def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
-    """Resample, if the rates differ."""
-    return waveform if from_hz == to_hz else _resampler(from_hz, to_hz)(waveform)
+    """Resample, if the rates differ. Where a near ratio would shift the end by more than 10 ms, single samples are left
+    out or repeated, as far apart as can be."""
+    if from_hz == to_hz:
+        return waveform
+    resampled = _resampler(from_hz, to_hz)(waveform)
+    missing = round(len(waveform) * to_hz / from_hz) - len(resampled)
+    if abs(missing) <= to_hz / 100:
+        return resampled
+    *pieces, last = resampled.tensor_split(abs(missing) + 1)
+    return torch.cat([torch.cat([piece, piece[-1:]]) if missing > 0 else piece[:-1] for piece in pieces] + [last])
 
 
 def _averaged(frames: np.ndarray) -> np.ndarray:

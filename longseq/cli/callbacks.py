@@ -1,6 +1,7 @@
 """The callbacks of a training from the command line."""
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytorch_lightning as pl
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
+from torch import Tensor
 
 from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import escaped, shown
@@ -63,7 +65,8 @@ class SavedConfig(SaveConfigCallback):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's callback that saves a checkpoint, for the epoch with the task's best figure.
+    """Lightning's callback that saves a checkpoint, for the epoch with the task's best figure. Of epochs whose figure
+    is 1, which none can exceed, the one with the lowest loss is the best.
 
     A resumed run keeps its best score so far, even if its folder was moved or copied.
 
@@ -74,13 +77,21 @@ class BestCheckpoint(ModelCheckpoint):
     def __init__(self, run: Path, task: Task) -> None:
         super().__init__(run, "best", monitor=f"val/{task.best}", mode=task.mode, enable_version_counter=False)
         self.figures: dict[str, float] = {}
+        self._wins_tie = False
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics = trainer.callback_metrics
         figure = metrics.get(self.monitor or "")
-        if not trainer.sanity_checking and figure is not None and self.check_monitor_top_k(trainer, figure):
-            self.figures = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
+        if not trainer.sanity_checking and figure is not None:
+            best, loss = self.best_model_score, float(metrics.get("val/loss", math.inf))
+            is_tie = self.mode == "max" and best is not None and float(figure) == float(best) == 1
+            self._wins_tie = is_tie and loss < self.figures.get("val/loss", -math.inf)
+            if self.check_monitor_top_k(trainer, figure):
+                self.figures = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
         super().on_validation_end(trainer, pl_module)
+
+    def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
+        return self._wins_tie or bool(super().check_monitor_top_k(trainer, current))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.monitor in trainer.callback_metrics:  # else there was no validation yet, and Lightning would warn

@@ -78,9 +78,6 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
-    if not has_windows:
-        say_of_windows({path: by_path[path] for path in paths})
-    say_if_long(parts, model)
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
@@ -93,6 +90,9 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
                 callbacks.append(WritesEvents(hearing, takers))
         except ArgumentError as error:
             raise UserError(f"{error.argument}: {error.what}") from error
+        if not has_windows:
+            say_of_windows({path: by_path[path] for path in paths})
+        say_if_long(parts, model)
         stack.enter_context(output)
         if events is not None:
             events.begin(heard_before)

@@ -2,11 +2,12 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -258,6 +259,8 @@ def refuse_no_waveform(values: Tensor) -> None:
 
 
 def _tensor_of(array: Any) -> Tensor:
+    if isinstance(array, np.ndarray):  # torch takes no strides below 0, and no other byte order
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     try:
         values = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -267,4 +270,7 @@ def _tensor_of(array: Any) -> Tensor:
 
 
 def _listed(inputs: Any) -> list[Any]:
-    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    """One input, or each of several."""
+    if isinstance(inputs, str | PathLike | Tensor | np.ndarray) or not isinstance(inputs, Iterable):
+        return [inputs]
+    return list(inputs)

@@ -83,7 +83,7 @@ class MultiLabel(Task):
 
     def decide(self, head: Any, result: Any) -> None:
         precision, recall = (torch.stack(list(each))[:, :-1] for each in result[:2])  # the last has no threshold
-        f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-9)
+        f1 = (2 * precision * recall / (precision + recall).clamp(min=1e-9)).nan_to_num(0)  # where no sample reaches it
         for label, of_class in enumerate(f1.tolist()):
             best = max(of_class)
             first = of_class.index(best)

@@ -233,7 +233,7 @@ def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) 
     model = longseq.load(checkpoint)
     path = min(recordings.iterdir())
     waveform = soundfile.read(path, dtype="float32")[0]
-    (of_file,), (of_array,) = model.predict(path), model.predict(waveform)
+    (of_file,), (of_array,) = model.predict(one for one in [path]), model.predict(waveform)
     torch.testing.assert_close(of_array.probabilities, of_file.probabilities)
     assert of_array.answers[0].class_name == of_file.answers[0].class_name and of_array.path == ""
     features = model.embed([*sorted(recordings.iterdir()), waveform])
@@ -278,8 +278,11 @@ def test_images_too(command, tmp_path: Path) -> None:
     assert torch.equal(of_16_bits.probabilities, found.probabilities)
     with pytest.raises(ValueError, match="^inputs must be finite pixels in 0..255, got values from 0 to 65535; scale"):
         model.predict(np.array([[[0, 65535]]], np.uint16))
-    with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got generator; make an"):
-        model.predict(path for path in "ab")
+    turned = np.asfortranarray(image.numpy().astype(">f4"))[:, ::-1]
+    (of_turned,), (expected,) = model.predict(turned), model.predict(image.flip(1))
+    torch.testing.assert_close(of_turned.probabilities, expected.probabilities)
+    with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got object; make an"):
+        model.predict(object())
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -120,6 +120,14 @@ def test_no_part_is_longer_than_the_clips_of_a_bounded_model(rate_hz, samples, s
     assert {len(data.read_part(part)) for part in parts} == {*data.shape}
 
 
+def test_windows_of_a_length_that_floats_round_are_heard_in_batches(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(8000), 1000)
+    data = AudioFolder(str(tmp_path), sample_rate_hz=1000, seconds=0.4, batch_size=8)
+    data.predict_parts = data.parts(str(tmp_path / "a.wav"), 0.4, 0.4)
+    assert any(end - start > 0.4 for _, start, end in data.predict_parts)
+    assert data.predict_dataloader().batch_size == 8
+
+
 def test_long_recordings_with_short_clips_are_said(tmp_path: Path, capsys) -> None:
     for name, seconds in {"a/1.wav": 10.0, "b/2.wav": 12.345}.items():
         (tmp_path / name).parent.mkdir()

@@ -129,6 +129,17 @@ def test_rates_without_a_common_divisor_take_no_gigabytes():
     assert len(change_rate(torch.zeros(44_100), 44_100, 16_001)) == pytest.approx(16_001, abs=1)
 
 
+@pytest.mark.parametrize("rate_hz", [7997, 8001, 15_995])
+def test_what_is_late_in_a_long_recording_stays_there_at_any_rate(rate_hz):
+    """A tone in the last of twenty minutes."""
+    waveform = torch.zeros(1200 * rate_hz)
+    waveform[1150 * rate_hz : 1151 * rate_hz] = (torch.arange(rate_hz) * 2 * torch.pi * 400 / rate_hz).sin()
+    heard = change_rate(waveform, rate_hz, 8000)
+    places = (heard.abs() > 0.1).nonzero() / 8000
+    assert len(heard) == pytest.approx(1200 * 8000, abs=80)
+    assert (float(places[0]), float(places[-1])) == pytest.approx((1150.0, 1151.0), abs=0.012)
+
+
 def wav(frames: bytes, rate_hz: int = 8000) -> bytes:
     chunks = b"WAVEfmt \x10\0\0\0\x01\0\x01\0" + rate_hz.to_bytes(4, "little") + (2 * rate_hz).to_bytes(4, "little")
     chunks += b"\x02\0\x10\0data" + len(frames).to_bytes(4, "little") + frames

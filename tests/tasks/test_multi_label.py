@@ -128,6 +128,14 @@ def test_a_threshold_has_the_highest_f1_of_its_class() -> None:
     assert layer.thresholds[4] == 0.5
 
 
+def test_a_class_with_few_samples_has_a_threshold_that_they_reach() -> None:
+    layer, task = head(2), MultiLabel()
+    decision = task.decision(2)
+    decision.update(torch.tensor([[0.6, 0.9], [0.3, 0.2], [0.1, 0.1]]), torch.tensor([[1, 1], [0, 0], [0, 0]]))
+    task.decide(layer, decision.compute())
+    assert layer.thresholds.tolist() == pytest.approx([0.45, 0.55], abs=0.01)
+
+
 def test_an_answer_names_the_classes_that_reach_their_thresholds() -> None:
     layer = head(3)
     layer.thresholds.copy_(torch.tensor([0.2, 0.9, 0.5]))
