@@ -1,7 +1,7 @@
 """A user's own files: a folder of class folders, or a table of paths and labels."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,9 +19,10 @@ class OwnFiles(FileDataModule):
     """Files in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
     A table (.csv, .tsv with tabs, .jsonl or .parquet) has the columns path and label, and optionally start and end (in
-    seconds: one recording may hold many clips), fold, and split (train, val or test). A label is one class, and lists
-    are refused, unless labels_separator is given. Then each file may have any number of classes, or none. Amounts and
-    files are no labels: there is no regression and no segmentation.
+    seconds: one recording may hold many clips), fold, and split (train, val or test). Without the last two the first
+    folder of each path is its split, if all are called train, val or test. A label is one class, and lists are refused,
+    unless labels_separator is given. Then each file may have any number of classes, or none. Amounts and files are no
+    labels: there is no regression and no segmentation.
     A metadata.csv, .jsonl or .parquet with the columns file_name and label, in root or in train, val and test, is read
     without being named.
 
@@ -71,7 +72,7 @@ class OwnFiles(FileDataModule):
         if parts:
             raise DataError(f"{path}: line {parts[0]}: start and end are of sounds; leave them out")
         self._tell_of_others(items, self.table)
-        return items
+        return items if is_divided(items) else divided_by_folders(items)
 
     def _tell_of_others(self, items: list[Item], table: str) -> None:
         """Say how many files of the folder have no row."""
@@ -89,7 +90,7 @@ class OwnFiles(FileDataModule):
             DataError: If train, val or test holds files but none with a row: another split would be drawn in its place.
         """
         parts = [path for path in sorted(self.folder.iterdir()) if path.is_dir() and path.name.lower() in SPLITS]
-        items = []
+        items, has_own = [], False
         for folder in (self.folder, *parts):
             paths = [folder / name for name in METADATA if (folder / name).is_file()]
             if len(paths) > 1:
@@ -98,6 +99,7 @@ class OwnFiles(FileDataModule):
                 split = "" if folder == self.folder else SPLITS[folder.name.lower()]
                 rows = read_table(path, is_named=False, folder=folder)
                 refuse_other_tasks(path, rows, folder, self._classes_given or ())
+                has_own = has_own or is_divided(rows)
                 prefix = folder.relative_to(self.folder)
                 items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]
         first_parts = {item.path.split("/")[0] for item in items}
@@ -107,7 +109,7 @@ class OwnFiles(FileDataModule):
                 raise DataError(f"{folder}: {what}; add the rows, or move the folder out")
         if items:
             self._tell_of_others(items, "a metadata file")
-        return items
+        return items if has_own else divided_by_folders(items)
 
     def _grouped(self, items: list[Item], groups: str) -> Iterator[Item]:
         for item in items:
@@ -117,6 +119,23 @@ class OwnFiles(FileDataModule):
         if self.groups is None:
             return super().located(name)
         return {**super().located(name), self.groups if self.table else "group": self._item_of[name].group}
+
+
+def is_divided(items: Sequence[Item]) -> bool:
+    """Whether any row has a split or a fold."""
+    return any(item.split or item.fold for item in items)
+
+
+def divided_by_folders(items: list[Item]) -> list[Item]:
+    """The rows, each with the split that the first folder of its path names.
+
+    If a path begins with no such folder, or none begins with train, the rows stay as they are.
+    """
+    first_folders = [item.path.split("/")[0] if "/" in item.path else "" for item in items]
+    splits = [SPLITS.get(name.lower(), "") for name in first_folders]
+    if "" in splits or "train" not in splits:
+        return items
+    return [replace(item, split=split) for item, split in zip(items, splits, strict=True)]
 
 
 def refuse_wrong_pattern(groups: str, or_what: str = "") -> None:

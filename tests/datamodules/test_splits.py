@@ -176,3 +176,73 @@ def test_a_split_without_a_sample_is_refused_before_training(tmp_path):
 def test_class_names_that_are_no_two_classes_are_refused(names):
     with pytest.raises(ValueError, match=r"^class_names must be two or more, each once, got \["):
         ImageFolder("nowhere", class_names=names)
+
+
+# A table of a folder that is divided already
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ("metadata.csv", {}),
+        ("metadata.csv", {"test_fraction": 0.5}),  # only of data without a test split
+        ("clips.csv", {}),
+        ("clips.csv", {"folds": 2, "fold": 1}),
+        ("clips.csv", {"labels_separator": ";", "clip_seconds": 0.02}),
+    ],
+)
+@pytest.mark.parametrize("folders", [("train", "test"), ("Training", "valid", "test")])
+def test_the_first_folders_of_a_tables_paths_are_its_splits(folders, table, options, tmp_path):
+    files = [f"{folder}/more/{number}.wav" for folder in folders for number in range(8)]
+    for file in files:
+        noise(tmp_path / file)
+    rows = [f"{file},{'ab'[number % 2]}" for number, file in enumerate(files)]
+    (tmp_path / table).write_text("file_name,label\n" + "\n".join(rows))
+    splits = split_of(AudioFolder(str(tmp_path), table=None if table == "metadata.csv" else table, **options))
+    wanted = {"train": {"train", "val"}, "Training": {"train"}, "valid": {"val"}, "test": {"test"}}
+    if options.get("folds") and "valid" in folders:
+        wanted |= {"Training": {"train", "val"}, "valid": {"train", "val"}}  # they are divided into the folds together
+    found: dict[str, set[str]] = {}
+    for name, split in splits.items():
+        found.setdefault(name.split("/")[0], set()).add(split)
+    assert found == {folder: wanted[folder] for folder in folders}
+
+
+def test_metadata_of_test_in_the_root_and_of_train_in_its_folder_are_divided_by_folders(tmp_path):
+    for folder in ("train", "test"):
+        for number in range(8):
+            grey(tmp_path / folder / f"{number}.png")
+    for place, prefix in (("metadata.csv", "test/"), ("train/metadata.csv", "")):
+        rows = [f"{prefix}{number}.png,{'ab'[number % 2]}" for number in range(8)]
+        (tmp_path / place).write_text("file_name,label\n" + "\n".join(rows))
+    splits = split_of(ImageFolder(str(tmp_path)))
+    tested = {name for name, split in splits.items() if split == "test"}
+    assert tested == {f"test/{number}.png" for number in range(8)}
+
+
+def test_a_group_in_two_folders_that_are_splits_is_refused(tmp_path):
+    files = [f"{folder}/{number}.wav" for folder in ("train", "test") for number in range(8)]
+    for file in files:
+        noise(tmp_path / file)
+    rows = [f"{file},{'ab'[number % 2]},p{number % 8}" for number, file in enumerate(files)]
+    with pytest.raises(
+        DataError, match=r": group p0 is in train and in test \(test/0\.wav\); give all files of a group"
+    ):
+        of_table(tmp_path, "path,label,patient\n" + "\n".join(rows), groups="patient").setup()
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "clips.csv"])
+@pytest.mark.parametrize(
+    ("header", "rows", "splits"),
+    [
+        ("path,label", ["train/0.wav,a", "test/1.wav,b", "more/2.wav,a"], ["", "", ""]),
+        ("path,label", ["train/0.wav,a", "test/1.wav,b", "test,a"], ["", "", ""]),  # the last is a file
+        ("path,label", ["test/0.wav,a", "val/1.wav,b"], ["", ""]),
+        ("path,label,fold", ["train/0.wav,a,1", "test/1.wav,b,2"], ["", ""]),
+        ("path,label,split", ["train/0.wav,a,test", "test/1.wav,b,"], ["test", ""]),
+    ],
+)
+def test_other_tables_are_not_divided_by_folders(name, header, rows, splits, tmp_path):
+    (tmp_path / name).write_text("\n".join([header, *rows]))
+    data = AudioFolder(str(tmp_path), table=None if name == "metadata.csv" else name)
+    assert [item.split for item in data.items] == splits
