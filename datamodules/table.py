@@ -14,6 +14,7 @@ from datamodules.files import Item
 from datamodules.find import SPLITS
 from datamodules.raven import BEGIN_PATH, BEGIN_TIME, below
 from datamodules.rows import read_rows
+from datamodules.spelling import with_one_spelling
 from datamodules.windows import starts_of_windows
 
 COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
@@ -45,7 +46,7 @@ def read_table(
         groups: The column that names each row's group, which is never in two splits.
         is_named: Whether the user gave its name. Otherwise it has no rows if it lacks a column of labels or of paths,
             because it may be about something else.
-        folder: Where the recordings of Raven's Begin Path are looked for; if absent, the paths stay as they are.
+        folder: Where the files are, also those of Raven's Begin Path; if absent, the paths stay as they are.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
@@ -73,8 +74,9 @@ def read_table(
         texts = {name: _text(value, separator).strip() for name, value in row.items()}
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
         items.append(_item(path, line, values, separator is not None, groups))
-    if folder is not None and column["path"] == BEGIN_PATH:
-        items = below(folder, items, path)
+    if folder is not None:
+        items = below(folder, items, path) if column["path"] == BEGIN_PATH else items
+        items = with_one_spelling(folder, items)
     if column.get("start") == BEGIN_TIME and len({item.path for item in items}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"
         raise DataError(f"{path}: {what}; have Raven write its column File Offset (s) too")

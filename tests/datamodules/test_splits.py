@@ -1,5 +1,6 @@
 """Which files are held out: whole files, a share of every class, and almost the same ones if the folder grows."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -246,3 +247,73 @@ def test_other_tables_are_not_divided_by_folders(name, header, rows, splits, tmp
     (tmp_path / name).write_text("\n".join([header, *rows]))
     data = AudioFolder(str(tmp_path), table=None if name == "metadata.csv" else name)
     assert [item.split for item in data.items] == splits
+
+
+# One file with several spellings
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A link to a folder of sounds, which has a link to a folder in it; one more sound lies beside the folder."""
+    for name in ("store/top", "store/deep/0", "store/deep/1", "store/deep/2", "out"):
+        noise(tmp_path / f"{name}.wav")
+    (tmp_path / "store/same").symlink_to("deep")
+    (tmp_path / "data").symlink_to("store")
+    return tmp_path / "data"
+
+
+ONE_FILE = [
+    ("deep/0.wav", "{0}/data/deep/0.wav", "deep/0.wav"),
+    ("{0}/data/deep/0.wav", "deep/0.wav", "deep/0.wav"),
+    ("deep/0.wav", "{0}/store/deep/0.wav", "deep/0.wav"),  # where the folder really is
+    ("{0}/store/deep/0.wav", "../store/deep/0.wav", "deep/0.wav"),
+    ("deep/0.wav", "same/0.wav", "deep/0.wav"),
+    ("same/0.wav", "{0}/data/same/0.wav", "same/0.wav"),
+    ("../out.wav", "{0}/out.wav", "../out.wav"),
+    ("{0}/out.wav", "../out.wav", "{0}/out.wav"),
+    ("top.wav", "{0}/data/top.wav", "top.wav"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "name"), ONE_FILE)
+def test_one_file_with_two_spellings_is_one_file(first, second, name, linked):
+    first, second, name = (path.format(linked.parent) for path in (first, second, name))
+    in_two = [
+        ("split", "train", "test", f"{name} is in train and test; give all rows of a file one split"),
+        ("fold", "1", "2", f"{name} is in fold 1 and fold 2; give all rows of a file one fold"),
+        ("patient", "x", "y", f"{name} has patient x and y; give all rows of a file one"),
+        ("label", "a", "b", f"line 3: {name} is b here and a before; choose one"),
+    ]
+    for column, one, other, said in in_two:
+        header = "path,label" if column == "label" else f"label,path,{column}"
+        before = "" if column == "label" else "a,"
+        text = f"{header}\n{before}{first},{one}\n{before}{second},{other}"
+        with pytest.raises(DataError, match=re.escape(f"clips.csv: {said}")):
+            of_table(linked, text, groups="patient" if column == "patient" else None).find()
+    assert [item.path for item in of_table(linked, f"path,label\n{first},a\n{second},a").find()] == [name]
+
+
+def test_a_path_through_a_link_keeps_its_name_if_the_file_has_no_other(linked):
+    """Two links to one folder of files, of which the table says which are trained on."""
+    rows = [("same/0.wav", "train"), ("deep/1.wav", "test"), ("same/2.wav", "train")]
+    text = "path,label,split\n" + "\n".join(f"{path},a,{split}" for path, split in rows)
+    assert [(item.path, item.split) for item in of_table(linked, text).find()] == rows
+
+
+def test_two_links_to_one_file_are_two_files(linked):
+    """As git-annex has them where two files are equal by chance."""
+    for name in ("x.wav", "y.wav"):
+        (linked / name).symlink_to("deep/0.wav")
+    items = of_table(linked, "path,label,split\nx.wav,a,train\ny.wav,b,test").find()
+    assert [item.path for item in items] == ["x.wav", "y.wav"]
+
+
+@pytest.mark.parametrize("prefix", ["", "{0}/", "../data/", "./"])
+def test_the_splits_of_a_folder_do_not_depend_on_how_a_table_spells_its_paths(prefix, tmp_path):
+    root = tmp_path / "data"
+    for folder in ("train", "test"):
+        for number in range(8):
+            noise(root / folder / f"{number}.wav")
+    rows = [f"{prefix.format(root)}{folder}/{n}.wav,{'ab'[n % 2]}" for folder in ("train", "test") for n in range(8)]
+    items = of_table(root, "path,label\n" + "\n".join(rows)).find()
+    assert [item.split for item in items] == 8 * ["train"] + 8 * ["test"]
