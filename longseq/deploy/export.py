@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.deploy.formats import Run, quantise, write_onnx, write_torch
+from longseq.deploy.formats import FEWEST_ROWS, Run, quantise, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
@@ -66,7 +66,7 @@ def export(
     if predictor.model.encoder.any_length:
         refuse_bound(program, run, path, format, tolerance)
     print(f"{path}: {_size(path)}")
-    print(_what_it_takes(program))
+    print(_what_it_takes(program, format))
     difference = largest_difference(model, program, run, batch)
     print(f"largest difference of a probability: {difference:.1e}, on {what}")
     if not difference <= tolerance:  # NaN is refused too
@@ -113,7 +113,7 @@ def refuse_bound(program: Program, run: Run, path: Path, format: str, tolerance:
     Raises:
         ValueError: If it does not.
     """
-    for arguments in program.other_examples():
+    for arguments in program.other_examples(FEWEST_ROWS[format]):
         try:
             difference = float((run(*arguments) - program(*arguments)).abs().max())
             reason = f"a probability differs by {difference:.1e}"
@@ -168,7 +168,7 @@ def _latency(run: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     return f"{1000 * median(times):.2f} ms"
 
 
-def _what_it_takes(program: Program) -> str:
+def _what_it_takes(program: Program, format: str) -> str:
     encoder: Any = program.model.encoder
     if program.takes_sounds:
         longest = "of any length" if encoder.any_length else f"up to {encoder.seconds:g} s"
@@ -177,8 +177,11 @@ def _what_it_takes(program: Program) -> str:
             "resampled before), with silence behind the shorter ones; lengths, int64 (batch), in samples"
         )
     channels, height, width = encoder.picture_shape
-    size = "height, width" if encoder.any_length else f"{height}, {width}"
-    return f"inputs: images, uint8 (batch, {channels}, {size}), 0 to 255"
+    if not encoder.any_length:
+        return f"inputs: images, uint8 (batch, {channels}, {height}, {width}), 0 to 255"
+    sides = zip(("height", "width"), encoder.trunk.patch_embed.patch_size, strict=True)
+    steps = ", ".join(f"{side} from {FEWEST_ROWS[format] * patch} in steps of {patch}" for side, patch in sides)
+    return f"inputs: images, uint8 (batch, {channels}, height, width), 0 to 255; {steps}"
 
 
 def _size(path: Path) -> str:

@@ -21,6 +21,10 @@ Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
 
 FACTS = "longseq.json"  # the file in a program of torch.export that describes it
 
+# rows of tokens, and columns, of the smallest image that a file takes, if its model takes images of any size:
+# torch.export never leaves a dimension of 1 free
+FEWEST_ROWS = {"onnx": 1, "torch": 2}
+
 
 def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     """Write an ONNX file with the facts as its metadata, each as JSON, and return what runs it.

@@ -52,15 +52,21 @@ class Program(nn.Module):
         return ["waveforms", "lengths"] if self.takes_sounds else ["images"]
 
     def examples(self) -> tuple[Tensor, ...]:
-        """Two inputs to trace. Sounds are shorter than the longest one, which takes shorter ways."""
+        """Two inputs to trace. Sounds are shorter than the longest one, which takes shorter ways. Images of any size
+        have two rows and columns of tokens or more: torch.export takes one for a number that never changes."""
         encoder: Any = self.model.encoder
         if not self.takes_sounds:
-            return (torch.zeros(2, *encoder.picture_shape, dtype=torch.uint8),)
+            channels, height, width = encoder.picture_shape
+            if encoder.any_length:
+                rows, columns = encoder.trunk.patch_embed.patch_size
+                height, width = max(height, 2 * rows), max(width, 2 * columns)
+            return (torch.zeros(2, channels, height, width, dtype=torch.uint8),)
         samples = 3 * encoder.num_samples // 4
         return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
 
-    def other_examples(self) -> list[tuple[Tensor, ...]]:
-        """Inputs of other sizes than those of ``examples``, for a model that takes any: smaller and larger ones."""
+    def other_examples(self, fewest_rows: int) -> list[tuple[Tensor, ...]]:
+        """Inputs of other sizes than those of ``examples``, for a model that takes any: smaller and larger ones. The
+        smaller image has so many rows of tokens, 1 or 2."""
         generator = torch.Generator().manual_seed(0)
         if self.samples_of_row is not None:
             lengths = [self.samples_of_row, 7 * self.samples_of_row, 2 * self.examples()[0].shape[1] + 1]
@@ -69,9 +75,9 @@ class Program(nn.Module):
                 for length in lengths
             ]
         encoder: Any = self.model.encoder
-        channels, height, width = encoder.picture_shape
+        channels, height, width = self.examples()[0].shape[1:]
         rows, columns = encoder.trunk.patch_embed.patch_size
-        sizes = [(rows, 3 * columns), (height + rows, 2 * width)]
+        sizes = [(fewest_rows * rows, 3 * columns), (height + rows, 2 * width)]
         return [(torch.randint(256, (2, channels, *size), generator=generator, dtype=torch.uint8),) for size in sizes]
 
     def free_dimensions(self, dim: Callable[[str], Any]) -> tuple[dict[int, Any], ...]:

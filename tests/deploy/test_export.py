@@ -13,6 +13,7 @@ from encoder_kinds import KINDS
 from PIL import Image
 from torch import nn
 
+import longseq
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import S4D, Linear, Linformer, Mechanism, Verma
 from longseq.attention.examples import every_mechanism
@@ -21,6 +22,7 @@ from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer
 from longseq.deploy.export import largest_difference, refuse_bound
 from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
+from longseq.deploy.predictor import Predictor
 from longseq.deploy.program import LogMelOfProducts, Program
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.encoder import Encoder
@@ -35,10 +37,10 @@ FORMATS = {"onnx": write_onnx, "torch": write_torch}
 pytestmark = pytest.mark.usefixtures("exports")
 
 
-def classifier(encoder: Encoder, **options) -> Classifier:
+def classifier(encoder: Encoder, num_classes: int = 5, **options) -> Classifier:
     """A classifier whose weights are not those of a start, which would hide mistakes."""
     torch.manual_seed(0)
-    model = Classifier(encoder, 5, **options)
+    model = Classifier(encoder, num_classes, **options)
     for name, weight in model.named_parameters():
         if "norm" not in name:
             nn.init.normal_(weight, std=0.3)
@@ -133,9 +135,11 @@ def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path:
     assert (tmp_path / "sounds").exists()
     for samples in (500, 3200, 50_000):
         assert largest_difference(sounds, program, run, torch.randn(2, samples).clamp(-1, 1)) < 1e-5, samples
-    images = classifier(ImageEncoder((3, 12, 8), Verma(), patch_size=2, **free))
+    one_row = (3, 2, 8)  # a usual size that torch would take for the number of rows of all images
+    images = classifier(ImageEncoder(one_row, Verma(), patch_size=2, **free))
     program = Program(images)
     run = FORMATS[format](program, tmp_path / "images", {})
+    refuse_bound(program, run, tmp_path / "images", format, 1e-5)
     for height, width in ((12, 8), (8, 20), (30, 30)):
         pixels = torch.randint(256, (3, 3, height, width), dtype=torch.uint8)
         assert largest_difference(images, program, run, pixels) < 1e-5, (height, width)
@@ -180,6 +184,22 @@ def test_what_torch_exports_is_described_too(command, checkpoint: Path, tmp_path
     assert json.loads(described["longseq.json"])["task"] == "SingleLabel"
     images = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
     assert run_torch(tmp_path / "model.pt2")(images).sum(1).tolist() == pytest.approx([1.0] * 5)
+
+
+def test_the_command_says_from_which_size_on_torchs_file_takes_images(
+    command, checkpoint: Path, tmp_path: Path
+) -> None:
+    free = {"any_length": True, "positions": "none", "dim": 8, "depth": 1, "heads": 2}
+    encoder = ImageEncoder((1, 8, 8), Verma(), patch_size=4, **free)
+    model = classifier(encoder, num_classes=10)
+    Predictor(model, longseq.load(checkpoint).data).save_pretrained(tmp_path / "free")
+    out = tmp_path / "model.pt2"
+    done = command("export", "--ckpt_path", tmp_path / "free", "--format", "torch", "--out", out)
+    assert done.code == 0, done.err
+    said = "images, uint8 (batch, 1, height, width), 0 to 255; height from 8 in steps of 4, width from 8 in steps of 4"
+    assert said in done.out
+    smallest = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
+    torch.testing.assert_close(run_torch(out)(smallest), model.task.probabilities(model(smallest)))
 
 
 def test_int8_makes_the_file_smaller_and_keeps_what_it_says(command, checkpoint: Path, tmp_path: Path) -> None:
