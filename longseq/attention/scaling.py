@@ -35,6 +35,8 @@ def scaled_by_length(
     """
     if not power:
         return scores
+    if present is None and torch.compiler.is_exporting():  # log n of a number would be a constant in the file
+        present = scores.new_ones((scores.shape[0], num_tokens), dtype=torch.bool)
     if present is None:
         num_tokens = num_tokens if shard is None else shard.num_tokens
         return scores * (math.log(num_tokens) / math.log(USUAL_LENGTH)) ** power

@@ -15,7 +15,7 @@ from torch import nn
 
 import longseq
 from longseq.arguments import ArgumentError, SettingError
-from longseq.attention import S4D, Linear, Linformer, Mechanism, Verma
+from longseq.attention import S4D, Dynamic, Linear, Linformer, Mechanism, Softmax, Verma
 from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
@@ -99,6 +99,10 @@ class InTurn(Mechanism):
 
     mechanisms: tuple[Mechanism, ...]
 
+    @property
+    def any_length(self) -> bool:
+        return all(each.any_length for each in self.mechanisms)
+
     @classmethod
     def examples(cls) -> list[Mechanism]:
         return []
@@ -136,7 +140,9 @@ def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path:
     for samples in (500, 3200, 50_000):
         assert largest_difference(sounds, program, run, torch.randn(2, samples).clamp(-1, 1)) < 1e-5, samples
     one_row = (3, 2, 8)  # a usual size that torch would take for the number of rows of all images
-    images = classifier(ImageEncoder(one_row, Verma(), patch_size=2, **free))
+    by_length = Softmax(1.0), Verma(length_scaling=1.5), Linformer(3, projection=Dynamic(length_scaling=1.0))
+    encoder = ImageEncoder(one_row, InTurn(by_length), patch_size=2, **{**free, "depth": 3})
+    images = classifier(encoder, pool="attention")  # without a mask, so that log n is that of a traced size
     program = Program(images)
     run = FORMATS[format](program, tmp_path / "images", {})
     refuse_bound(program, run, tmp_path / "images", format, 1e-5)
