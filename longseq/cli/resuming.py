@@ -211,7 +211,10 @@ def refuse_fewer_epochs(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> N
     Raises:
         UserError: If its last epoch is an earlier one.
     """
-    done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    try:
+        done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
+    except (KeyError, TypeError, ValueError):
+        return  # restoring it will say that it is damaged
     if -1 != (trainer.max_epochs or done) < done:
         what = f"must be {done} or more to resume after {done} epochs, got {trainer.max_epochs}"
         raise UserError(f"trainer.max_epochs: {what}; test the run as it is, or give more")
