@@ -215,7 +215,7 @@ def refuse_fewer_epochs(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> N
         done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
     except (KeyError, TypeError, ValueError):
         return  # restoring it will say that it is damaged
-    if -1 != (trainer.max_epochs or done) < done:
+    if trainer.max_epochs is not None and 0 <= trainer.max_epochs < done:
         what = f"must be {done} or more to resume after {done} epochs, got {trainer.max_epochs}"
         raise UserError(f"trainer.max_epochs: {what}; test the run as it is, or give more")
 
