@@ -162,6 +162,7 @@ def test_the_layer_is_a_weighted_mean_of_the_values(mechanism: Mechanism) -> Non
 
 
 def test_rows_and_columns_differ_and_only_rows_sum_to_one() -> None:
+    torch.manual_seed(2)  # of other draws a sum may lie near one by chance
     x = torch.randn(B, N, D, dtype=torch.float64)
     rows, columns = layer_of(Verma()), layer_of(Verma(normalize="columns"))
     for layer in (rows, columns):
