@@ -105,6 +105,12 @@ def masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores if mask is None else scores.masked_fill(~mask, -float("inf"))
 
 
+def own_softmax(scores: Tensor, dim: int, mask: Tensor | None = None) -> Tensor:
+    """Softmax where the mask lets it look, in the scores' own precision: autocast on a GPU would make it float32, and
+    both copies would be kept."""
+    return masked_scores(scores, mask).softmax(dim, dtype=scores.dtype)
+
+
 @torch.no_grad()
 def copy_weights(layer: nn.Module, trained: nn.Module, left_out: set[str]) -> list[str]:
     """Copy the weights of a trained layer into a new one.

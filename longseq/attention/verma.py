@@ -15,7 +15,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.mixer import masked_scores
+from longseq.attention.mixer import own_softmax
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.shard import Shard, Split, exponentials, summed
@@ -145,7 +145,7 @@ class VermaLayer(AttentionLayer):
     ) -> Float[Tensor, "b q d"]:
         if rope is not None or not self._is_folded:
             return super().attend(x, queried, present, rope)
-        H = _softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
+        H = own_softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
         context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
         folded = (context @ self.proj.weight.mT.unflatten(0, (self.num_heads, -1))).flatten(1, 2)
         out = torch.bmm(H, folded) if self.proj.bias is None else torch.baddbmm(self.proj.bias, H, folded)
@@ -160,7 +160,7 @@ class VermaLayer(AttentionLayer):
 
     def _token_weights(self, scores: Float[Tensor, "b k hc"], filled: Bool[Tensor, "b k 1"] | None) -> Tensor:
         """L', (b, k, hc): laid out token by token as the keys are, because a transpose would copy it."""
-        L = _softmax(masked_scores(scores, filled), dim=1)
+        L = own_softmax(scores, 1, filled)
         return F.dropout(L, self.attn_drop.p, self.training)
 
     def _context_of_few(
@@ -254,9 +254,9 @@ def verma_formula(
 ) -> Float[Tensor, "b h n c"]:
     """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
     factor = queries.shape[-1] ** -0.5 if scale is None else scale
-    H = _softmax(queries * factor, dim=-1)
+    H = own_softmax(queries * factor, dim=-1)
     scores = scaled_by_length(keys.mT * factor, keys.shape[-2], key_mask, length_scaling)
-    L = _softmax(masked_scores(scores, key_mask), dim=-1)
+    L = own_softmax(scores, -1, key_mask)
     return H @ (F.dropout(L, dropout) @ values)
 
 
@@ -282,14 +282,14 @@ class ByColumns(Split):
     ) -> Float[Tensor, "b h n c"]:
         """The mask of the queries lacks prefix tokens where the process gives no keys of them."""
         scale = queries.shape[-1] ** -0.5
-        L = _softmax(keys.mT * scale, dim=-2)
+        L = own_softmax(keys.mT * scale, dim=-2)
         context = F.dropout(L, dropout) @ values
         if self.sums_over_tokens:
             context = summed(context, self.shard)
         scores = queries * scale
         if self.shard is not None:
             return self._over_shards(scores, query_mask, self.shard) @ context
-        return _softmax(masked_scores(scores, query_mask), -2) @ context
+        return own_softmax(scores, -2, query_mask) @ context
 
     def _over_shards(self, scores: Tensor, query_mask: Tensor | None, shard: Shard) -> Tensor:
         """H of this process's tokens; a prefix token, of which each has a copy, counts once."""
@@ -297,8 +297,3 @@ class ByColumns(Split):
             query_mask = F.pad(query_mask, (0, 0, scores.shape[2] - query_mask.shape[2], 0), value=True)
         H = exponentials(scores, 2, query_mask, shard)
         return H / summed(shard.of_keys(H.transpose(1, 2)).sum(1).unsqueeze(2), shard)
-
-
-def _softmax(scores: Tensor, dim: int) -> Tensor:
-    """Softmax in the scores' own precision: autocast on a GPU would make it float32, and both copies would be kept."""
-    return scores.softmax(dim, dtype=scores.dtype)

@@ -85,11 +85,13 @@ def _count(model: Classifier, backward: bool) -> Flops:
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     # torch's formula for a fused attention kernel adds the recomputed scores; MATH has the plain products only
     with sdpa_kernel(SDPBackend.MATH), counter:
-        if model.pooling is None and not model.task.is_by_token:
-            logits = head(encode(trunk, picture))
-        else:
+        if model.pooling is not None:
             tokens, _ = token_features(trunk, picture)
-            logits = head(tokens) if model.pooling is None else pooling(tokens, head(tokens))
+            logits = pooling(tokens, head(tokens))
+        elif model.task.is_by_token:
+            logits = head(token_features(trunk, picture)[0])
+        else:
+            logits = head(encode(trunk, picture))
         forward = counter.get_total_flops()
         if backward:
             logits.sum().backward()

@@ -13,7 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.mixer import masked_scores
+from longseq.attention.mixer import own_softmax
 from longseq.attention.window import MeanProjection
 from longseq.compat.torch import without_autocast
 
@@ -96,11 +96,11 @@ class NystromFormula(nn.Module):
         present = None if key_mask is None else key_mask[:, 0].mT
         of_queries, of_keys = self._landmarks(queries, present), self._landmarks(keys, present)
         filled = None if present is None else self.windows.filled(present)[:, None].mT  # (b, 1, 1, k)
-        of_tokens = _softmax(of_queries @ keys.mT, key_mask)
+        of_tokens = own_softmax(of_queries @ keys.mT, -1, key_mask)
         summaries = F.dropout(of_tokens, dropout) @ values
         with without_autocast(queries):
             inverse = self._inverse(of_queries, of_keys, filled).to(summaries.dtype)
-        mixed = _softmax(queries @ of_keys.mT, filled) @ (inverse @ summaries)
+        mixed = own_softmax(queries @ of_keys.mT, -1, filled) @ (inverse @ summaries)
         return mixed if self.convolution is None else mixed + self.convolution(values)
 
     def _landmarks(self, x: Float[Tensor, "b h n c"], present: Bool[Tensor, "b n 1"] | None) -> Tensor:
@@ -120,7 +120,7 @@ class NystromFormula(nn.Module):
         those of the shorter sequence alone.
         """
         dtype = torch.promote_types(of_queries.dtype, torch.float32)
-        A = _softmax(of_queries.to(dtype) @ of_keys.to(dtype).mT, filled)
+        A = own_softmax(of_queries.to(dtype) @ of_keys.to(dtype).mT, -1, filled)
         if filled is not None:
             A = A.masked_fill(~filled.mT, 0)
         return iterative_inverse(A, self.iterations)
@@ -135,8 +135,3 @@ def iterative_inverse(A: Float[Tensor, "*b k k"], iterations: int) -> Float[Tens
         AZ = A @ Z
         Z = Z @ (13 * one - AZ @ (15 * one - AZ @ (7 * one - AZ))) / 4
     return Z
-
-
-def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis, in the scores' own precision, where the mask lets it look."""
-    return masked_scores(scores, mask).softmax(-1, dtype=scores.dtype)
