@@ -21,7 +21,7 @@ from typing import Any
 import million
 import torch
 import torch.nn.functional as F
-from peers import Bench, Row, Step, autocast, compare, layer_step, our_layer, seconds_of, training_step
+from peers import Bench, Row, Step, as_measured, autocast, compare, layer_step, our_layer, seconds_of, training_step
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -164,7 +164,7 @@ def classifier(
     """An encoder of an image with n pixels, the model with its head, and the image's sides."""
     height = 1 << (n.bit_length() - 1) // 2
     sides = (height, n // height)
-    encoder = ImageEncoder((3, *sides), mechanism, dim=bench.width, depth=depth, heads=bench.heads)
+    encoder = as_measured(ImageEncoder((3, *sides), mechanism, dim=bench.width, depth=depth, heads=bench.heads))
     return encoder, nn.Sequential(encoder, nn.Linear(bench.width, 10)), sides
 
 
@@ -205,7 +205,7 @@ def longest(bench: Bench, most: int = 1 << 28) -> Iterator[Row]:
                 encoder = ImageEncoder(
                     (3, rows, 16), mechanism, dim=bench.width, depth=4, heads=bench.heads, positions="none"
                 )
-                model = nn.Sequential(encoder, nn.Linear(bench.width, 10)).to(bench.device)
+                model = nn.Sequential(as_measured(encoder), nn.Linear(bench.width, 10)).to(bench.device)
                 with autocast(bench, bench.precisions[0]):
                     loss = model(torch.randn(1, 3, rows, 16, device=bench.device)).sum()
                 loss.backward()

@@ -14,6 +14,8 @@ this machine takes in the time, also where they share it, or run on another one.
 printed that all of them take. Each system's figures are written to TASK/table.csv as soon as it is done, and a system
 that has its rows there is not trained again: so the work can be done in as many pieces as one likes. A process uses one
 core. It writes the files of its own tasks alone, so that processes with different --tasks may run at the same time.
+--jobs 12 trains twelve systems at a time: on a GPU, which such small models leave idle for the most part, or on a
+machine of many cores.
 """
 
 import argparse
@@ -25,7 +27,8 @@ import os
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -209,11 +212,21 @@ def core_hours(settings: Sequence[Setting]) -> float:
     return (sum(seconds) + of_leaders + searches * (SECONDS_OF_START + SECONDS_OF_RATES)) / 3600
 
 
-def rates_of(task: str, data: Path, out: Path, runs: Path) -> dict[str, str]:
+def ahead(jobs: int, work: Callable[..., object], *each: Sequence[object]) -> None:
+    """Do some work, so many pieces at a time, so that sweeps whose tables are read next have nothing left to train."""
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs) as pool:
+            list(pool.map(work, *each))
+
+
+def rates_of(task: str, data: Path, out: Path, runs: Path, jobs: int) -> dict[str, str]:
     """The learning rate of each system, "" if it is too slow; the task that finds the rates of its kind keeps them."""
     finder = TASKS[task].rates_from
     record = out / finder / "rates.json"
     rates = json.loads(record.read_text()) if record.exists() else {}
+    if task == finder:
+        missing = [Setting(task, system, True, data, out, runs) for system in SYSTEMS if system not in rates]
+        ahead(jobs, Setting.best_rate, [setting for setting in missing if not setting.is_too_slow()])
     for system in SYSTEMS:
         if system in rates:
             continue
@@ -241,13 +254,13 @@ def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
     return row
 
 
-def train(task: str, data: Path, out: Path, runs: Path) -> None:
-    """Train what has no row yet in a task's table."""
-    rates = rates_of(task, data, out, runs)
+def train(task: str, data: Path, out: Path, runs: Path, jobs: int = 1) -> None:
+    """Train what has no row yet in a task's table, so many systems at a time."""
+    rates = rates_of(task, data, out, runs, jobs)
     table = out / task / "table.csv"
     rows = {(row["system"], row["local"]): row for row in read(table)} if table.exists() else {}
 
-    def keep(setting: Setting, seeds: int = 1) -> None:
+    def keep(setting: Setting, seeds: int) -> None:
         rows[setting.system, setting.local] = row_of(setting, rates[setting.system], seeds)
         kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
         write_csv(part := table.with_suffix(".part"), HEADER, kept)
@@ -261,14 +274,17 @@ Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
 """
         write_text(out / task / "table.md", notes + markdown(HEADER, kept))
 
-    for setting in settings_of(task, data, out, runs):
-        if (setting.system, setting.local) not in rows:
-            keep(setting)
+    def keep_all(settings: Sequence[Setting], seeds: int) -> None:
+        ahead(jobs, row_of, settings, [rates[setting.system] for setting in settings], [seeds] * len(settings))
+        for setting in settings:
+            keep(setting, seeds)
+
+    missing = [each for each in settings_of(task, data, out, runs) if (each.system, each.local) not in rows]
+    keep_all(missing, 1)
     trained = [row for row in rows.values() if row["steps"]]
     leaders = sorted(trained, key=lambda row: -float(row["validation accuracy"]))[:LEADERS]
-    for row in leaders:
-        if not row["lowest to highest"]:
-            keep(Setting(task, row["system"], row["local"] == "yes", data, out, runs), SEEDS)
+    single = [(row["system"], row["local"] == "yes") for row in leaders if not row["lowest to highest"]]
+    keep_all([Setting(task, *leader, data, out, runs) for leader in single], SEEDS)
 
 
 @styled
@@ -303,6 +319,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/verdict"), help="the folder of all trainings")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
+    parser.add_argument("--jobs", type=int, default=1, help="how many systems to train at a time")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # for the trainings
     torch.set_num_threads(1)  # what machine() names
@@ -317,7 +334,7 @@ def main() -> None:
     if given.until == "speed":
         return
     for task in given.tasks:
-        train(task, *folders)
+        train(task, *folders, given.jobs)
     draw(given.out)
 
 

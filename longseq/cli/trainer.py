@@ -41,7 +41,7 @@ class Trainer(pl.Trainer):
         if num_samples < 1:
             raise UserError(f"num_samples: got {num_samples}; give 1 or more")
         datamodule.setup("fit")
-        measure_inputs(model.encoder, datamodule, model.device)
+        measure_inputs(model.encoder, datamodule)
         loader: Any = datamodule.train_dataloader()
         chosen = torch.randperm(len(loader.dataset))[:num_samples].tolist()
         inputs, labels = loader.collate_fn(loader.dataset.__getitems__(chosen))

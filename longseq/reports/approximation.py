@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.reports.lists import refuse_wrong_lists
+from longseq.reports.asked import refuse_wrong_lists
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 
 

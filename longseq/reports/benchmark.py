@@ -12,8 +12,8 @@ import psutil
 import torch
 
 from longseq.arguments import ArgumentError
+from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
-from longseq.reports.lists import refuse_wrong_lists
 from longseq.reports.plots import COLOURS, colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
@@ -42,7 +42,7 @@ def benchmark(
     heads: int = 4,
     batch: int = 1,
     direction: Literal["forward", "train"] = "train",
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     precision: Literal["32", "bf16"] = "32",
     repeats: int = 5,
     seconds_per_step: float = 60.0,
@@ -86,8 +86,7 @@ def benchmark(
             raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")
     if dim % heads:
         raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("device", "must be available on this machine, got cuda; leave it out to measure the CPU")
+    refuse_absent(device)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     columns = [(name, size) for name in mechanisms for size in (k if name in WITH_K else [None])]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
 from longseq.reports.interval import wilson
-from longseq.reports.lists import refuse_wrong_lists
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.memory import keep_freed_memory
@@ -25,6 +25,7 @@ def needle(
     trials: int = 50,
     window: float | None = None,
     root: str | None = None,
+    device: Device = "cpu",
     out: str = "needle",
     allow_class: list[str] = [],  # noqa: B006
 ) -> None:
@@ -33,7 +34,7 @@ def needle(
     The model hears each recording as one sequence; it must take any length (any_length). With --window it also hears
     it in windows that overlap by half, as any model can, and the class with the highest probability in a window is its
     answer; a model of bounded clips hears windows only. The interval is Wilson's, for 95 %. Time is the median of a
-    pass over one recording, spectrogram included, and memory the peak of the process so far.
+    pass over one recording, spectrogram included, and memory the peak so far: of the process, or on the GPU.
 
     Args:
         ckpt_path: A checkpoint of a training on Needles.
@@ -41,15 +42,17 @@ def needle(
         trials: Recordings of each duration.
         window: Length of the windows in seconds; if absent, none are heard.
         root: Folder of the data, if it has moved.
+        device: Where the model hears; the recordings are made on the CPU.
         out: Folder for table.md, table.csv and needle.png.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
-        ValueError: If a number is not positive, seconds hold none or one twice, or the model cannot hear recordings of
-            these durations.
+        ValueError: If a number is not positive, seconds hold none or one twice, the device is absent, or the model
+            cannot hear recordings of these durations.
         CheckpointError: If the checkpoint cannot be read, or its data makes no recordings of any duration.
     """
     refuse_wrong_lists(seconds=seconds)
+    refuse_absent(device)
     for name, value in {"trials": trials, "window": 1 if window is None else window}.items():
         if value <= 0:
             raise ArgumentError(name, f"must be positive, got {value}; the defaults are a start")
@@ -65,6 +68,7 @@ def needle(
     if window is not None:
         ways[f"in windows of {window:g} s"] = round(window * data.sample_rate_hz)
     data.setup("test")
+    model.to(device)
     keep_freed_memory()  # or every pass over an hour would ask for its gigabytes anew, page by page
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,18 +82,18 @@ def needle(
             waveform, label = data.recording(duration, trial)
             for way, samples in ways.items():
                 begin = time.perf_counter()
-                right[way] += answer(model, waveform, samples) == label
+                right[way] += answer(model, waveform.to(device), samples) == label
                 times[way].append(time.perf_counter() - begin)
         tokens = int(model.encoder.count_tokens(_inputs(waveform[None])))
         for way in ways:
             low, high = wilson(right[way], trials)
             figures = f"{right[way] / trials:.3f}", f"{low:.3f} to {high:.3f}", f"{median(times[way]):.3g}"
-            peak = f"{peak_memory_gib(torch.device('cpu')):.2f}"
+            peak = f"{peak_memory_gib(torch.device(device)):.2f}"
             rows.append([f"{duration:g}", way, tokens, right[way], trials, *figures, peak])
             print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
     write_csv(folder / "table.csv", header, rows)
     settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
-    text = f"{model.encoder.attention!r}; Needles ({settings}); {machine()}\n\n{markdown(header, rows)}"
+    text = f"{model.encoder.attention!r}; Needles ({settings}); {machine(device)}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
     draw(rows, 1 / data.num_classes, f"Needles: {data.question}, {data.level_db:g} dB").savefig(folder / "needle.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, needle.png")
@@ -110,7 +114,8 @@ def answer(model: Any, waveform: Tensor, window: int | None) -> int:
 
 
 def _inputs(waveforms: Tensor) -> dict[str, Tensor]:
-    return {"waveforms": waveforms, "lengths": torch.full((len(waveforms),), waveforms.shape[1])}
+    lengths = torch.full((len(waveforms),), waveforms.shape[1], device=waveforms.device)
+    return {"waveforms": waveforms, "lengths": lengths}
 
 
 @styled

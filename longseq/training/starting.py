@@ -66,9 +66,9 @@ def start_from_data(model: Any, fresh: bool) -> None:
         if is_singular:
             rank_zero_warn("no data module to start projections from: they stay random; call start_from_inputs")
         return  # the encoder measures the first training batch, unless it was measured before
-    measure_inputs(model.encoder, datamodule, model.device)
+    measure_inputs(model.encoder, datamodule)
     if is_singular:
-        inputs = next(training_inputs(datamodule, model.device))
+        inputs = next(training_inputs(datamodule, model.encoder.mean.device))
         start_from_inputs(model.encoder, lambda: model.encoder(inputs))
 
 

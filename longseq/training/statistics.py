@@ -24,11 +24,14 @@ def training_inputs(datamodule: Any, device: torch.device) -> Iterator[Any]:
         yield move_data_to_device(inputs, device)
 
 
-def measure_inputs(encoder: Encoder, datamodule: Any, device: torch.device) -> None:
-    """Set an encoder's mean and deviation to the training set's, measured now or remembered by the data module."""
+def measure_inputs(encoder: Encoder, datamodule: Any) -> None:
+    """Set an encoder's mean and deviation to the training set's, measured now or remembered by the data module.
+
+    It is measured where the encoder is: in Lightning's setup the CPU, though the model's ``device`` is its GPU already.
+    """
 
     def measure() -> dict[str, Tensor]:
-        encoder.measure(training_inputs(datamodule, device))
+        encoder.measure(training_inputs(datamodule, encoder.mean.device))
         return {"mean": encoder.mean.cpu(), "std": encoder.std.cpu()}
 
     if lacking(datamodule):

@@ -150,8 +150,8 @@ class AttentionMaps(pl.Callback):
             first = tree_map(lambda part: part[:1].clone(), batch[0])
             maps = token_maps(pl_module, first, self.blocks)
         chosen = {f"block {number + 1}": of_block for number, of_block in maps.items()}
-        means = {name: of_block.mean[None] for name, of_block in chosen.items()}
-        rows = {name: of_block.summaries for name, of_block in chosen.items() if len(of_block.summaries)}
+        means = {name: of_block.mean[None].cpu() for name, of_block in chosen.items()}
+        rows = {name: of_block.summaries.cpu() for name, of_block in chosen.items() if len(of_block.summaries)}
         for tag, pictures in {"attention": means, "summary_tokens": rows}.items():
             if pictures:
                 show(trainer, f"val/{tag}", partial(draw_token_maps, pictures, pl_module.encoder.row_seconds))

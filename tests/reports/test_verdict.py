@@ -4,8 +4,10 @@ import csv
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +131,33 @@ def test_it_goes_on_where_it_was_stopped_and_ends_in_the_same_table(verdict, mon
     verdict.sweep = Trainings()
     run(verdict, monkeypatch, "--tasks", "mnist")
     assert (rows("mnist"), verdict.sweep.asked) == (whole, [])
+
+
+def test_several_at_a_time_give_the_same_table(verdict, monkeypatch):
+    run(verdict, monkeypatch, "--tasks", "mnist")
+    one_by_one = rows("mnist")
+    for file in ("table.csv", "rates.json"):
+        Path("out/mnist", file).unlink()
+    shutil.rmtree("runs")
+    ahead: list[str] = []
+
+    class Pool:
+        """Threads instead of processes, which would not find a module of a test."""
+
+        def __init__(self, jobs: int) -> None:
+            self.threads = ThreadPoolExecutor(jobs)
+
+        def __enter__(self) -> ThreadPoolExecutor:
+            return self.threads.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self.threads.__exit__(*error)
+            ahead.extend(str(path) for path in Path("runs").rglob("table.csv"))
+
+    monkeypatch.setattr(verdict, "ProcessPoolExecutor", Pool)
+    run(verdict, monkeypatch, "--tasks", "mnist", "--jobs", "3")
+    assert rows("mnist") == one_by_one
+    assert len(set(ahead)) == 3 + 6  # rates, and a system in both forms
 
 
 def test_the_rates_of_a_kind_come_from_its_shortest_task(verdict, monkeypatch):

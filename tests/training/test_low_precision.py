@@ -28,7 +28,7 @@ def losses(data, mechanism, dtype, steps=8, **options):
         encoder = ImageEncoder(data.shape, mechanism, **SMALL, **options)
     else:
         encoder = SpectrogramEncoder(data.sample_rate_hz, data.seconds, mechanism, **SMALL, **options)
-    measure_inputs(encoder, data, torch.device("cpu"))
+    measure_inputs(encoder, data)
     model = Classifier(encoder, data.num_classes)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
+from datamodules import Digits
 from longseq import ImageEncoder, Linformer, Verma
 from longseq.attention import LSTM, Linear, Mechanism
 from longseq.attention.examples import every_mechanism
@@ -152,3 +153,22 @@ def test_a_training_waits_for_the_gpu_at_logged_steps_alone(
     quiet = [found for number, found in enumerate(counter.of_steps) if number in (1, 3, 4)]
     assert [what for found in quiet for what in found if "apply_func" not in what] == []
     assert any("divergence.py" in what for what in counter.of_steps[2]), "a logged step asks for the loss"
+
+
+class Arrived(OnFakeGpu):
+    """A device whose tensors have no numbers; a training ends where the model would be moved to it."""
+
+    def __init__(self) -> None:
+        SingleDeviceStrategy.__init__(self, torch.device("meta"), accelerator=NoDevice())
+
+    def model_to_device(self) -> None:
+        raise Enough
+
+
+def test_the_training_set_is_measured_before_the_model_comes_to_its_device(tmp_path: Path) -> None:
+    """Lightning's setup shows the device as the model's before the model is there."""
+    trainer = pl.Trainer(strategy=Arrived(), logger=False, default_root_dir=tmp_path, enable_checkpointing=False)
+    encoder = ImageEncoder((1, 8, 8), Linformer(4, projection=Linear("singular")), dim=8, depth=1, heads=1)
+    with pytest.raises(Enough):
+        trainer.fit(Classifier(encoder, 10), Digits())
+    assert encoder._has_statistics()
