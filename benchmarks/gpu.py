@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Mechanism
-from longseq.attention.groups import FEWEST_QUERIES, attend_in_groups, num_groups
+from longseq.attention.groups import attend_in_groups, num_groups
 from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
 from longseq.compat.torch import is_out_of_memory
@@ -105,7 +105,7 @@ def query_groups(bench: Bench) -> Iterator[Row]:
         plain = torch.compile(products) if bench.compiles else products
         chosen = num_groups(1, bench.heads, n, k, processors)
         for groups in sorted({1, 4, 16, 64, chosen}):
-            if groups > 1 and (n % groups or n // groups < min(FEWEST_QUERIES, 16)):
+            if groups > 1 and (n % groups or n // groups < 16):
                 continue
             forms = {"samples": lambda *qkv, s=groups: attend_in_groups(*qkv, None, 0.0, s)}
             if groups > 1:

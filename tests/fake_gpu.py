@@ -50,7 +50,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def note(self, what: str) -> None:
-        libraries = ("/torch/", "/fake_gpu.py")
+        libraries = ("/site-packages/torch/", "/fake_gpu.py")
         frames = [frame for frame in traceback.extract_stack() if not any(name in frame.filename for name in libraries)]
         self.found.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 KEYS_OF_A_BLOCK = 128
 BLOCKS_A_PROCESSOR = 4  # so that the last round, which leaves some processors idle, is a small part
-FEWEST_QUERIES = 256  # of a group
+FEWEST_QUERIES = 4096  # of a group; with fewer the host takes longer to start them than the GPU gains (docs/results)
 
 
 def num_groups(samples: int, heads: int, queries: int, keys: int, processors: int) -> int:

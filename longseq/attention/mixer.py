@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
+from longseq.attention.columns import ColumnSoftmax, suits_columns
 from longseq.attention.grid import TokenGrid
 from longseq.attention.shard import Split
 
@@ -108,7 +109,10 @@ def masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
 def own_softmax(scores: Tensor, dim: int, mask: Tensor | None = None) -> Tensor:
     """Softmax where the mask lets it look, in the scores' own precision: autocast on a GPU would make it float32, and
     both copies would be kept."""
-    return masked_scores(scores, mask).softmax(dim, dtype=scores.dtype)
+    scores = masked_scores(scores, mask)
+    if suits_columns(scores, dim):
+        return ColumnSoftmax.apply(scores, dim)  # type: ignore[return-value]
+    return scores.softmax(dim, dtype=scores.dtype)
 
 
 @torch.no_grad()

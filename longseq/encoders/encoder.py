@@ -76,8 +76,8 @@ class Encoder(nn.Module, ABC):
         if reversible and checkpointing:
             what = "must be false with reversible blocks, which keep no activations either"
             raise ArgumentError("checkpointing", f"{what}; leave out one of the two")
-        blocks: Any = trunk.blocks
-        heads = blocks[0].attn.num_heads if hasattr(blocks[0], "attn") else 0  # plug refuses a block without attn
+        first = next(iter(getattr(trunk, "blocks", ())), None)  # plug refuses what has no such blocks
+        heads = first.attn.num_heads if hasattr(first, "attn") else 0
         self.trunk = plug(trunk, attention)
         if local is not None:
             add_local(self.trunk, local)

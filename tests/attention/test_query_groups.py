@@ -47,9 +47,10 @@ def test_groups_of_one_sequence_copy_neither_queries_nor_keys(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ((1, 12, 65536, 128, 132), 64),  # 12 blocks without groups, 768 with them
-        ((1, 12, 4096, 128, 132), 16),  # no group has fewer than 256 queries
-        ((64, 12, 4096, 128, 132), 1),  # the samples of the batch are enough
+        ((1, 12, 1 << 18, 128, 132), 64),  # 12 blocks without groups, 768 with them
+        ((1, 12, 65536, 128, 132), 16),  # no group has fewer than 4,096 queries
+        ((1, 12, 4096, 128, 132), 1),
+        ((64, 12, 65536, 128, 132), 1),  # the samples of the batch are enough
         ((1, 12, 16384, 16384, 132), 1),  # exact attention has keys enough
         ((1, 12, 65536, 128, 0), 1),
     ],

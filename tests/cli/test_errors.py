@@ -108,8 +108,8 @@ MISTAKES = {
         "--trainer.limit_val_batches 0 leaves validation out",
     ),
     "gradients clipped to less than nothing": (
-        ["--trainer.gradient_clip_val", "-1"],
-        "trainer.gradient_clip_val: must be 0 or more, got -1; 1 is usual, and without it nothing is clipped",
+        ["--trainer.gradient_clip_val", "-1.5"],
+        "trainer.gradient_clip_val: must be 0 or more, got -1.5; 1 is usual, and without it nothing is clipped",
     ),
     "a precision in which no optimizer works": (
         ["--trainer.precision", "16-true"],

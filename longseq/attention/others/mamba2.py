@@ -125,7 +125,7 @@ class Direction(nn.Module):
 
 def kernel_for(device: str, dtype: torch.dtype) -> Callable[..., Tensor] | None:
     """The Triton kernel of the paper's authors, if the package mamba_ssm is installed and the values are on a GPU, in
-    bfloat16 or float16: it multiplies float32 as TF32, of 11 bits. It was not run on a GPU yet."""
+    bfloat16 or float16: it multiplies float32 as TF32, of 11 bits."""
     if device != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not _has_kernel():
         return None
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
