@@ -226,6 +226,9 @@ class _Decoded:
     extra_info = ""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses from the rate of its bits, some percent off
+            what = "a bare AAC stream does not say how long it is; put it into a file that does"
+            raise DataError(f"{path}: {what}: ffmpeg -i NAME.aac -c copy NAME.m4a")
         try:
             from torchcodec.decoders import AudioDecoder  # type: ignore[import-not-found]
 

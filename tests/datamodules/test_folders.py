@@ -349,6 +349,7 @@ def half_of(path: Path, **options) -> bytes:
         ("x.wav", lambda path: wav(16, 0), "holds no sound"),
         ("x.wav", lambda path: wav(7, 800), "says 7 bits a sample"),
         ("x.m4a", lambda path: b"\0\0\0\x20ftypM4A ", ".m4a needs torchcodec and FFmpeg"),
+        ("x.aac", lambda path: b"\xff\xf1", "a bare AAC stream does not say how long it is; put it into"),
     ],
 )  # fmt: skip
 def test_a_broken_sound_is_named_with_the_remedy(name, content, what, sounds, command):
