@@ -273,12 +273,16 @@ class DataModule(pl.LightningDataModule, ABC):
         if val is None:
             of_train, of_val = self.split_validation(train)
             train, val = train.subset(of_train), train.subset(of_val)
+        is_test_alone = stage == "test" and not len(train)
+        if not (is_test_alone or len(train)):
+            raise DataError("data.root: holds samples to test on alone, which only the command test takes; add train")
         for name, samples in (("validation", val), ("test", test)):
-            if not len(samples):
+            if not (is_test_alone or len(samples)):
                 what = f"nothing is left for the {name} split, because each class has only one sample or file"
                 raise DataError(f"data.root: {what}; add some of each class")
         self.train_set, self.val_set, self.test_set = train, val, test
-        self._refuse_unfit_augmentations(train)
+        if not is_test_alone:
+            self._refuse_unfit_augmentations(train)
 
     def _refuse_unfit_augmentations(self, train: Samples) -> None:
         """Try the transforms on one sample, so that they do not fail in the middle of a training.
@@ -320,7 +324,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def save_splits(self, path: Path) -> None:
         """Write down which sample is in which split: a table with the place, the label and the split of each sample."""
-        columns = [*self.located(self.train_set.names[0]), "label", "split"]
+        columns = [*self.located(self.test_set.names[0]), "label", "split"]
         with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names hold any bytes
             table = csv.DictWriter(file, columns)
             table.writeheader()

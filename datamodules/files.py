@@ -238,6 +238,10 @@ class FileDataModule(OnDisk):
     def load(self) -> tuple[Samples, Samples | None, Samples]:
         items = self._good_items()
         self._refuse_contradictions(items)
+        if items and all(item.split == "test" for item in items):  # a set to test on, with no training of its own
+            test = self._samples(items)
+            nothing = test.subset(torch.zeros(0, dtype=torch.int64))
+            return nothing, nothing, test
         is_test = self._part(items, "test", self.test_fold)
         if is_test is None:
             labels = self._labels_of(items)

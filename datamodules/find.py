@@ -15,13 +15,15 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     """The rows of a folder of class folders, or of such folders inside train, val and test.
 
     Raises:
-        DataError: If a class has no file or a name that is not UTF-8, or if there are splits but no train.
+        DataError: If a class has no file or a name that is not UTF-8, or if there are splits but no train. A test may
+            be alone.
     """
     folders = [path for path in sorted(root.iterdir()) if _may_be_class(path)]
     named = [folder for folder in folders if folder.name.lower() in SPLITS]
     # a class may have the name of a split, but then its folder holds no folders
     parts = [folder for folder in named if any(map(_may_be_class, folder.iterdir()))]
-    is_split = any(SPLITS[folder.name.lower()] == "train" for folder in parts)
+    splits = [SPLITS[folder.name.lower()] for folder in parts]
+    is_split = "train" in splits or (splits == ["test"] and folders == parts)
     if not is_split and (parts or folders == named != []):
         names = " and ".join(folder.name for folder in parts or named)
         raise DataError(f"{root}: holds {names}, but no train with a folder for each class; add it")

@@ -14,6 +14,7 @@ from longseq.cli.runs import SPLITS
 def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:
     """Say how many samples of a split were in the training of a checkpoint, by the table of splits beside it: another
     seed or folder may divide the same files otherwise. In the validation are what the best checkpoint was chosen by.
+    Of other data, say how much is tested.
 
     Args:
         ckpt_path: The checkpoint.
@@ -28,6 +29,13 @@ def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule:
         now, before = _splits_by_sample(Path(folder) / SPLITS), _splits_by_sample(record)
     own = [sample for sample, splits in now.items() if split in splits]
     earlier = {"train"} if split == "val" else {"train", "val"}
+    if split == "test" and len(own) < len(now) and not now.keys() & before.keys():
+        what = f"these are other data than in training, and {len(own)} of their {len(now)} samples are the test split"
+        print(
+            f"{what}; to measure all, put the folders of classes into DIR/test alone, or give a table whose column "
+            "split says test",
+            file=sys.stderr,
+        )
     # a name that several splits have is no file's, but a number in each of them
     known = sum(sample in before and before[sample] <= earlier for sample in own)
     if known:

@@ -273,6 +273,28 @@ def test_samples_of_the_training_in_another_split_are_said(command, tmp_path: Pa
         assert (int(found[1]), int(found[2])) == (sum(earlier[each] in others for each in names), len(names))
 
 
+def test_a_set_of_its_own_is_tested_whole(command, tmp_path: Path) -> None:
+    """Its classes are the model's, also where it lacks one of them; of class folders only the drawn share is tested."""
+    for folder, classes in (("pictures", "abc"), ("others/test", "ab"), ("drawn", "abc")):
+        for number in range(30):
+            path = tmp_path / f"{folder}/{classes[number % len(classes)]}/{folder[0]}{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 5 * number + 20 * (number % 2)).save(path)
+    flags = [*TINY, "--model.encoder.heads", "2", "--model.encoder.attention.k", "4", "--trainer.max_steps", "1"]
+    done = command(
+        "fit", "--config", "image/folder", "--data.root", tmp_path / "pictures", "--experiment", "first", *flags
+    )
+    assert done.code == 0, done.err
+    test = ["test", "--ckpt_path", "runs/first/0/best.ckpt", "--data.root"]
+    whole, drawn = command(*test, tmp_path / "others"), command(*test, tmp_path / "drawn")
+    assert (whole.code, whole.err, drawn.code) == (0, "", 0), (whole.err, drawn.err)
+    assert "are other data than in training, and 6 of their 30 samples are the test split; to measure all" in drawn.err
+    (accuracy,) = re.findall(r"test accuracy: +([\d.]+)", whole.out)
+    assert (float(accuracy) * 30) % 1 == pytest.approx(0, abs=2e-3) or (float(accuracy) * 30) % 1 > 0.998
+    done = command("fit", "--config", "image/folder", "--data.root", tmp_path / "others", *flags)
+    assert done.code == 3 and "holds samples to test on alone, which only the command test takes" in done.err
+
+
 def splits_of(path: Path) -> dict[str, str]:
     with open(path, newline="") as file:
         return {row["path"]: row["split"] for row in csv.DictReader(file)}
