@@ -8,6 +8,7 @@ instead, for half an hour; DIR holds CIFAR-10.
 
 import argparse
 import gc
+import itertools
 import math
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Mechanism
+from longseq.attention.columns import ColumnSoftmax
 from longseq.attention.groups import attend_in_groups, num_groups
 from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
@@ -115,6 +117,17 @@ def query_groups(bench: Bench) -> Iterator[Row]:
                 sides = (kernel_step(bench, side, parts) for side in (attend, plain))
                 at = f"n = {n}, width {bench.width}"
                 yield [what, "plain products" + ", compiled" * bench.compiles, at, *compare(bench, *sides, ROUNDS), ""]
+
+
+def over_tokens(bench: Bench) -> Iterator[Row]:
+    """Softmax over the tokens, as Verma without E has it: by reductions, against torch's own."""
+    dtype = torch.bfloat16 if bench.precisions[0] == "bf16" else torch.float32
+    for n, columns in itertools.product(bench.lengths, sorted({64, bench.width})):
+        scores = torch.randn(1, n, columns, device=bench.device, dtype=dtype, requires_grad=True)
+        forms = (lambda x: ColumnSoftmax.apply(x, 1), lambda x: x.softmax(1, dtype=x.dtype))
+        sides = (kernel_step(bench, form, [scores]) for form in forms)
+        at = f"n = {n}, {columns} columns"
+        yield ["softmax over tokens, by reductions", "torch's softmax", at, *compare(bench, *sides, ROUNDS), ""]
 
 
 def linear_kernel(bench: Bench) -> Iterator[Row]:
@@ -233,7 +246,7 @@ def a_million(bench: Bench, side: int = 1024) -> Iterator[Row]:
 
 
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
-    part.__name__: part for part in (blocks, query_groups, mfu, a_million, longest, linear_kernel, windows)
+    part.__name__: part for part in (blocks, query_groups, mfu, a_million, longest, linear_kernel, windows, over_tokens)
 }
 
 

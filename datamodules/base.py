@@ -273,16 +273,15 @@ class DataModule(pl.LightningDataModule, ABC):
         if val is None:
             of_train, of_val = self.split_validation(train)
             train, val = train.subset(of_train), train.subset(of_val)
-        is_test_alone = stage == "test" and not len(train)
-        if not (is_test_alone or len(train)):
-            raise DataError("data.root: holds samples to test on alone, which only the command test takes; add train")
-        for name, samples in (("validation", val), ("test", test)):
-            if not (is_test_alone or len(samples)):
-                what = f"nothing is left for the {name} split, because each class has only one sample or file"
-                raise DataError(f"data.root: {what}; add some of each class")
-        self.train_set, self.val_set, self.test_set = train, val, test
-        if not is_test_alone:
+        if len(train):
+            for name, samples in (("validation", val), ("test", test)):
+                if not len(samples):
+                    what = f"nothing is left for the {name} split, because each class has only one sample or file"
+                    raise DataError(f"data.root: {what}; add some of each class")
             self._refuse_unfit_augmentations(train)
+        elif stage != "test":
+            raise DataError("data.root: holds samples to test on alone, which only the command test takes; add train")
+        self.train_set, self.val_set, self.test_set = train, val, test
 
     def _refuse_unfit_augmentations(self, train: Samples) -> None:
         """Try the transforms on one sample, so that they do not fail in the middle of a training.

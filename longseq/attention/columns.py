@@ -8,7 +8,7 @@ from torch import Tensor
 
 from longseq.compat.torch import at_least_float32, is_transformed
 
-_FEWEST = 4096  # tokens; with fewer the host takes longer to start the reductions than the GPU gains
+_FEWEST = 2048  # tokens; with fewer the host takes longer to start the reductions than the GPU gains
 
 
 def suits_columns(scores: Tensor, dim: int) -> bool:

@@ -14,7 +14,7 @@ def test_the_benchmark_of_a_gpu_runs_on_a_cpu_and_writes_a_row_for_each_part(tmp
     rows = list(csv.reader((tmp_path / "table.csv").open()))
     measured = [" ".join(row[:1]).split(",")[0] for row in rows[1:]]
     kinds = ["block", "attention", "MFU of a training step", "training step on 121 tokens"]
-    kinds += ["longest sequence trained at batch 1", "Verma without E", "window of 512 tokens"]
+    kinds += ["longest sequence trained at batch 1", "Verma without E", "window of 512 tokens", "softmax over tokens"]
     assert sorted(set(measured), key=measured.index) == kinds
     assert rows[1][2] == "n = 64, width 32" and "ms" in rows[1][3]
     assert "n = 256" in [row[3] for row in rows if row[0].startswith("longest")], "twice the most that is allowed"
