@@ -1,6 +1,7 @@
 """A model to share: a folder of model.safetensors and config.json. Neither file can hold code."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def read_shared(folder: Path) -> dict[str, Any]:
         weights = load_file(folder / WEIGHTS)
     except FileNotFoundError as error:
         what = f"holds no {' and '.join(FILES)}"
-        raise CheckpointError(f"{folder}: {what}; give a checkpoint such as {folder}/best.ckpt") from error
+        of_runs = sorted(folder.glob("*/best.ckpt"), key=os.path.getmtime)  # runs/NAME holds numbered runs
+        example = of_runs[-1] if of_runs else folder / "best.ckpt"
+        raise CheckpointError(f"{folder}: {what}; give a checkpoint such as {example}") from error
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         what = f"{CONFIG} or {WEIGHTS} is damaged ({type(error).__name__})"
         raise CheckpointError(f"{folder}: {what}; export the model again") from error

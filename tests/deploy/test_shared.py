@@ -1,6 +1,7 @@
 """A folder to share: the same model comes back, in Python and on the command line, and nothing in it is run."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -143,6 +144,12 @@ def test_what_is_no_model_is_said_in_one_line(folder: Path, tmp_path: Path, comm
     empty.mkdir()
     done = command("predict", "--ckpt_path", empty, "--input", tmp_path)
     assert done.code == 4 and "holds no model.safetensors and config.json" in done.err and done.err.count("\n") == 1
+    for run, seconds in ((9, 5), (10, 6)):
+        (empty / f"{run}").mkdir()
+        (empty / f"{run}/best.ckpt").touch()
+        os.utime(empty / f"{run}/best.ckpt", (seconds, seconds))
+    with pytest.raises(CheckpointError, match=r"give a checkpoint such as .*empty/10/best\.ckpt$"):
+        longseq.load(empty)
     (folder / "model.safetensors").write_bytes(b"12345678901234567890")
     with pytest.raises(CheckpointError, match="is damaged .*; export the model again"):
         longseq.load(folder)
