@@ -30,10 +30,11 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
 from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
@@ -289,27 +290,56 @@ Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
 
 @styled
 def draw(out: Path) -> None:
-    """Accuracy against the time of a step, a panel for each task that has a table: a full circle with the local
+    """Test error against the time of a step, a panel for each task that has a table: a full circle with the local
     convolutions, a line from it to a hollow one without them, and bars from the lowest seed to the highest."""
     tasks = [task for task in TASKS if (out / task / "table.csv").exists()]
-    figure, all_axes = panels(len(tasks), height=4.2)
+    figure, all_axes = panels(len(tasks), height=4.6)
     for task, axes in zip(tasks, all_axes, strict=True):
         trained = [row for row in read(out / task / "table.csv") if row["steps"]]
+        named = []
         for system, forms in itertools.groupby(trained, key=lambda row: row["system"]):
             _, colour = KINDS[SYSTEMS[system].kind]
             points = []
             for row in forms:
-                x, y, fill = float(row["ms of a step"]), float(row["test accuracy"]), FILLS[row["local"]]
-                ends = [float(end) for end in row["lowest to highest"].split(" to ") if end]
-                bars = [[y - ends[0]], [ends[1] - y]] if ends else None
+                x, y, fill = float(row["ms of a step"]), 1 - float(row["test accuracy"]), FILLS[row["local"]]
+                ends = [1 - float(end) for end in row["lowest to highest"].split(" to ") if end]
+                bars = [[y - ends[1]], [ends[0] - y]] if ends else None
                 axes.errorbar(x, y, bars, fmt="o", color=colour, fillstyle=fill, capsize=2)
                 points.append((x, y))
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.5)
-            axes.annotate(system, points[0], xytext=(4, 2), textcoords="offset points", fontsize=6)
-        axes.set(xscale="log", xlabel="ms of a training step", ylabel="test accuracy", title=TASKS[task].title)
+            named.append((system, points[0]))
+        axes.set(
+            xscale="log", yscale="log", xlabel="ms of a training step", ylabel="test error", title=TASKS[task].title
+        )
+        axes.invert_yaxis()
+        axes.margins(0.08, 0.1)
+        axes.xaxis.set(major_locator=LogLocator(10, (1, 2, 5)), major_formatter=StrMethodFormatter("{x:,g}"))
+        axes.yaxis.set(major_locator=LogLocator(10, (1, 2, 3, 5)), major_formatter=PercentFormatter(1, 0))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
+        name_points(axes, named)
     handles = [Line2D([], [], marker="o", linestyle="", color=colour, label=text) for text, colour in KINDS.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * len(tasks), fontsize=7)
     figure.savefig(out / "verdict.png")
+
+
+def name_points(axes: Any, named: Sequence[tuple[str, tuple[float, float]]]) -> None:
+    """Write names beside points, each at the nearest height at which it covers no other name."""
+    taken: list[tuple[float, float, float]] = []  # left and right end and height, in points of the page
+    axes.figure.draw_without_rendering()
+    for name, point in sorted(named, key=lambda each: each[1]):
+        x, y = axes.transData.transform(point) * 72 / axes.figure.dpi
+        left, right = x + 4, x + 4 + 3.6 * len(name)
+
+        def is_free(shift: float, left: float = left, right: float = right, y: float = y) -> bool:
+            return all(left > end or right < begin or abs(y + shift - height) >= 8 for begin, end, height in taken)
+
+        shift = next(filter(is_free, (sign * 4 * step for step in itertools.count() for sign in (1, -1))))
+        taken.append((left, right, y + shift))
+        line = {"arrowstyle": "-", "linewidth": 0.3, "shrinkA": 0} if abs(shift) > 4 else None
+        axes.annotate(
+            name, point, (4, shift), textcoords="offset points", fontsize=6, verticalalignment="center", arrowprops=line
+        )
 
 
 def main() -> None:
