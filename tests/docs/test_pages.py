@@ -170,6 +170,7 @@ CONTEXTS = [
     ["predict", "--ckpt_path", "CKPT", "--input", "x"],
     ["sweep", "--config", "audio/fsdd", "--grid", "model.encoder.attention.k=8"],
     ["export", "--ckpt_path", "CKPT"],
+    ["needle", "--ckpt_path", "CKPT"],
     [*FIT, "audio/folder", "--model.encoder=ASTEncoder", "--model.encoder.pretrained=x"],
     ["board"],
 ]
