@@ -76,7 +76,7 @@ class Encoder(nn.Module, ABC):
         if reversible and checkpointing:
             what = "must be false with reversible blocks, which keep no activations either"
             raise ArgumentError("checkpointing", f"{what}; leave out one of the two")
-        first = next(iter(getattr(trunk, "blocks", ())), None)  # plug refuses what has no such blocks
+        first: Any = next(iter(getattr(trunk, "blocks", ())), None)  # plug refuses what has no such blocks
         heads = first.attn.num_heads if hasattr(first, "attn") else 0
         self.trunk = plug(trunk, attention)
         if local is not None:
