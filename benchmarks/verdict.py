@@ -225,16 +225,13 @@ def rates_of(task: str, data: Path, out: Path, runs: Path, jobs: int) -> dict[st
     finder = TASKS[task].rates_from
     record = out / finder / "rates.json"
     rates = json.loads(record.read_text()) if record.exists() else {}
-    if task == finder:
-        missing = [Setting(task, system, True, data, out, runs) for system in SYSTEMS if system not in rates]
-        ahead(jobs, Setting.best_rate, [setting for setting in missing if not setting.is_too_slow()])
-    for system in SYSTEMS:
-        if system in rates:
-            continue
-        if task != finder:
-            raise SystemExit(f"{record} has no rate of {system} for {task} yet; start with --tasks {finder}")
-        setting = Setting(task, system, True, data, out, runs)
-        rates[system] = "" if setting.is_too_slow() else setting.best_rate()
+    missing = [Setting(task, system, True, data, out, runs) for system in SYSTEMS if system not in rates]
+    if missing and task != finder:
+        what = f"{record} has no rate of {missing[0].system} for {task} yet"
+        raise SystemExit(f"{what}; start with --tasks {finder}")
+    ahead(jobs, Setting.best_rate, [setting for setting in missing if not setting.is_too_slow()])
+    for setting in missing:
+        rates[setting.system] = "" if setting.is_too_slow() else setting.best_rate()
         write_text(record, json.dumps(rates, indent=1))
     return rates
 
@@ -255,7 +252,7 @@ def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
     return row
 
 
-def train(task: str, data: Path, out: Path, runs: Path, jobs: int = 1) -> None:
+def train(task: str, data: Path, out: Path, runs: Path, jobs: int) -> None:
     """Train what has no row yet in a task's table, so many systems at a time."""
     rates = rates_of(task, data, out, runs, jobs)
     table = out / task / "table.csv"

@@ -290,7 +290,8 @@ def test_a_set_of_its_own_is_tested_whole(command, tmp_path: Path) -> None:
     assert (whole.code, whole.err, drawn.code) == (0, "", 0), (whole.err, drawn.err)
     assert "are other data than in training, and 6 of their 30 samples are the test split; to measure all" in drawn.err
     (accuracy,) = re.findall(r"test accuracy: +([\d.]+)", whole.out)
-    assert (float(accuracy) * 30) % 1 == pytest.approx(0, abs=2e-3) or (float(accuracy) * 30) % 1 > 0.998
+    right = float(accuracy) * 30
+    assert right == pytest.approx(round(right), rel=0, abs=2e-3), "a share of 30"
     done = command("fit", "--config", "image/folder", "--data.root", tmp_path / "others", *flags)
     assert done.code == 3 and "holds samples to test on alone, which only the command test takes" in done.err
 
