@@ -87,10 +87,12 @@ class OwnFiles(FileDataModule):
         imagefolder and audiofolder have them. None if there is no such table with labels.
 
         Raises:
-            DataError: If train, val or test holds files but none with a row: another split would be drawn in its place.
+            DataError: If train, val or test holds files but none with a row: another split would be drawn in its place;
+                or if a file has rows in two tables.
         """
         parts = [path for path in sorted(self.folder.iterdir()) if path.is_dir() and path.name.lower() in SPLITS]
         items, has_own = [], False
+        table_of: dict[str, Path] = {}
         for folder in (self.folder, *parts):
             paths = [folder / name for name in METADATA if (folder / name).is_file()]
             if len(paths) > 1:
@@ -101,7 +103,11 @@ class OwnFiles(FileDataModule):
                 refuse_other_tasks(path, rows, folder, self._classes_given or ())
                 has_own = has_own or is_divided(rows)
                 prefix = folder.relative_to(self.folder)
-                items += [replace(row, path=str(prefix / row.path), split=row.split or split) for row in rows]
+                for row in rows:
+                    name = str(prefix / row.path)
+                    if (other := table_of.setdefault(name, path)) != path:
+                        raise DataError(f"{path}: line {row.line}: {name} has a row in {other} too; keep one")
+                    items.append(replace(row, path=name, split=row.split or split))
         first_parts = {item.path.split("/")[0] for item in items}
         for folder in parts:
             if items and folder.name not in first_parts and any(walk(folder, self.predict_suffixes)):

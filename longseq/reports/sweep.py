@@ -92,36 +92,13 @@ def sweep(
         figures[setting] = [runs.result(setting, seed, metric, *length) for seed in range(seeds)]
         print(f"{_title(setting)}: " + ", ".join(f"{result:.4f}" for result in figures[setting]), flush=True)
     means = averaged(figures, mean_over)
-    keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
-    rows = [
-        [*(dict(setting).get(key, "") for key in keys), f"{statistics.mean(results):.4f}",
-         f"{max(results) - min(results):.4f}", " ".join(f"{result:.4f}" for result in results)]
-        for setting, results in means.items()
-    ]  # fmt: skip
-    header = [
-        *keys,
-        f"{metric.replace('/', ' ')}, mean",
-        "highest less lowest",
-        "each seed" if mean_over is None else "each",
-    ]
-    if steps is not None and mean_over is None:
-        header.insert(len(keys), "steps")
-        for row, setting in zip(rows, means, strict=True):
-            row.insert(len(keys), str(steps[_experiment(setting)]))
+    header, rows = _table(means, metric, None if mean_over else steps, "each seed" if mean_over is None else "each")
     write_csv(folder / "table.csv", header, rows)
+    options = {"baseline": baseline, "mean_over": mean_over, "metric": None if metric == "test/accuracy" else metric}
+    options |= {"seconds": None if seconds is None else f"{seconds:g}", "init_from": init_from}
+    options["flags"] = shlex.quote(json.dumps(flags)) if flags else None
     command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
-    if baseline:
-        command += f" --baseline {baseline}"
-    if mean_over:
-        command += f" --mean_over {mean_over}"
-    if metric != "test/accuracy":
-        command += f" --metric {metric}"
-    if seconds is not None:
-        command += f" --seconds {seconds:g}"
-    if init_from is not None:
-        command += f" --init_from {init_from}"
-    if flags:
-        command += f" --flags {shlex.quote(json.dumps(flags))}"
+    command += "".join(f" --{name} {value}" for name, value in options.items() if value)
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)
@@ -168,6 +145,22 @@ def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[S
         others = tuple((key, value) for key, value in setting if key != mean_over)
         together.setdefault(others, []).extend(results)
     return together
+
+
+def _table(
+    means: dict[Setting, list[float]], metric: str, steps: dict[str, int] | None, each: str
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: a column for each key of the settings, one for their steps if they are of equal time, and the
+    figures."""
+    keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
+    header = [*keys, *([] if steps is None else ["steps"]), f"{metric.replace('/', ' ')}, mean", "highest less lowest"]
+    rows = []
+    for setting, results in means.items():
+        row = [dict(setting).get(key, "") for key in keys]
+        row += [] if steps is None else [str(steps[_experiment(setting)])]
+        row += [f"{statistics.mean(results):.4f}", f"{max(results) - min(results):.4f}"]
+        rows.append([*row, " ".join(f"{result:.4f}" for result in results)])
+    return [*header, each], rows
 
 
 def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float
 from pytorch_lightning.callbacks import BaseFinetuning
 from pytorch_lightning.strategies import ModelParallelStrategy
-from timm.optim import list_optimizers
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchmetrics import MetricCollection
@@ -32,11 +31,11 @@ from longseq.training.divergence import BadSteps
 from longseq.training.freezing import freeze_encoder
 from longseq.training.mix import Mix
 from longseq.training.optimizer import (
-    COURSES,
     Course,
     CourseName,
     make_optimizer,
-    refuse_wrong_scheduler,
+    refuse_wrong_optimizer,
+    refuse_wrong_schedule,
     set_rates,
     torch_scheduler,
     warmup_course,
@@ -120,42 +119,16 @@ class Classifier(pl.LightningModule):
             raise ArgumentError(
                 "class_names", f"must hold num_classes = {num_classes} names, got {len(class_names)}; name each class"
             )
-        if optimizer not in list_optimizers() or optimizer == "adahessian":  # it needs second derivatives
-            raise ArgumentError(
-                "optimizer", f"must be one of timm's, got {optimizer!r}; adamw, lamb, lion and sgd are some"
-            )
-        # an optimizer computes with both, and with their product, in float32, whose largest number is 3e38
-        if not 0 < learning_rate <= 1e30:
-            raise ArgumentError(
-                "learning_rate", f"must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
-            )
-        if not 0 <= weight_decay <= 1e6:
-            raise ArgumentError("weight_decay", f"must be in 0..1e6, got {weight_decay}; 0 turns it off")
-        if betas is not None and not (len(betas) in (2, 3) and all(0 <= beta < 1 for beta in betas)):
-            raise ArgumentError("betas", f"must be two numbers in 0..1 (1 excluded), got {betas}; [0.9, 0.98] is usual")
-        for name, value in {"warmup_fraction": warmup_fraction, "label_smoothing": label_smoothing}.items():
-            if not 0 <= value < 1:
-                raise ArgumentError(name, f"must be in 0..1 (1 excluded), got {value}; 0 turns it off")
-        weights = torch.ones(num_classes)
-        if class_weights is not None and class_weights != "balanced":
-            are_numbers = not isinstance(class_weights, str) and all(0 < weight < math.inf for weight in class_weights)
-            if not are_numbers or len(class_weights) != num_classes:
-                raise ArgumentError(
-                    "class_weights",
-                    f"must be {num_classes} positive numbers or balanced, got {class_weights}; give one for each class",
-                )
-            weights = torch.tensor(class_weights, dtype=torch.float32)
+        refuse_wrong_optimizer(optimizer, learning_rate, weight_decay, betas, layer_decay)
+        refuse_wrong_schedule(schedule, warmup_fraction)
+        if not 0 <= label_smoothing < 1:
+            what = f"must be in 0..1 (1 excluded), got {label_smoothing}; 0 turns it off"
+            raise ArgumentError("label_smoothing", what)
         if mix is not None and not mix.suits_sounds and encoder.takes_sounds:
             raise ArgumentError("mix", f"must suit sounds, got {type(mix).__name__}; use MixUp")
         if compile and encoder.reversible:
             what = "must be false with reversible blocks, whose activations a compiled backward pass would keep"
             raise ArgumentError("compile", f"{what}; leave out one of the two")
-        if isinstance(schedule, str) and schedule not in COURSES:
-            raise ArgumentError("schedule", f"must be one of {', '.join(COURSES)}, got {schedule!r}; choose one")
-        if not isinstance(schedule, str):
-            refuse_wrong_scheduler(schedule)
-        if layer_decay is not None and not 0 < layer_decay <= 1:
-            raise ArgumentError("layer_decay", f"must be in 0..1 (0 excluded), got {layer_decay}; 0.75 is usual")
         if not 0 <= distillation_alpha <= 1:
             raise ArgumentError("distillation_alpha", f"must be in 0..1, got {distillation_alpha}; 0.5 is usual")
         if not 0.01 <= temperature <= 1000:
@@ -176,7 +149,7 @@ class Classifier(pl.LightningModule):
         self.betas = betas
         self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
         self.class_weights, self.mix = class_weights, mix
-        self.register_buffer("loss_weights", weights, persistent=False)
+        self.register_buffer("loss_weights", _weights(class_weights, num_classes), persistent=False)
         self.init_from, self._compile = init_from, compile
         self.schedule, self.layer_decay, self._freeze = schedule, layer_decay, freeze
         self.task = task or SingleLabel()
@@ -473,6 +446,21 @@ class Classifier(pl.LightningModule):
             what = "its weights do not fit the model that it describes"
             raise CheckpointError(f"{checkpoint_path}: {what}; another version of longseq has written it") from error
         return model
+
+
+def _weights(class_weights: Sequence[float] | str | None, num_classes: int) -> Tensor:
+    """A weight for each class: the given ones, or 1, as long as there are no labels to balance.
+
+    Raises:
+        ValueError: If there are not as many positive numbers as classes.
+    """
+    if class_weights is None or class_weights == "balanced":
+        return torch.ones(num_classes)
+    are_numbers = not isinstance(class_weights, str) and all(0 < weight < math.inf for weight in class_weights)
+    if not are_numbers or len(class_weights) != num_classes:
+        what = f"must be {num_classes} positive numbers or balanced, got {class_weights}; give one for each class"
+        raise ArgumentError("class_weights", what)
+    return torch.tensor(class_weights, dtype=torch.float32)
 
 
 def mixers_of(model: pl.LightningModule) -> dict[str, TokenMixer]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_info
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
 from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,6 +22,29 @@ COURSES: dict[str, Callable[[float], float]] = {
     "restarts": lambda progress: 0.5 * (1 + math.cos(math.pi * (4 * progress % 1))),
 }
 CourseName = Literal["cosine", "constant", "linear", "step", "restarts"]
+
+
+def refuse_wrong_optimizer(
+    name: str, learning_rate: float, weight_decay: float, betas: Sequence[float] | None, layer_decay: float | None
+) -> None:
+    """Refuse what no optimizer can use.
+
+    Raises:
+        ValueError: If timm has no such optimizer, or a number is out of its range.
+    """
+    if name not in list_optimizers() or name == "adahessian":  # it needs second derivatives
+        raise ArgumentError("optimizer", f"must be one of timm's, got {name!r}; adamw, lamb, lion and sgd are some")
+    # an optimizer computes with both, and with their product, in float32, whose largest number is 3e38
+    if not 0 < learning_rate <= 1e30:
+        raise ArgumentError(
+            "learning_rate", f"must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
+        )
+    if not 0 <= weight_decay <= 1e6:
+        raise ArgumentError("weight_decay", f"must be in 0..1e6, got {weight_decay}; 0 turns it off")
+    if betas is not None and not (len(betas) in (2, 3) and all(0 <= beta < 1 for beta in betas)):
+        raise ArgumentError("betas", f"must be two numbers in 0..1 (1 excluded), got {betas}; [0.9, 0.98] is usual")
+    if layer_decay is not None and not 0 < layer_decay <= 1:
+        raise ArgumentError("layer_decay", f"must be in 0..1 (0 excluded), got {layer_decay}; 0.75 is usual")
 
 
 def make_optimizer(
@@ -113,16 +136,24 @@ def warmup_course(optimizer: Optimizer, num_steps: int | float, warmup_fraction:
     return Course(optimizer, factor)
 
 
-def refuse_wrong_scheduler(described: Mapping[str, Any]) -> None:
-    """Make one of torch's schedulers and move it once: some refuse their arguments only then.
+def refuse_wrong_schedule(schedule: str | Mapping[str, Any], warmup_fraction: float) -> None:
+    """Refuse a schedule that there is not. One of torch's schedulers is made and moved once: some refuse their
+    arguments only then.
 
     Raises:
-        ValueError: If there is no such scheduler, or it refuses its arguments.
+        ValueError: If there is no such schedule, it refuses its arguments, or the fraction is out of its range.
     """
+    if not 0 <= warmup_fraction < 1:
+        what = f"must be in 0..1 (1 excluded), got {warmup_fraction}; 0 turns it off"
+        raise ArgumentError("warmup_fraction", what)
+    if isinstance(schedule, str):
+        if schedule not in COURSES:
+            raise ArgumentError("schedule", f"must be one of {', '.join(COURSES)}, got {schedule!r}; choose one")
+        return
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = torch_scheduler(optimizer, described)["scheduler"]
+    scheduler = torch_scheduler(optimizer, schedule)["scheduler"]
     optimizer.step()
-    with _refusing(described):
+    with _refusing(schedule):
         scheduler.step(*[0.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
 
 

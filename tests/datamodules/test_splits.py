@@ -221,6 +221,17 @@ def test_metadata_of_test_in_the_root_and_of_train_in_its_folder_are_divided_by_
     assert tested == {f"test/{number}.png" for number in range(8)}
 
 
+def test_a_file_with_a_row_in_two_tables_is_refused(tmp_path):
+    for number in range(8):
+        grey(tmp_path / "train" / f"{number}.png")
+    (tmp_path / "metadata.csv").write_text("file_name,label,split\ntrain/0.png,a,test\n")
+    rows = [f"{number}.png,{'ab'[number % 2]}\n" for number in range(8)]
+    (tmp_path / "train/metadata.csv").write_text("file_name,label\n" + "".join(rows))
+    said = f"{tmp_path}/train/metadata.csv: line 2: train/0.png has a row in {tmp_path}/metadata.csv too; keep one"
+    with pytest.raises(DataError, match=f"^{re.escape(said)}$"):
+        ImageFolder(str(tmp_path)).setup()
+
+
 def test_a_group_in_two_folders_that_are_splits_is_refused(tmp_path):
     files = [f"{folder}/{number}.wav" for folder in ("train", "test") for number in range(8)]
     for file in files:
