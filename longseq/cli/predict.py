@@ -28,6 +28,7 @@ from longseq.cli.names import shown
 from longseq.cli.outputs import Output, output_for, writable
 from longseq.encoders.spectrogram import LogMel
 from longseq.reports.plots import COLOURS, can_be_drawn, styled
+from longseq.tasks import Task
 from longseq.training import Classifier
 from longseq.training.data import Part
 from longseq.training.events import Settings
@@ -52,6 +53,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     Raises:
         UserError: If a flag does not suit the inputs or the model.
     """
+    if not model.task.has_labels:
+        _refuse_classes(model.task, asked)
     if asked.embeddings is not None:
         if not asked.embeddings.endswith(".npz"):
             raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
@@ -96,7 +99,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         stack.enter_context(output)
         if events is not None:
             events.begin(heard_before)
-        callbacks.append(Writes(gathering, output))  # behind the events, which the output takes to be written
+        if model.task.has_labels:
+            callbacks.append(Writes(gathering, output))  # behind the events, which the output takes to be written
         rows: list[Tensor] = []  # of features, one for each part
         if asked.embeddings is not None:
             model.on_features = lambda features: rows.extend(features.float().cpu())
@@ -168,6 +172,16 @@ def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
         gib = num_rows * encoder.dim * _BYTES / 2**30
         takes = f"{seconds / 3600:.1f} h as one sequence of {num_rows:,} rows, which take about {gib:.0f} GiB"
         print(f"{shown(path)}: {takes}; --window 10 hears it in pieces", file=sys.stderr)
+
+
+def _refuse_classes(task: Task, asked: Namespace) -> None:
+    """Check that of a model without classes nothing but features is asked for."""
+    name = type(task).__name__
+    if asked.embeddings is None:
+        raise UserError(f"model.task: {name} predicts no classes; give --embeddings, or train from it with --model.init_from")
+    given = [flag for flag in ("out", "events", "picture", "top") if asked[flag] is not None]
+    if given:
+        raise UserError(f"{given[0]}: is of classes, and {name} predicts none; leave it out")
 
 
 def _check_place(path: str, flag: str) -> None:

@@ -336,13 +336,16 @@ class Classifier(pl.LightningModule):
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
-        """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored."""
+        """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored. A task without labels
+        has the features alone, if they are taken."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if self.on_scores is None and self.on_features is None:
             return self.task.probabilities(self(inputs))
         features, tokens, present = self.encoder.all_features(inputs)
         if self.on_features is not None:
             self.on_features(features)
+            if not self.task.has_labels:
+                return features
         scores = self.head(tokens)
         if self.on_scores is not None:
             self._refuse_a_share_of_tokens()

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import longseq
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma
 from longseq.encoders.patches import patches_of
 from longseq.tasks import Masked
@@ -226,8 +228,16 @@ def test_a_pretraining_from_the_command_line_is_a_start_for_a_classifier(command
     model = Classifier.load_from_checkpoint("runs/masked/0/best.ckpt")
     assert (type(model.task), model.task.share) == (Masked, 0.4)
     (tmp_path / "x.png").write_bytes((ROOT / "docs/picture.png").read_bytes())
-    done = command("predict", "--ckpt_path", "runs/masked/0/best.ckpt", "--input", "x.png")
-    assert (done.code, "Masked rebuilds inputs and predicts no classes" in done.error) == (2, True)
+    predict = ["predict", "--ckpt_path", "runs/masked/0/best.ckpt", "--input", "x.png"]
+    done = command(*predict)
+    assert (done.code, "Masked predicts no classes; give --embeddings" in done.error) == (2, True)
+    features = ["--embeddings", "features.npz"]
+    done = command(*predict, *features, "--top", "3")
+    assert (done.code, done.error) == (2, "error: top: is of classes, and Masked predicts none; leave it out")
+    done = command(*predict, *features)
+    assert (done.code, done.out) == (0, ""), done.err
+    expected = longseq.load("runs/masked/0/best.ckpt").embed("x.png")
+    np.testing.assert_allclose(np.load("features.npz")["embeddings"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_arguments_out_of_range_are_refused() -> None:
