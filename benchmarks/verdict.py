@@ -27,7 +27,7 @@ import os
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +51,7 @@ FEWEST_STEPS = 60  # in the time; a system that takes fewer is not trained
 RATES = "0.001,0.003,0.01"
 HEADER = ["system", "local", "learning rate", "ms of a step", "steps", "validation accuracy", "test accuracy"]
 HEADER += ["lowest to highest"]
+PAGE_HEADER = ["system", "with convolutions", "ms of a step, steps", "without", "ms, steps", "learning rate"]
 
 
 class Task(NamedTuple):
@@ -268,9 +269,10 @@ def train(task: str, data: Path, out: Path, runs: Path, jobs: int) -> None:
 The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere.
 The learning rates were found on {TASKS[task].rates_from}, with local convolutions.
 Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
+Test accuracy, the highest first; in parentheses the lowest and the highest of {SEEDS} seeds.
 
 """
-        write_text(out / task / "table.md", notes + markdown(HEADER, kept))
+        write_text(out / task / "table.md", notes + markdown(PAGE_HEADER, side_by_side(rows.values())))
 
     def keep_all(settings: Sequence[Setting], seeds: int) -> None:
         ahead(jobs, row_of, settings, [rates[setting.system] for setting in settings], [seeds] * len(settings))
@@ -283,6 +285,26 @@ Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
     leaders = sorted(trained, key=lambda row: -float(row["validation accuracy"]))[:LEADERS]
     single = [(row["system"], row["local"] == "yes") for row in leaders if not row["lowest to highest"]]
     keep_all([Setting(task, *leader, data, out, runs) for leader in single], SEEDS)
+
+
+def side_by_side(rows: Iterable[dict[str, str]]) -> list[list[str]]:
+    """A row for each system, with the local convolutions and without them, the most accurate first."""
+    forms: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        forms.setdefault(row["system"], {})[row["local"]] = row
+
+    def best(system: str) -> float:
+        return max(float(row["test accuracy"]) if row["steps"] else 0.0 for row in forms[system].values())
+
+    lines = []
+    for system in sorted(forms, key=best, reverse=True):
+        line = [system]
+        for row in (forms[system].get(local, dict.fromkeys(HEADER, "")) for local in ("yes", "no")):
+            seeds = row["lowest to highest"]
+            line.append(row["test accuracy"] + (f" ({seeds})" if seeds else ""))
+            line.append(", ".join(filter(None, (row["ms of a step"], row["steps"]))))
+        lines.append([*line, next(iter(forms[system].values()))["learning rate"]])
+    return lines
 
 
 @styled

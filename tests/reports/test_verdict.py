@@ -101,7 +101,14 @@ def test_every_system_has_a_row_and_the_leaders_of_the_validation_have_three_see
         "validation accuracy": "0.7000", "test accuracy": "0.700", "lowest to highest": "",
     }  # fmt: skip
     assert {asked[1] for asked in verdict.sweep.asked if asked[3] == "rates"} == ACCURACIES.keys()
-    assert HERE in Path("out/mnist/table.md").read_text()
+    page = Path("out/mnist/table.md").read_text()
+    assert HERE in page
+    assert re.findall(r"^\| (?!system)(\w.*) \|$", page, re.MULTILINE) == [
+        "no attention | 0.900 | 500, 600 | 0.800 | 500, 600 | 0.003",
+        "LSTM | 0.700 | 1000, 300 | 0.600 | 500, 600 | 0.003",
+        "Verma without E | 0.610 (0.600 to 0.620) | 500, 600 | 0.510 (0.500 to 0.520) | 500, 600 | 0.003",
+        "Softmax | too slow | over 20,000 | too slow | 10000 | ",
+    ]
 
 
 def test_a_system_that_is_too_slow_is_not_trained_and_its_row_says_so(verdict, monkeypatch):
