@@ -178,7 +178,8 @@ def _refuse_classes(task: Task, asked: Namespace) -> None:
     """Check that of a model without classes nothing but features is asked for."""
     name = type(task).__name__
     if asked.embeddings is None:
-        raise UserError(f"model.task: {name} predicts no classes; give --embeddings, or train from it with --model.init_from")
+        remedy = "give --embeddings, or train from it with --model.init_from"
+        raise UserError(f"model.task: {name} predicts no classes; {remedy}")
     given = [flag for flag in ("out", "events", "picture", "top") if asked[flag] is not None]
     if given:
         raise UserError(f"{given[0]}: is of classes, and {name} predicts none; leave it out")

@@ -336,8 +336,8 @@ class Classifier(pl.LightningModule):
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
-        """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored. A task without labels
-        has the features alone, if they are taken."""
+        """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored. A task without
+        labels has the features alone, if they are taken."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if self.on_scores is None and self.on_features is None:
             return self.task.probabilities(self(inputs))
