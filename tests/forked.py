@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parents[1]
 LIBRARIES = [
     "matplotlib.backends.backend_agg", "pytorch_lightning.cli", "scipy.ndimage", "sklearn.datasets",
-    "sklearn.neighbors", "soundfile", "tensorboard.backend.event_processing.event_accumulator", "timm",
+    "soundfile", "tensorboard.backend.event_processing.event_accumulator", "timm",
     "torch.utils.tensorboard", "torchaudio.transforms", "torchmetrics.classification", "torchvision.transforms.v2",
 ]  # fmt: skip
 IMPORTED = [
