@@ -71,8 +71,8 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
     """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
 
     Position embeddings are resampled as timm resamples them. Each attention layer carries its own weights: it
-    interpolates E and F along the grid, keeps their row sums, and stretches a convolution's kernel with its window.
-    Everything else is copied.
+    multiplies E and F by a damped inverse of the interpolation of tokens (docs/resize.md), keeps their row sums, and
+    stretches a convolution's kernel with its window. Everything else is copied.
 
     Returns:
         The names of the weights and projections that start anew because the trained model has none like them.

@@ -18,9 +18,10 @@ Model = TypeVar("Model", bound=nn.Module)
 def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> Model:
     """A copy of a trained encoder, classifier or plugged ViT that takes inputs of another size, with its weights.
 
-    Position embeddings are resampled (timm's resample_abs_pos_embed). E and F are interpolated along the grid of
-    tokens, in two dimensions for images and in one for time, and each row keeps its sum. Convolutions are stretched
-    with their windows. Everything else is copied, including the mean and deviation of the training set.
+    Position embeddings are resampled (timm's resample_abs_pos_embed). E and F are multiplied by a damped inverse of
+    the interpolation of tokens from the new grid to the old one (docs/resize.md), in two dimensions for images and in
+    one for time, and each row keeps its sum. Convolutions are stretched with their windows. Everything else is
+    copied, including the mean and deviation of the training set.
 
     Args:
         model: An Encoder; a module that holds one as ``encoder``, such as a Classifier; or a timm ViT to which ``plug``
