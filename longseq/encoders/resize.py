@@ -19,7 +19,7 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
     """A copy of a trained encoder, classifier or plugged ViT that takes inputs of another size, with its weights.
 
     Position embeddings are resampled (timm's resample_abs_pos_embed). E and F are multiplied by a damped inverse of
-    the interpolation of tokens from the new grid to the old one (docs/resize.md), in two dimensions for images and in
+    the interpolation of tokens from the old grid to the new one (docs/resize.md), in two dimensions for images and in
     one for time, and each row keeps its sum. Convolutions are stretched with their windows. Everything else is
     copied, including the mean and deviation of the training set.
 
