@@ -212,7 +212,9 @@ class SoundsOfAnyRate(AudioDataModule):
     def sample_rate_hz(self) -> int:  # type: ignore[override]
         if self._rate_given is None:
             rates, counts = self.rates_hz().unique(return_counts=True)  # sorted: of equally common ones the highest
-            self._rate_given = int(rates[counts == counts.max()][-1])
+            rate_hz = int(rates[counts == counts.max()][-1])
+            refuse_unusable(rate_hz, 1.0 if self._seconds_given is None else self._seconds_given)
+            self._rate_given = rate_hz
         return self._rate_given
 
     @sample_rate_hz.setter

@@ -122,5 +122,5 @@ class AudioFolder(OwnFiles, AudioFiles):
     def _length_of(self, path: str) -> float:
         try:
             return seconds_of(self.folder / path)
-        except DataError:  # the scan of all files will say what is wrong with it
+        except (DataError, OSError):  # the scan of all files will say what is wrong with it
             return 0.0

@@ -230,6 +230,8 @@ class DataModule(pl.LightningDataModule, ABC):
             DataError: If there are too few samples or groups.
         """
         assert self.folds is not None and self.fold is not None
+        if not len(labels):
+            raise DataError("data.folds: no readable sample is left to divide; leave it out, or add some to train on")
         num_groups = len(labels) if groups is None else len(set(groups))
         largest = int(rarest_classes(labels).unique(return_counts=True)[1].max())
         what = f"{self.folds} folds of {num_groups} files or groups, {largest} samples in the largest class"

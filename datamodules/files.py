@@ -242,12 +242,13 @@ class FileDataModule(OnDisk):
             test = self._samples(items)
             nothing = test.subset(torch.zeros(0, dtype=torch.int64))
             return nothing, nothing, test
-        is_test = self._part(items, "test", self.test_fold)
+        is_test, is_val = self._part(items, "test", self.test_fold), self._part(items, "val", self.val_fold)
         if is_test is None:
-            labels = self._labels_of(items)
+            free = torch.arange(len(items)) if is_val is None else (~is_val).nonzero()[:, 0]
+            rest = [items[index] for index in free.tolist()]
             is_test = torch.zeros(len(items), dtype=torch.bool)
-            is_test[self._hold_out(labels, _whole(items), self.test_fraction)[1]] = True
-        return self._divided(items, is_test, self._part(items, "val", self.val_fold))
+            is_test[free[self._hold_out(self._labels_of(rest), _whole(rest), self.test_fraction)[1]]] = True
+        return self._divided(items, is_test, is_val)
 
     def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
         """The splits of a fold. Folds that the data has itself are taken in the order of their names, and the fold

@@ -1,5 +1,6 @@
 """A user's own files: a folder of class folders, or a table of paths and labels."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -76,8 +77,8 @@ class OwnFiles(FileDataModule):
 
     def _tell_of_others(self, items: list[Item], table: str) -> None:
         """Say how many files of the folder have no row."""
-        named = {(self.folder / item.path).resolve() for item in items}
-        others = [path for path in walk(self.folder, self.predict_suffixes) if path.resolve() not in named]
+        named = {os.path.realpath(self.folder / item.path) for item in items}
+        others = [path for path in walk(self.folder, self.predict_suffixes) if os.path.realpath(path) not in named]
         if others:
             count = counted(len(others), self.kind)
             say(f"{self.root}: {count} without a row in {table}, such as {others[0].name}")

@@ -114,7 +114,7 @@ def _members_of_rows(path: Path, columns: Columns, suffixes: frozenset[str]) -> 
             labels = batch.column(columns.label).to_pylist()
             for found, label in zip(batch.column(columns.media).to_pylist(), labels, strict=True):
                 content = found.get("bytes") if isinstance(found, dict) else found
-                if content is None:
+                if not isinstance(content, bytes):
                     raise DataError(f"{path}: row {row} has no bytes of a file; embed the files, or train on a folder")
                 numbers = label if isinstance(label, list) else [label]
                 if any(number is None or number == "" or number == -1 for number in numbers):

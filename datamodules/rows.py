@@ -47,18 +47,24 @@ def read_rows(path: Path, wanted: Collection[str]) -> Rows:
             has_tabs = suffix == ".tsv" or (suffix == ".txt" and "\t" in head)
             is_ravens = has_tabs and BEGIN_TIME in head
             file.seek(0)
-            return _rows_of_csv(file, "\t" if has_tabs else ",", is_ravens, wanted)
+            return _rows_of_csv(path, file, "\t" if has_tabs else ",", is_ravens, wanted)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: not a readable table ({what}); give CSV, TSV or JSON Lines in UTF-8") from error
 
 
-def _rows_of_csv(file: TextIO, delimiter: str, is_ravens: bool, wanted: Collection[str]) -> Rows:
+def _rows_of_csv(path: Path, file: TextIO, delimiter: str, is_ravens: bool, wanted: Collection[str]) -> Rows:
     # Raven quotes nothing: a note that begins with " would take in the rows below it
     reader = csv.DictReader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_ravens else csv.QUOTE_MINIMAL)
     names = list(reader.fieldnames or [])
     used = [name for name in names if name in wanted]
-    return Rows(names, [(reader.line_num, {name: row[name] or "" for name in used}) for row in reader])
+    rows = []
+    for row in reader:
+        if any(cell.strip() for cell in row.get(None) or ()):  # "speech,music" without quotes would be speech
+            what = f"more cells than columns; put quotes round those with {delimiter!r} in them"
+            raise DataError(f"{path}: line {reader.line_num}: {what}")
+        rows.append((reader.line_num, {name: row[name] or "" for name in used}))
+    return Rows(names, rows)
 
 
 def _rows_of_json(path: Path, file: TextIO, wanted: Collection[str]) -> Rows:

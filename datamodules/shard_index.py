@@ -17,7 +17,7 @@ from torch import Tensor
 from datamodules.cache import kept
 from datamodules.errors import DataError
 
-_VERSION = 1  # goes up when an index holds other things
+_VERSION = 2  # goes up when an index holds other things
 _BLOCK = 512  # a tar archive is made of blocks of so many bytes
 _LONGEST_LABEL = 1000  # characters; Python reads no number of more than 4300 digits
 REMEDY = "copy or download it again"
@@ -77,13 +77,15 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
     codes: dict[str, int] = {}  # the number of each label
     numbers: dict[bytes, int] = {}  # the same, by the content of a .cls file
     endings = {suffix.encode() for suffix in suffixes}
-    key, found, label = b"", None, -1
+    key, found, label, dotted = b"", None, -1, b""
 
     def wrong(what: str) -> DataError:
         return DataError(f"{path}: sample {os.fsdecode(key)} {what}")
 
     def end_sample() -> None:
         if found is None and label < 0:
+            if dotted:
+                raise wrong(f"has a dot in its name ({os.fsdecode(dotted)}), where its name ends; write _ for it")
             return  # files that are neither inputs nor labels
         if found is None:
             raise wrong(f"has no file of {', '.join(sorted(suffixes))}; its files must follow each other")
@@ -112,8 +114,10 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
                 of = folder + slash + stem
                 if of != key:
                     end_sample()
-                    key, found, label = of, None, -1
+                    key, found, label, dotted = of, None, -1, b""
                 ending = b"." + ending.lower()
+                if ending.count(b".") > 1 and ending[ending.rindex(b".") :] in (b".cls", *endings):
+                    dotted = base
                 if ending in endings:
                     if found is not None:
                         raise wrong("has two files; give each one a name of its own")

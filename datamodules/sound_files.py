@@ -90,11 +90,24 @@ def read_until_break(
 
 def _blocks(file: Any, stop: int, most: int) -> Iterator[np.ndarray]:
     """What is left of a file up to a frame, so many frames at a time, with its channels averaged."""
-    while file.tell() < stop:
-        block = file.read(min(most, stop - file.tell()), dtype="float32", always_2d=True)
+    return map(_averaged, _read(file, stop, most))
+
+
+def _read(file: Any, stop: int, most: int, dtype: str = "float32") -> Iterator[np.ndarray]:
+    """What is left of a file up to a frame, so many frames at a time.
+
+    An MP3 is decoded from a second before them: after a seek, which soundfile does after every read too, its first
+    frames lack the bits that they share with those before, and would be silent.
+    """
+    is_mp3 = getattr(file, "format", "") == "MP3"
+    while (at := file.tell()) < stop:
+        before = min(at, file.samplerate) if is_mp3 else 0
+        if before:
+            file.seek(at - before)
+        block = file.read(before + min(most, stop - at), dtype=dtype, always_2d=True)[before:]
         if not len(block):
             return
-        yield _averaged(block)
+        yield block
 
 
 def _cut_off(path: Source, there: int, declared: int) -> DataError:
@@ -115,17 +128,19 @@ def frames_between(start: float, end: float | None, rate_hz: int, frames: int) -
 def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tuple[str, bytes]:
     """A part of a recording as a file of its own with the same samples: its suffix, and its bytes.
 
-    It is FLAC where the recording has integers of 16 or 24 bits, else WAV with floats.
+    It is FLAC where the recording has integers of 16 or 24 bits at a rate that FLAC takes, else WAV with floats.
 
     Raises:
         DataError: If the file cannot be read.
     """
     with opened(path) as file:
         first, stop = frames_between(start, end, file.samplerate, file.frames)
-        file.seek(first)
         bits = getattr(file, "subtype", "")
-        is_integer = bits in ("PCM_16", "PCM_24") and file.channels <= 8
-        clip = file.read(stop - first, dtype="int32" if is_integer else "float32", always_2d=True)
+        has_rate = file.samplerate <= 65535 or (file.samplerate % 10 == 0 and file.samplerate <= 655350)  # in FLAC
+        is_integer = bits in ("PCM_16", "PCM_24") and file.channels <= 8 and has_rate
+        file.seek(first)
+        blocks = [*_read(file, stop, file.samplerate, "int32" if is_integer else "float32")]
+        clip = np.concatenate(blocks or [np.zeros((0, file.channels), np.float32)])
         rate_hz, written = file.samplerate, io.BytesIO()
     if is_integer:
         soundfile.write(written, clip, rate_hz, bits, format="FLAC")
@@ -168,6 +183,8 @@ def examine_sound(path: Source) -> dict[str, Any]:
             beyond full scale.
     """
     with opened(path) as file:
+        if not getattr(file, "seekable", lambda: True)():  # GSM 6.10, for example
+            raise DataError(f"{path}: of an encoding in which no part can be found; convert it to WAV or FLAC")
         declared = file.frames
         what = _contradiction(file.extra_info)
         num_frames, peak = 0, 0.0

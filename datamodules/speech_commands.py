@@ -4,12 +4,11 @@ import random
 from pathlib import Path
 from typing import Any, Literal
 
-import soundfile
-
 from datamodules.audio_folder import AudioFiles
 from datamodules.errors import DataError, require
 from datamodules.fetch import fetch_and_unpack
 from datamodules.files import Item
+from datamodules.sound_files import seconds_of
 
 URL = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"
@@ -100,7 +99,7 @@ class SpeechCommands(AudioFiles):
         for split, (first, last) in {"train": (0.0, 0.8), "val": (0.8, 0.9), "test": (0.9, 1.0)}.items():
             for _ in range(_share(words, split)):
                 path = generator.choice(paths)
-                length = soundfile.info(path).duration
+                length = seconds_of(path)
                 start = generator.uniform(first * length, max(last * length - 1, first * length))
                 chosen.append(Item(str(path.relative_to(self.folder)), "silence", split, "", start, start + 1))
         return chosen

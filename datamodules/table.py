@@ -71,6 +71,10 @@ def read_table(
         raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
     items = []
     for line, row in table.rows:
+        listed = [part for value in row.values() if isinstance(value, list) for part in value]
+        if separator is not None and (inside := next((part for part in listed if separator in part), None)):
+            what = f"{inside!r} in a list has {separator!r} in it"
+            raise DataError(f"{path}: line {line}: {what}; give another --data.labels_separator")
         texts = {name: _text(value, separator).strip() for name, value in row.items()}
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
         items.append(_item(path, line, values, separator is not None, groups))
@@ -88,6 +92,9 @@ def read_table(
     labels: dict[str, str] = {}
     group_of: dict[str, str] = {}
     for item in items:
+        group = group_of.setdefault(item.path, item.group)
+        if group != item.group:
+            raise DataError(f"{path}: {item.path} has {groups} {group} and {item.group}; give all rows of a file one")
         label = labels.setdefault(item.name, item.label)
         if label != item.label:
             what = f"line {item.line}: {item.name} is {item.label} here and {label} before"
@@ -97,14 +104,13 @@ def read_table(
             if first != place:
                 both = f"{first or f'no {what}'} and {place or f'no {what}'}"
                 raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one {what}")
-        group = group_of.setdefault(item.path, item.group)
-        if group != item.group:
-            raise DataError(f"{path}: {item.path} has {groups} {group} and {item.group}; give all rows of a file one")
     return items
 
 
 def _text(value: str | list[str], separator: str | None) -> str:
-    return value if isinstance(value, str) else str(value) if separator is None else separator.join(value)
+    if isinstance(value, str) or (separator is None and len(value) > 1):
+        return str(value)
+    return (separator or "").join(value)
 
 
 # A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.
@@ -159,12 +165,12 @@ def refuse_other_tasks(
 
 def _together(items: Sequence[Item], separator: str) -> list[Item]:
     """One row for all rows of the same clip, with the classes of all."""
-    clips: dict[tuple[str, str, str], Item] = {}
+    clips: dict[tuple[str, ...], Item] = {}
     for item in items:
-        first = clips.setdefault((item.name, item.split, item.fold), item)
+        key = (item.name, item.split, item.fold, item.group)
+        first = clips.setdefault(key, item)
         if first is not item:
-            label = separator.join((first.label, item.label))
-            clips[item.name, item.split, item.fold] = replace(first, label=label)
+            clips[key] = replace(first, label=separator.join((first.label, item.label)))
     return list(clips.values())
 
 
@@ -202,13 +208,13 @@ def cut_into_clips(
         waiting = sorted(rows, key=lambda row: row.start, reverse=True)  # the next row is the last
         going_on: list[Item] = []
         for start in starts_of_windows(length, seconds, seconds, least=1e-6 * seconds):
-            end = min(start + seconds, length)
+            start, end = round(start, 6), round(min(start + seconds, length), 6)  # as tables write them
             while waiting and waiting[-1].start < end:
                 going_on.append(waiting.pop())
             going_on = [row for row in going_on if row.end is None or row.end > start]
             heard = sorted(going_on, key=lambda row: row.line)
             label = separator.join(dict.fromkeys(name for row in heard for name in row.classes(separator)))
-            clips.append(replace(rows[0], label=label, start=round(start, 6), end=round(end, 6)))
+            clips.append(replace(rows[0], label=label, start=start, end=end))
         clips += waiting
     return clips
 

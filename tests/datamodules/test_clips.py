@@ -63,6 +63,15 @@ def test_clips_cover_a_recording_and_miss_no_event(root: Path, seconds: float) -
                     assert name == "" or (name in heard) >= overlaps
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.48, 0.7, 0.96, 1.1, 2.4, 3.0])
+def test_an_event_on_the_grid_of_the_clips_is_in_one_clip(seconds: float) -> None:
+    """Multiples of 0.96 s do not come out as the numbers that a table writes."""
+    every_second = [(round(number * seconds, 2), round((number + 1) * seconds, 2)) for number in range(0, 100, 2)]
+    items = [Item("a.wav", "x", start=start, end=end, line=2) for start, end in every_second]
+    cut = cut_into_clips(items, seconds, lambda path: round(100 * seconds, 2), ";")
+    assert [clip.label for clip in cut] == ["x", ""] * 50
+
+
 def test_one_second_of_each_clip_is_read(root: Path) -> None:
     data = AudioFolder(str(root), table="events.csv", labels_separator=";", clip_seconds=1.0, sample_rate_hz=8000)
     assert data.seconds == 1.0 and data.class_names == ["bird", "frog", "rain"]

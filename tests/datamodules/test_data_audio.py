@@ -1,5 +1,6 @@
 """FSDD, and how sound files of any kind are read."""
 
+import io
 import math
 import shutil
 
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from small_sets import noise
 
-from datamodules import FSDD, DataError, audio
+from datamodules import FSDD, AudioFolder, DataError, audio
+from datamodules.errors import ArgumentError
 from datamodules.samples import Clips
-from datamodules.sound_files import SUFFIXES, change_rate, read_sound, seconds_of
+from datamodules.sound_files import SUFFIXES, change_rate, clip_of, read_sound, seconds_of
 
 DATA = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
 TONE_HZ = 440.0
@@ -58,6 +61,49 @@ def test_every_suffix_that_is_promised_can_be_read(suffix, tmp_path):
     path = tmp_path / f"x{suffix}"
     soundfile.write(path, tone(48000, 1.0), 48000, subtype=subtype, format=formats.get(suffix))
     assert_is_the_tone(DATA.read(path))
+
+
+def test_an_mp3_read_in_parts_has_the_samples_of_the_whole(tmp_path):
+    """Its frames share bits with those before: after a seek they would be silent for some tens of milliseconds."""
+    time = torch.arange(6 * 48_000) / 48_000
+    chirp = (0.6 * torch.sin(2 * torch.pi * (200 + 400 * time) * time) * (time % 0.7 < 0.5)).numpy()
+    soundfile.write(tmp_path / "x.mp3", chirp, 48_000, format="MP3")
+    once = torch.from_numpy(soundfile.read(tmp_path / "x.mp3", dtype="float32")[0])
+    whole, rate_hz = read_sound(tmp_path / "x.mp3")
+    part, _ = read_sound(tmp_path / "x.mp3", 2.6, 4.7)
+    torch.testing.assert_close(whole, once, atol=1e-5, rtol=0)
+    torch.testing.assert_close(part, once[round(2.6 * rate_hz) : round(4.7 * rate_hz)], atol=1e-5, rtol=0)
+    _, clip = clip_of(tmp_path / "x.mp3", 2.6, 4.7)
+    assert torch.equal(torch.from_numpy(soundfile.read(io.BytesIO(clip), dtype="float32")[0]), part)
+
+
+@pytest.mark.parametrize("rate_hz", [88_201, 700_000])
+def test_a_part_at_a_rate_that_flac_lacks_keeps_its_samples(rate_hz, tmp_path):
+    soundfile.write(tmp_path / "x.wav", np.linspace(-0.5, 0.5, 9000), rate_hz, "PCM_16")
+    suffix, clip = clip_of(tmp_path / "x.wav", 0.001, 0.01)
+    samples, rate = soundfile.read(io.BytesIO(clip), dtype="float32")
+    assert (suffix, rate) == (".wav", rate_hz)
+    assert np.array_equal(samples, read_sound(tmp_path / "x.wav", 0.001, 0.01)[0].numpy())
+
+
+def test_an_encoding_without_a_seek_is_a_broken_file(tmp_path):
+    for name in "ab":
+        for number in range(4):
+            path = tmp_path / name / f"{number}.wav"
+            path.parent.mkdir(exist_ok=True)
+            coding = "GSM610" if (name, number) == ("a", 0) else "PCM_16"
+            soundfile.write(path, np.random.default_rng(number).normal(0, 0.1, 4000), 8000, coding)
+    data = AudioFolder(str(tmp_path))
+    assert list(data.bad_files()) == ["a/0.wav"] and "no part can be found; convert it" in data.bad_files()["a/0.wav"]
+    AudioFolder(str(tmp_path), on_error="skip").setup()
+
+
+def test_recordings_of_more_than_192_khz_are_refused_with_a_length_given_too(tmp_path):
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        noise(tmp_path / f"{name}.wav", 384_000, 0.05)
+    for options in ({}, {"seconds": 0.02}):
+        with pytest.raises(ArgumentError, match="sample_rate_hz must be in 1000..192000"):
+            AudioFolder(str(tmp_path), **options).setup()
 
 
 def test_of_a_phones_recording_a_part_is_decoded_alone(tmp_path, monkeypatch):

@@ -476,6 +476,10 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
             "line 2 of the table: holds no sound from 1e+308 s on, it is 0.1 s long; mend start and end",
         ),
         ("", "t.csv: no column label and path"),
+        (
+            "path,label\nbells/00.wav,bells,horns\n",
+            "t.csv: line 2: more cells than columns; put quotes round those with ',' in them",
+        ),
     ],
 )
 def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
@@ -691,6 +695,17 @@ def test_a_table_of_json_or_parquet_says_what_one_of_csv_says(suffix, sounds):
     assert plain[0] == plain[1] and len(plain[0]) == 26
     with pytest.raises(DataError, match=r"label \"\['bells', 'loud'\]\" is a list, and a clip has one class"):
         AudioFolder(str(sounds), table=f"t{suffix}").setup()
+    write_metadata(sounds / f"one{suffix}", [row | {"label": row["label"][:1]} for row in rows])
+    assert {item.label for item in read_table(sounds / f"one{suffix}")} == {"bells", "horns"}
+    write_metadata(sounds / f"inside{suffix}", [{"path": "bells/00.wav", "label": ["Rock; Pop", "Jazz"]}])
+    with pytest.raises(DataError, match=r"'Rock; Pop' in a list has ';' in it; give another --data\.labels_separator$"):
+        read_table(sounds / f"inside{suffix}", ";")
+
+
+def test_a_link_in_a_circle_is_no_file_without_a_row(sounds, capsys):
+    (sounds / "bells/round.wav").symlink_to("round.wav")
+    (sounds / "t.csv").write_text("path,label\n" + "".join(f"{name}/00.wav,{name}\n" for name in ("bells", "horns")))
+    assert len(AudioFolder(str(sounds), table="t.csv").items) == 2
 
 
 @pytest.mark.parametrize(

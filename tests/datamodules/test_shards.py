@@ -209,6 +209,20 @@ def test_an_archive_that_is_cut_off_anywhere_is_named_with_the_remedy(tmp_path):
             index_of(path, PNG, "label")
 
 
+def test_a_sample_with_a_dot_in_its_name_is_refused_and_not_left_out(tmp_path):
+    """WebDataset takes the name to end at its first dot, and XC010.5s.png for a file of kind 5s.png."""
+    path = tar(tmp_path / "train-0.tar", labelled([0, 1]) | {"XC010.5s.png": png(), "XC010.5s.cls": b"1"})
+    with pytest.raises(DataError, match=r"sample XC010 has a dot in its name \(XC010\.5s\.\w+\), where its name ends"):
+        index_of(path, PNG, "label")
+
+
+def test_a_column_of_lists_of_images_is_refused(tmp_path):
+    rows = {"image": [[{"bytes": png(), "path": None}]] * 4, "label": [0, 1, 0, 1]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "train-0.parquet")
+    with pytest.raises(DataError, match=r"row 0 has no bytes of a file; embed the files"):
+        ImageShards(str(tmp_path)).setup()
+
+
 def test_a_shard_that_is_cut_off_is_listed_by_check_and_ends_a_training_or_is_left_out(images, command):
     content = (images / "train-1.tar").read_bytes()
     (images / "train-1.tar").write_bytes(content[: len(content) // 2])

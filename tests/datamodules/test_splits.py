@@ -232,6 +232,35 @@ def test_a_file_with_a_row_in_two_tables_is_refused(tmp_path):
         ImageFolder(str(tmp_path)).setup()
 
 
+def test_two_groups_of_one_file_are_refused_also_where_its_rows_become_one(tmp_path):
+    noise(tmp_path / "a.wav")
+    rows = "path,label,patient\na.wav,dog,p1\na.wav,cat,p2\n"
+    with pytest.raises(DataError, match=r"a\.wav has patient p1 and p2; give all rows of a file one$"):
+        of_table(tmp_path, rows, groups="patient", labels_separator=";").setup()
+
+
+def test_a_drawn_test_leaves_a_validation_of_the_users_own_whole(tmp_path):
+    for folder, counts in {"train": (20, 20, 1), "val": (6, 6, 1)}.items():
+        for name, count in zip("abr", counts, strict=True):
+            for number in range(count):
+                grey(tmp_path / folder / name / f"{folder}{number}.png")
+    for seed in range(4):
+        data = ImageFolder(str(tmp_path), seed=seed)
+        data.setup()
+        splits = split_of(data)
+        assert {name for name, split in splits.items() if split == "val"} == {
+            name for name in splits if name.startswith("val/")
+        }
+        assert splits["train/r/train0.png"] == "train" and "test" in splits.values()
+
+
+def test_folds_of_a_set_that_has_a_test_alone_are_refused_in_one_line(tmp_path):
+    for number in range(8):
+        grey(tmp_path / "test" / "ab"[number % 2] / f"{number}.png")
+    with pytest.raises(DataError, match=r"^data\.folds: no readable sample is left to divide"):
+        ImageFolder(str(tmp_path), folds=2, fold=1).setup()
+
+
 def test_a_group_in_two_folders_that_are_splits_is_refused(tmp_path):
     files = [f"{folder}/{number}.wav" for folder in ("train", "test") for number in range(8)]
     for file in files:
