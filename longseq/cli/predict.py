@@ -211,7 +211,8 @@ def draw(heard: Heard, model: Classifier, datamodule: Any) -> Figure:
         spectrogram.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, length, 0, len(spectrogram)),
         vmin=float(spectrogram.nan_to_num(-math.inf).max()) - 6 * math.log(10), interpolation="nearest",
     )  # fmt: skip
-    above.set(ylabel="mel band", title=Path(path).name)
+    above.set_ylabel("mel band")
+    above.set_title(Path(path).name, parse_math=False)
     above.grid(False)
     columns = min(len(rows), _DRAWN_COLUMNS)
     highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
@@ -225,7 +226,7 @@ def draw(heard: Heard, model: Classifier, datamodule: Any) -> Figure:
         spans = [(event.start, event.end - event.start) for event in events if event.class_name == name]
         below.broken_barh(spans, (place - 0.35, 0.7), color=COLOURS[2 + place % 6])
     below.set(xlabel="seconds", xlim=(0, length), ylim=(-0.6, max(len(names), 1) - 0.4))
-    below.set_yticks(range(len(names)), names)
+    below.set_yticks(range(len(names)), names, parse_math=False)
     return figure
 
 

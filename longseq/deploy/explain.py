@@ -169,12 +169,14 @@ def _draw_sound(
         times = [start + (row + 0.5) * frame for row in range(len(of_frames))]
         shares.plot(times, of_frames / frame, color=COLOURS[2 + number], label=name, linewidth=1)
     shares.set(ylabel="share a second", title="Gradient times input")
-    shares.legend(fontsize=7)
+    for text in shares.legend(fontsize=7).get_texts():
+        text.set_parse_math(False)
     in_row = encoder.trunk.patch_embed.grid_size[1]
     weights = found[0].rollout.unflatten(0, (-1, in_row)).sum(1)
     times = [start + (row + 0.5) * encoder.row_seconds for row in range(len(weights))]
     rollout.plot(times, weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
-    rollout.set(ylabel="share a second", title=f"Rollout of the attention, for {names[0].rpartition(' ')[0]}")
+    rollout.set_ylabel("share a second")
+    rollout.set_title(f"Rollout of the attention, for {names[0].rpartition(' ')[0]}", parse_math=False)
     for axes in of_rows:
         looked = rows.unflatten(1, (-1, in_row)).abs().sum(2)
         looked = looked / looked.amax(1, keepdim=True).clamp(min=1e-30)

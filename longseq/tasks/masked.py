@@ -145,7 +145,7 @@ class Masked(Task):
         return class_names[int(target)] if target.ndim == 0 else ""
 
     def counts(self, labels: Tensor, num_classes: int) -> Tensor:
-        return labels.bincount(minlength=num_classes)
+        return labels.bincount(minlength=num_classes) if labels.ndim == 1 else labels.sum(0)
 
     def draw(self, encoder: Any, outputs: Float[Tensor, "b n numbers"], most: int = 4) -> Any:
         """Draw some samples of a batch: as they are, with hidden tokens taken out, and as they were rebuilt."""

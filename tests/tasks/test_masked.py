@@ -247,3 +247,8 @@ def test_arguments_out_of_range_are_refused() -> None:
         Masked(span=0)
     with pytest.raises(ValueError, match=r"^task\.span must be smaller than the number of tokens, 64, got 64; "):
         classifier(ImageEncoder((3, 8, 8), Verma(), **SMALL), span=64)
+
+
+def test_samples_of_several_classes_are_counted_for_the_card() -> None:
+    assert Masked().counts(torch.tensor([[1, 0], [1, 1], [0, 0]]), 2).tolist() == [2, 1]
+    assert Masked().counts(torch.tensor([1, 1, 0]), 2).tolist() == [1, 2]
