@@ -213,7 +213,7 @@ class SoundsOfAnyRate(AudioDataModule):
         if self._rate_given is None:
             rates, counts = self.rates_hz().unique(return_counts=True)  # sorted: of equally common ones the highest
             rate_hz = int(rates[counts == counts.max()][-1])
-            refuse_unusable(rate_hz, 1.0 if self._seconds_given is None else self._seconds_given)
+            refuse_unusable(rate_hz, _or(self._seconds_given, 1.0))
             self._rate_given = rate_hz
         return self._rate_given
 

@@ -3,9 +3,9 @@
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -244,10 +244,7 @@ class FileDataModule(OnDisk):
             return nothing, nothing, test
         is_test, is_val = self._part(items, "test", self.test_fold), self._part(items, "val", self.val_fold)
         if is_test is None:
-            free = torch.arange(len(items)) if is_val is None else (~is_val).nonzero()[:, 0]
-            rest = [items[index] for index in free.tolist()]
-            is_test = torch.zeros(len(items), dtype=torch.bool)
-            is_test[free[self._hold_out(self._labels_of(rest), _whole(rest), self.test_fraction)[1]]] = True
+            is_test = self._drawn(items, is_val, partial(self._hold_out, fraction=self.test_fraction))
         return self._divided(items, is_test, is_val)
 
     def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
@@ -266,11 +263,18 @@ class FileDataModule(OnDisk):
             assert is_test is not None
             return self._divided(items, is_test, self._part(items, "val", own[self.fold - 2]) if len(own) > 2 else None)
         is_test, is_val = self._part(items, "test", self.test_fold), self._part(items, "val", self.val_fold)
-        free = torch.arange(len(items)) if is_test is None else (~is_test).nonzero()[:, 0]
-        rest = [items[index] for index in free.tolist()]
-        in_fold = torch.zeros(len(items), dtype=torch.bool)
-        in_fold[free[self.hold_out_fold(self._labels_of(rest), _whole(rest))[1]]] = True
+        in_fold = self._drawn(items, is_test, self.hold_out_fold)
         return self._divided(items, in_fold, is_val) if is_test is None else self._divided(items, is_test, in_fold)
+
+    def _drawn(
+        self, items: Sequence[Item], taken: Tensor | None, draw: Callable[[Labels, Sequence[str]], Split]
+    ) -> Tensor:
+        """Which rows are held out by a draw from those that no other split has taken."""
+        free = torch.arange(len(items)) if taken is None else (~taken).nonzero()[:, 0]
+        rest = [items[index] for index in free.tolist()]
+        drawn = torch.zeros(len(items), dtype=torch.bool)
+        drawn[free[draw(self._labels_of(rest), _whole(rest))[1]]] = True
+        return drawn
 
     def _divided(
         self, items: Sequence[Item], is_test: Tensor, is_val: Tensor | None

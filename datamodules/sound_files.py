@@ -99,7 +99,7 @@ def _read(file: Any, stop: int, most: int, dtype: str = "float32") -> Iterator[n
     An MP3 is decoded from a second before them: after a seek, which soundfile does after every read too, its first
     frames lack the bits that they share with those before, and would be silent.
     """
-    is_mp3 = getattr(file, "format", "") == "MP3"
+    is_mp3 = file.format == "MP3"
     while (at := file.tell()) < stop:
         before = min(at, file.samplerate) if is_mp3 else 0
         if before:
@@ -135,7 +135,7 @@ def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tu
     """
     with opened(path) as file:
         first, stop = frames_between(start, end, file.samplerate, file.frames)
-        bits = getattr(file, "subtype", "")
+        bits = file.subtype
         has_rate = file.samplerate <= 65535 or (file.samplerate % 10 == 0 and file.samplerate <= 655350)  # in FLAC
         is_integer = bits in ("PCM_16", "PCM_24") and file.channels <= 8 and has_rate
         file.seek(first)
@@ -183,7 +183,7 @@ def examine_sound(path: Source) -> dict[str, Any]:
             beyond full scale.
     """
     with opened(path) as file:
-        if not getattr(file, "seekable", lambda: True)():  # GSM 6.10, for example
+        if not file.seekable():  # GSM 6.10, for example
             raise DataError(f"{path}: of an encoding in which no part can be found; convert it to WAV or FLAC")
         declared = file.frames
         what = _contradiction(file.extra_info)
@@ -240,7 +240,7 @@ class opened:  # noqa: N801 (a context, as `open` is)
 class _Decoded:
     """A file that torchcodec decodes, with the part of SoundFile's interface that is used here."""
 
-    extra_info = ""
+    extra_info = format = subtype = ""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses from the rate of its bits, some percent off
@@ -260,6 +260,9 @@ class _Decoded:
         self.samplerate, self.channels, self._begin = found.sample_rate, found.num_channels, found.begin_stream_seconds
         self.frames = round(found.duration_seconds * self.samplerate)
         self._path, self._at = path, 0
+
+    def seekable(self) -> bool:
+        return True
 
     def seek(self, frame: int) -> None:
         self._at = frame

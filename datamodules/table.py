@@ -72,8 +72,8 @@ def read_table(
     items = []
     for line, row in table.rows:
         listed = [part for value in row.values() if isinstance(value, list) for part in value]
-        if separator is not None and (inside := next((part for part in listed if separator in part), None)):
-            what = f"{inside!r} in a list has {separator!r} in it"
+        if inside := [part for part in listed if separator is not None and separator in part]:
+            what = f"{inside[0]!r} in a list has {separator!r} in it"
             raise DataError(f"{path}: line {line}: {what}; give another --data.labels_separator")
         texts = {name: _text(value, separator).strip() for name, value in row.items()}
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
@@ -108,6 +108,7 @@ def read_table(
 
 
 def _text(value: str | list[str], separator: str | None) -> str:
+    """A cell as text. Without a separator only a list of one is a class: a longer one stays a list, to be refused."""
     if isinstance(value, str) or (separator is None and len(value) > 1):
         return str(value)
     return (separator or "").join(value)

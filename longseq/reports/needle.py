@@ -50,6 +50,7 @@ def needle(
         ValueError: If a number is not positive, seconds hold none or one twice, the device is absent, or the model
             cannot hear recordings of these durations.
         CheckpointError: If the checkpoint cannot be read, or its data makes no recordings of any duration.
+        SettingError: If its task predicts no classes.
     """
     refuse_wrong_lists(seconds=seconds)
     refuse_absent(device)
@@ -60,9 +61,7 @@ def needle(
     if not hasattr(data, "recording"):
         what = f"was trained on {type(data).__name__}, which makes no recordings of any duration"
         raise CheckpointError(f"{ckpt_path}: {what}; train on Needles")
-    if not model.task.has_labels:
-        what = f"learned the task {type(model.task).__name__}, which names no classes"
-        raise CheckpointError(f"{ckpt_path}: {what}; train from it with --model.init_from")
+    model.task.probabilities(torch.zeros(1, model.num_classes))  # a task without classes refuses
     hears_all = model.encoder.any_length or (window is None and max(seconds) <= data.seconds)
     if not hears_all and (window is None or window > data.seconds):
         what = f"clips of {data.seconds:g} s are its longest; give --window {data.seconds:g}, or train with any_length"

@@ -40,7 +40,7 @@ class Task(ABC):
             unless its --metric names another figure.
         mode: Whether the best is the highest (max) or the lowest (min).
         shard: The share of this process in the tokens; None where it has all.
-        has_labels: Whether labels are learned. Where they are not, samples are not mixed.
+        has_labels: Whether labels are learned. Where they are not, samples are not mixed and no classes are predicted.
         is_by_token: Whether the head takes the features of every token, although nothing pools its scores.
 
     Raises:

@@ -227,6 +227,17 @@ def test_a_picture_has_the_sound_the_probabilities_and_the_events_at_their_times
     assert below.get_xlim() == pytest.approx((0, 1.1))
 
 
+def test_dollars_in_a_name_are_no_formula(free_checkpoint, recording, tmp_path) -> None:
+    path = tmp_path / "cost$1_$2.wav"
+    path.symlink_to(recording)
+    predictor = longseq.load(free_checkpoint)
+    predictor.model.class_names[1] = "$x^$"
+    figure = draw(
+        Heard(str(path), 1.1, torch.zeros(111, 2), [Event(0.2, 0.4, "$x^$", 0.8)]), predictor.model, predictor.data
+    )
+    figure.draw_without_rendering()
+
+
 def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, recording, tmp_path) -> None:
     second = tmp_path / "second.wav"
     soundfile.write(second, np.concatenate([tone(2000, 0.2), tone(300, 0.4)]), 8000)

@@ -10,8 +10,10 @@ from small_sets import SMALL
 from torch import nn
 
 from datamodules import Needles
+from longseq.arguments import SettingError
 from longseq.reports.interval import wilson
 from longseq.reports.needle import answer, draw
+from longseq.tasks import Masked
 
 module = importlib.import_module("longseq.reports.needle")
 
@@ -39,6 +41,14 @@ def checkpoint(root: Path) -> Path:
 def table(folder: Path) -> list[dict[str, str]]:
     with open(folder / "table.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_a_model_that_predicts_no_classes_is_refused(checkpoint: Path, monkeypatch) -> None:
+    model, data = module.model_and_data(str(checkpoint))
+    model.task = Masked()
+    monkeypatch.setattr(module, "model_and_data", lambda *_: (model, data))
+    with pytest.raises(SettingError, match=r"Masked rebuilds inputs and predicts no classes; train from it"):
+        module.needle(str(checkpoint), seconds=[3.0], trials=1)
 
 
 def test_the_table_has_a_row_for_each_duration_and_way_of_hearing(
