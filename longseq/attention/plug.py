@@ -70,9 +70,10 @@ def token_grid(vit: Trunk) -> TokenGrid:
 def carry(trained: Trunk, new: Trunk) -> list[str]:
     """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
 
-    Position embeddings are resampled as timm resamples them. Each attention layer carries its own weights: it
-    multiplies E and F by a damped inverse of the interpolation of tokens (docs/resize.md), keeps their row sums, and
-    stretches a convolution's kernel with its window. Everything else is copied.
+    Position embeddings are resampled as timm resamples them, and fixed waves do not become learned ones. Each attention
+    layer carries its own weights: it multiplies E and F by a damped inverse of the interpolation of tokens
+    (docs/resize.md), keeps their row sums, and stretches a convolution's kernel with its window. Everything else is
+    copied.
 
     Returns:
         The names of the weights and projections that start anew because the trained model has none like them.
@@ -82,10 +83,14 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
     """
     old_grid, new_grid = token_grid(trained), token_grid(new)
     weights = {name: weight for name, weight in trained.state_dict().items() if not is_of_attention(name)}
-    if "pos_embed" in weights:
-        prefix = 0 if new.no_embed_class else new.num_prefix_tokens
+    if "pos_embed" in weights and "pos_embed" in new.state_dict():
+        prefix, was = (0 if vit.no_embed_class else vit.num_prefix_tokens for vit in (new, trained))
+        if prefix != was:
+            raise ValueError(f"pool must be that of the trained model, with {was} class tokens, got {prefix}")
         size = list(new_grid.size)
         weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], size, list(old_grid.size), prefix)
+        if isinstance(trained.pos_embed, nn.Parameter) and not isinstance(new.pos_embed, nn.Parameter):
+            weights["pos_embed"] = new.pos_embed  # fixed waves
     neutral = tuple(f"{name}." for name, part in new.named_modules() if getattr(part, "is_neutral_at_start", False))
     fresh = []
     for name, ours in new.state_dict().items():

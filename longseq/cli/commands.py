@@ -264,7 +264,7 @@ class Commands(CommandLine):
         resumed = self.asked.resumed
         if resumed is None:
             self._base = self.asked.args
-            experiment = Path(settings.trainer.default_root_dir or ".") / "runs" / experiment_of(settings)
+            experiment = Path(settings.trainer.default_root_dir or ".").expanduser() / "runs" / experiment_of(settings)
         else:  # the command may name nothing but the run
             experiment = resumed.absolute().parent
             root = str(experiment.parent.parent)
@@ -316,14 +316,15 @@ class Commands(CommandLine):
         checkpoint = self.asked.checkpoint
         if checkpoint is None:
             return
-        if self.subcommand == "fit":
-            refuse_other_classes(checkpoint, self.settings.ckpt_path, self.model.class_names)
+        is_training = self.subcommand == "fit"
+        if is_training or self.model.task.has_labels:
+            refuse_other_classes(checkpoint, self.settings, self.model.class_names, is_training)
         refuse_other_shapes(checkpoint, self.model)
         for change in changed_settings(checkpoint, self.model):
             rank_zero_warn(f"{change}: the weights were trained with the checkpoint's value")
         if self.asked.resumed is not None:
             take_findings(checkpoint, self.asked.started_with, self.settings, self.model, self.datamodule)
-        if self.subcommand == "fit":
+        if is_training:
             refuse_other_optimizer(checkpoint, self.model)
             refuse_fewer_epochs(checkpoint, self.trainer)
 
@@ -350,7 +351,7 @@ class Commands(CommandLine):
         if self.begin is None:
             stages = [later for later in self._later if isinstance(later, Stage)]
             refuse_wrong_stages(stages, self._settings_with, self.model, self.datamodule, config)
-        root = Path(config.trainer.default_root_dir or ".")
+        root = Path(config.trainer.default_root_dir or ".").expanduser()  # as Lightning does
         # only rank zero makes the folder; Lightning broadcasts its path to the other ranks
         rank_zero = rank_zero_only.rank == 0
         resumed = self.asked.resumed

@@ -3,12 +3,12 @@
 import json
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longseq.cli.errors import UserError, items_of
+from longseq.cli.errors import UserError
 from longseq.cli.names import shown
 from longseq.cli.resuming import folds_begun
 from longseq.cli.runs import METRICS, config_of
@@ -76,11 +76,28 @@ def folds_left(experiment: Path, folds: list[Fold], resumed: Path | None, settin
 
 def _refuse_other_settings(run: Path, settings: Mapping[str, Any]) -> None:
     parts = ("model", "data", "trainer", "seed_everything")
-    before, now = (dict(items_of({part: config.get(part) for part in parts})) for config in (config_of(run), settings))
-    for key in sorted(before.keys() & now.keys()):
-        if before[key] != now[key] and not key.startswith(_FREE):
-            what = f"{key} is {now[key]} here, and was {before[key]} in the finished fold {run}"
+    before, now = ({part: config.get(part) for part in parts} for config in (config_of(run), settings))
+    for key, was, is_now in _differences(before, now):
+        if not key.startswith(_FREE):
+            what = f"{key} is {_named(is_now)} here, and was {_named(was)} in the finished fold {run}"
             raise UserError(f"resume: {what}; give the flags of its start, or leave out --resume")
+
+
+def _differences(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key whose value differs, with both values. An argument that one of them lacks is new in this longseq."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted(before.keys() & now.keys()):
+            inner = key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip(".")
+            yield from _differences(before[name], now[name], inner)
+    elif isinstance(before, list | tuple) and isinstance(now, list | tuple) and len(before) == len(now):
+        for was, is_now in zip(before, now, strict=True):
+            yield from _differences(was, is_now, key)
+    elif before != now:
+        yield key, before, now
+
+
+def _named(value: Any) -> Any:
+    return value.get("class_path", value) if isinstance(value, Mapping) else value
 
 
 def write_report(experiment: Path, folds: int, args: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """How a run is resumed: which run, from which checkpoint, and what must be the same as before."""
 
+import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -40,7 +42,7 @@ def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) 
         folds, grow = settings.folds, settings.grow
     elif experiment is not None:
         experiment = experiment_of(Namespace(experiment=experiment))
-    return _resumed_run(folder, Path(root or "."), experiment, folds, grow)
+    return _resumed_run(folder, Path(root or ".").expanduser(), experiment, folds, grow)
 
 
 def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | None, grow: str | None) -> Path | None:
@@ -141,8 +143,10 @@ def _keys_in(file: Path) -> Iterator[str]:
         yield from keys_of(config if isinstance(config, dict) else {})
 
 
-def refuse_other_classes(checkpoint: Mapping[str, Any], path: str, class_names: list[str]) -> None:
-    """Check that a training goes on with the classes that its checkpoint was trained on.
+def refuse_other_classes(
+    checkpoint: Mapping[str, Any], settings: Namespace, class_names: list[str], is_training: bool
+) -> None:
+    """Check that the data has the classes that a checkpoint was trained on, in their order.
 
     Raises:
         UserError: If the classes differ; the message names the first difference.
@@ -154,7 +158,13 @@ def refuse_other_classes(checkpoint: Mapping[str, Any], path: str, class_names: 
     label, before, now = next((label, before, now) for label, (before, now) in names if before != now)
     before, now = ("absent" if name is None else repr(name) for name in (before, now))
     counts = f" ({len(trained)} classes before, {len(class_names)} now)" if len(trained) != len(class_names) else ""
-    raise _other_data(path, f"class {label} was {before} and is {now}{counts}")
+    difference = f"class {label} was {before} and is {now}{counts}"
+    if is_training:
+        raise _other_data(settings.ckpt_path, difference)
+    remedy = "give data of its classes"
+    if "class_names" in settings.data.init_args:
+        remedy += f", in its order: --data.class_names {shlex.quote(json.dumps(trained, ensure_ascii=False))}"
+    raise UserError(f"data: not of the classes of {settings.ckpt_path}: {difference}; {remedy}")
 
 
 def refuse_other_data(checkpoint: Mapping[str, Any], path: str, identity: Mapping[str, int | str]) -> None:

@@ -54,7 +54,7 @@ def write_card(
         _front_matter(model),
         f"# {run.parent.name}",
         _first_sentence(model, data),
-        _result(model, figures, len(splits["test"])),
+        _result(model, figures, len(splits["test"]) if confusions is None else int(confusions.sum())),
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
         "## Classes\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class),

@@ -57,9 +57,9 @@ def sweep(
 
     Raises:
         ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
-            seeds or seconds are not positive, the folder holds runs of another configuration or other flags, the other
-            sweep lacks a run, a training fails, or its metrics.json does not have the metric. A training that diverges
-            is no such failure: its result is nan.
+            seeds or seconds are not positive, the folder holds runs of another configuration, other flags or other
+            keys, the other sweep lacks a run, a training fails, or its metrics.json does not have the metric. A
+            training that diverges is no such failure: its result is nan.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
@@ -82,7 +82,7 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     trained: dict[str, Any] = {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)}
     trained |= {key: value for key, value in (("seconds", seconds), ("init_from", init_from)) if value is not None}
-    _refuse_other_runs(folder, trained)
+    _refuse_other_runs(folder, trained, [*baselines, *settings])
     runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from))
     runs.require_weights([*baselines, *settings], seeds)
     steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
@@ -163,15 +163,23 @@ def _table(
     return [*header, each], rows
 
 
-def _refuse_other_runs(folder: Path, trained: dict[str, Any]) -> None:
-    """Refuse a folder whose runs had another config or other flags, which trained.json records. A run's name has only
-    its setting and seed."""
+def _refuse_other_runs(folder: Path, trained: dict[str, Any], settings: Sequence[Setting]) -> None:
+    """Refuse a folder whose runs had another config, other flags, or other keys. A run's name has only the last word of
+    each key, its value, and the seed; trained.json records the rest."""
     record = folder / "trained.json"
-    if record.exists() and json.loads(record.read_text()) != trained:
+    is_begun = any((folder / "runs").glob("*/*")) or (folder / "steps.json").exists()
+    kept = json.loads(record.read_text()) if is_begun and record.exists() else trained
+    keys = kept.pop("keys", {})
+    if kept != trained:
         raise ArgumentError(
             "out", f"must be a folder of runs with this config and these flags, got {folder}; give another"
         )
-    write_text(record, json.dumps(trained, indent=1))
+    for setting in settings:
+        name, own = _experiment(setting), [key for key, _ in setting]
+        if keys.setdefault(name, own) != own:
+            what = f"must be a folder whose runs {name} are of {', '.join(own)}, got {folder}"
+            raise ArgumentError("out", f"{what}, where they are of {', '.join(keys[name])}; give another")
+    write_text(record, json.dumps({**trained, "keys": keys}, indent=1))
 
 
 @dataclass(frozen=True)

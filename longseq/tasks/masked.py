@@ -33,10 +33,10 @@ class Masked(Task):
         share: Of the tokens that are hidden.
         span: How many neighbouring tokens are hidden together; fewer than an input has. Of an input of two spans or
             more one stays, and one is hidden.
-        metrics: Further ones, by their names (Task); they take the outputs above.
+        metrics: None: further ones are of classes (Task).
 
     Raises:
-        ValueError: If the share is not between 0 and 1, or the span not positive.
+        ValueError: If the share is not between 0 and 1, or the span not positive, or there are metrics.
     """
 
     best: ClassVar[str] = "l1"
@@ -50,6 +50,9 @@ class Masked(Task):
             raise ArgumentError("share", f"must be in 0..1 (both excluded), got {share}; 0.5 hides every second token")
         if span < 1:
             raise ArgumentError("span", f"must be 1 or more, got {span}; 1 hides each token by itself")
+        if metrics:
+            what = f"must be absent: they are of classes, and Masked predicts none, got {', '.join(metrics)}"
+            raise ArgumentError("metrics", f"{what}; leave them out")
         self.share, self.span = share, span
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Bool, Float
-from pytorch_lightning.callbacks import BaseFinetuning
+from pytorch_lightning.callbacks import BaseFinetuning, GradientAccumulationScheduler
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -31,7 +31,6 @@ from longseq.training.divergence import BadSteps
 from longseq.training.freezing import freeze_encoder
 from longseq.training.mix import Mix
 from longseq.training.optimizer import (
-    Course,
     CourseName,
     make_optimizer,
     refuse_wrong_optimizer,
@@ -136,7 +135,8 @@ class Classifier(pl.LightningModule):
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
         self.teaching: Teacher | None = None
-        self._planned_for: tuple[float, int | float] | None = None  # the schedule's peak and steps
+        self._kind_of_schedule: type | None = None  # that it made itself
+        self._planned_for: tuple[Any, ...] | None = None  # the schedule's peak, and the lengths of the training
         self.before_sharding: tuple[Any, str] | None = None  # what a strategy that splits weights keeps: cost, summary
         self.built_on_meta = encoder.mean.is_meta
         self._drawn_from = torch.get_rng_state()  # a model on the meta device has drawn no number
@@ -240,13 +240,13 @@ class Classifier(pl.LightningModule):
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         is_resumed_finetuning = self.trainer.ckpt_path and any(isinstance(item, BaseFinetuning) for item in callbacks)
         for config in self.trainer.lr_scheduler_configs:
-            if type(config.scheduler) is not Course:  # keep a subclass's own, or StochasticWeightAveraging's
+            if type(config.scheduler) is not self._kind_of_schedule:  # keep a subclass's own
                 continue
             optimizer = config.scheduler.optimizer
-            num_steps = self.trainer.estimated_stepping_batches
-            if self._planned_for != (self.learning_rate, num_steps):
+            if self._planned_for != (self.learning_rate, *self._lengths()):
                 set_rates(self, optimizer, self.learning_rate)
-                config.scheduler = self._course(optimizer, num_steps)
+                made = self._make_schedule(optimizer)
+                config.scheduler, config.frequency = made["scheduler"], made.get("frequency", 1)
             if is_resumed_finetuning:  # the callback has frozen the encoder again
                 for group in optimizer.param_groups:
                     for weight in group["params"]:
@@ -399,21 +399,28 @@ class Classifier(pl.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         rates = self.learning_rate, self.weight_decay, self.betas, self.layer_decay
         optimizer = make_optimizer(self, self.optimizer, *rates)
-        num_steps = self.trainer.estimated_stepping_batches  # it also counts the batches of an epoch
-        if not isinstance(self.schedule, str):
-            batches = int(self.trainer.num_training_batches)
-            num_epochs = num_steps // max(-(-batches // self.trainer.accumulate_grad_batches), 1)
-            lengths = batches, num_steps, num_epochs
-            return {"optimizer": optimizer, "lr_scheduler": torch_scheduler(optimizer, self.schedule, *lengths)}
-        self._planned_for = self.learning_rate, num_steps
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self._course(optimizer, num_steps), "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": self._make_schedule(optimizer)}
 
-    def _course(self, optimizer: torch.optim.Optimizer, num_steps: int | float) -> Course:
-        assert isinstance(self.schedule, str)
-        return warmup_course(optimizer, num_steps, self.warmup_fraction, self.schedule)
+    def _make_schedule(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        lengths = self._lengths()
+        if isinstance(self.schedule, str):
+            course = warmup_course(optimizer, lengths[1], self.warmup_fraction, self.schedule)
+            made: dict[str, Any] = {"scheduler": course, "interval": "step"}
+        else:
+            made = torch_scheduler(optimizer, self.schedule, *lengths)
+        self._kind_of_schedule, self._planned_for = type(made["scheduler"]), (self.learning_rate, *lengths)
+        return made
+
+    def _lengths(self) -> tuple[int, int | float, int | float]:
+        """The batches of an epoch, and the optimizer steps and the whole epochs of the training, as they are now."""
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):  # Lightning counts wrong
+            what = "GradientAccumulationScheduler changes the number of steps, on which the learning rate depends"
+            raise SettingError(f"trainer.callbacks: {what}; give --trainer.accumulate_grad_batches instead")
+        num_steps = self.trainer.estimated_stepping_batches  # it also counts the batches of an epoch
+        batches: Any = self.trainer.num_training_batches
+        batches = 1 if math.isinf(batches) else int(batches)  # of a loader without a length
+        return batches, num_steps, num_steps // max(-(-batches // self.trainer.accumulate_grad_batches), 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Describe the data too, so that a checkpoint alone is enough to test and to predict."""

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.encoders.patches import stride_of
 from longseq.tasks.task import Answer
 from longseq.training.checkpoint import data_of, read_checkpoint
 from longseq.training.classifier import Classifier
@@ -136,6 +137,8 @@ class Hearing:
             raise ArgumentError("events", "must be of sounds, but this model sees images; leave it out")
         self.model, self.settings, self.keeps_rows = model, settings.check(), keeps_rows
         self.row_seconds: float = model.encoder.row_seconds
+        embed: Any = model.encoder.trunk.patch_embed
+        self._overlap = -(-embed.patch_size[0] // stride_of(embed)[0])  # rows that a patch spans
         self._parts = list(reversed(parts))  # the next part is the last
         self._stitching: Stitching | None = None  # of the recording that is being heard
         self._heard: list[Heard] = []
@@ -166,8 +169,9 @@ class Hearing:
                 rows = row_probabilities(self.model, there)
                 if end is not None:  # an encoder may fill its input with silence
                     rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
-                    if round((end - start) / self.row_seconds) == len(rows) + 1:
-                        rows = torch.cat([rows, rows[-1:]])  # overlapping patches end before the last row
+                    missing = round((end - start) / self.row_seconds) - len(rows)
+                    if 0 < missing <= self._overlap:  # overlapping patches end before the last rows
+                        rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
                 self._take(self._stitching.add(start, rows))
             if not self._parts or self._parts[-1][0] != path:
                 self.finish()

@@ -121,6 +121,23 @@ def test_the_learning_rates_course_is_as_long_as_the_training_at_the_batch_size_
     assert [step.rates[0] for step in steps] == pytest.approx(course(2e-3, 6 * math.ceil(1294 / steps[0].size)))
 
 
+def test_a_scheduler_of_torch_goes_by_the_epochs_and_the_rate_that_finders_leave(
+    command: Callable, steps: list[Step]
+) -> None:
+    halving = ["--model.schedule", "{scheduler: StepLR, step_size: 1, gamma: 0.5}"]
+    whole = ["--trainer.limit_train_batches", "1.0", "--trainer.max_epochs", "3"]
+    assert command(*UNLOGGED, *whole, *halving, *added("BatchSizeFinder", steps_per_trial=1, init_val=512)).code == 0
+    batches = math.ceil(1294 / steps[0].size)
+    expected = [2e-3 * 0.5**epoch for epoch in range(3) for _ in range(batches)]
+    assert [step.rates[0] for step in steps] == pytest.approx(expected)
+    steps.clear()
+    finder = added("LearningRateFinder", num_training_steps=15, min_lr=1e-5, max_lr=1e-1)
+    assert command(*UNLOGGED, *halving, *finder, "--model.layer_decay", "0.5").code == 0
+    found = ended("x/1")["hyper_parameters"]["learning_rate"]
+    assert max(steps[0].rates) == pytest.approx(found) and min(steps[0].rates) < found
+    assert max(steps[-1].rates) == pytest.approx(found * 0.5**3)
+
+
 def test_backbone_finetuning_trains_the_head_first_and_the_encoder_later(command: Callable, steps: list[Step]) -> None:
     finetuning = added("BackboneFinetuning", unfreeze_backbone_at_epoch=2, backbone_initial_lr=1e-4)
     assert command(*UNLOGGED, *finetuning).code == 0

@@ -265,6 +265,10 @@ def test_a_data_module_that_lacks_a_part_of_the_contract_is_told_which(
             ["--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps", "0"],
             "trainer.callbacks: LearningRateFinder: division by zero; --debug shows where",
         ),
+        (
+            ["--trainer.callbacks+=GradientAccumulationScheduler", "--trainer.callbacks.scheduling", "{0: 2, 1: 4}"],
+            "trainer.callbacks: GradientAccumulationScheduler changes the number of steps",
+        ),
     ],
 )
 def test_what_only_the_training_shows_is_one_line_too(

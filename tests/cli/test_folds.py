@@ -102,6 +102,13 @@ def test_finished_folds_are_kept_and_not_mixed_with_other_settings(whole: Callab
     assert (other.code, other.error) == (2, "error: resume: model.learning_rate is 0.0001 here, and was 0.002 in the "
                                             "finished fold runs/x/2; give the flags of its start, or leave out "
                                             "--resume")  # fmt: skip
+    for flags, said in (
+        (["--model.mix", "MixUp"], "model.mix is longseq.training.MixUp here, and was None"),
+        (["--model.betas", "[0.8, 0.999]"], "model.betas is [0.8, 0.999] here, and was None"),
+        (["--trainer.callbacks+=DeviceStatsMonitor"], "trainer.callbacks is ["),
+    ):
+        other = command(*FOLDS, "--resume", *flags)
+        assert (other.code, other.error[: len(said) + 15]) == (2, f"error: resume: {said}"), other.err
     assert "fold 2 of 3" in command(*FOLDS, "--resume").out
     longer = command("fit", "--resume", "runs/x/0", "--trainer.max_epochs", "3")
     assert (longer.code, longer.error[:42]) == (2, "error: resume: trainer.max_epochs is 3 here"[:42])

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -136,6 +137,16 @@ def test_a_run_does_not_go_on_with_other_data(other: str, command: Callable, pet
     assert done.error.endswith("--model.init_from runs/pets/0/last.ckpt")
     assert contents(pets / "runs") == written, "nothing of the run is written over"
     assert before != contents(pets) or flags
+
+
+def test_a_test_has_the_classes_of_the_training_in_their_order(command: Callable, pets: Path) -> None:
+    test = ["test", "--ckpt_path", "runs/pets/0/last.ckpt"]
+    done = command(*test, "--data.class_names", "[b, a]")
+    said = "error: data: not of the classes of runs/pets/0/last.ckpt: class 0 was 'a' and is 'b'; give data of its "
+    assert (done.code, done.error) == (2, f"""{said}classes, in its order: --data.class_names '["a", "b"]'""")
+    assert command(*test, *shlex.split(done.error.partition("order: ")[2])).code == 0
+    done = command(*test, "--data", "Digits")
+    assert done.code == 2 and done.error.endswith("give data of its classes")
 
 
 def test_a_new_run_goes_on_from_a_checkpoint_with_its_data_only(command: Callable, pets: Path) -> None:
@@ -391,6 +402,17 @@ def test_an_experiment_is_one_folder(name: str) -> None:
     with pytest.raises(UserError, match=r"^experiment: got '.*'; give the name of one folder, without a slash$"):
         experiment_of(Namespace(experiment=name))
     assert experiment_of(Namespace(experiment="k=8,\u00e9t\u00e9 1")) == "k=8,\u00e9t\u00e9 1"
+
+
+def test_runs_below_the_home_folder_are_found_there(command: Callable, pets: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(pets / "home"))
+    flags = ["--config", IMAGES, "--data.root", "pets", *TINY, "--trainer.default_root_dir=~/x"]
+    assert command("fit", *flags).code == 0
+    unfinish(pets / "home/x/runs/pets/0")
+    assert command("fit", *flags, "--resume").code == 0
+    assert {path.name for path in (pets / "home/x").iterdir()} == {"runs"}
+    assert {path.name for path in (pets / "home/x/runs/pets").iterdir()} == {"0"}
+    assert not (pets / "~").exists()
 
 
 @pytest.mark.parametrize("where", ["flag", "YAML", "resume", "resume without a configuration"])

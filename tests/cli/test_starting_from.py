@@ -8,6 +8,9 @@ import timm
 import torch
 import yaml
 
+from longseq.attention.grid import TokenGrid
+from longseq.encoders.positions import sincos
+
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")
 SHORT = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
@@ -62,9 +65,18 @@ def test_trained_weights_that_the_model_has_no_place_for_are_said(command, train
     assert "left behind, because this model has none like them: 1, such as pos_embed" in done.out
 
 
+def test_fixed_positions_stay_as_they_are(command, trained, tmp_path: Path) -> None:
+    fixed = ["--model.encoder.positions", "sincos"]
+    done = command("fit", "--config", DIGITS, *SHORT, *fixed, "--model.init_from", trained)
+    assert done.code == 0, done.err
+    found = weights(tmp_path / "runs/digits/0/last.ckpt")["encoder.trunk.pos_embed"]
+    assert torch.equal(found, sincos(TokenGrid((8, 8), 0), found.shape[-1]))
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (["--model.init_from", "TRAINED", "--model.encoder.pool", "token"], "pool must be that of the trained model"),
         (["--model.init_from", "no/such.ckpt"], "error: no/such.ckpt: no such file"),
         (["--model.init_from", "TRAINED", "--model.encoder.dim", "32"], "must have one shape"),
     ],

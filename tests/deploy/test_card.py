@@ -98,6 +98,13 @@ def test_a_model_of_sounds_and_several_labels_has_its_own_figures(command, tmp_p
     assert "card.png" not in card and not (run / "card.png").exists()  # neither curves nor confusions
 
 
+def test_the_interval_is_that_of_the_samples_that_were_tested(command, tmp_path: Path) -> None:
+    flags = ["--trainer.max_steps", "2", "--trainer.limit_test_batches", "1", "--trainer.default_root_dir", tmp_path]
+    done = command("fit", "--config", "image/digits", *SMALL, *flags, "--data.batch_size", "50")
+    assert done.code == 0, done.err
+    assert "** on 50 samples (95 % interval " in (tmp_path / "runs/digits/0/README.md").read_text()
+
+
 def test_a_training_without_a_test_has_a_card_too(command, tmp_path: Path) -> None:
     flags = ["--trainer.max_epochs", "1", "--trainer.limit_test_batches", "0", "--trainer.default_root_dir", tmp_path]
     done = command("fit", "--config", "image/digits", *SMALL, *flags)

@@ -17,6 +17,8 @@ from longseq.encoders.kaldi import KaldiLogMel
 from longseq.tasks import Masked
 from longseq.training import Classifier
 from longseq.training.description import build, describe
+from longseq.training.events import Settings
+from longseq.training.predictions import Hearing
 
 RATE = 16000
 SECONDS = (400 + 75 * 160) / RATE  # 76 frames: 7 rows of patches, without a rest
@@ -119,6 +121,18 @@ def test_any_stride_gives_a_clip_in_a_batch_what_it_gives_alone(stride: int) -> 
     for clip, length, features in zip(clips, lengths, together, strict=True):
         alone = encoder({"waveforms": clip[None, :length], "lengths": length[None]})
         torch.testing.assert_close(alone[0], features, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [4, 10, 16])
+def test_an_event_that_lasts_to_the_end_of_a_clip_ends_there(stride: int) -> None:
+    sizes = {"num_mels": 40, "dim": 16, "depth": 1, "heads": 2, "stride_frames": stride}
+    model = Classifier(ASTEncoder(RATE, 1.0, Verma(), **sizes), 2).eval()
+    model.head.bias.copy_(torch.tensor([20.0, 0.0]))  # the first class is everywhere
+    with Hearing(model, [("a.wav", 0.0, 1.0)], Settings()) as hearing:
+        model.predict_step(waveforms(1, 1.0), 0)
+    (event,) = hearing.heard()[0].events
+    assert event.start == 0 and abs(event.end - 1.0) <= stride * 0.01 / 2
 
 
 @torch.no_grad()

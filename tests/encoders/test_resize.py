@@ -101,5 +101,9 @@ def test_what_cannot_be_is_refused():
         resize(encoder, seconds=2.0)
     with pytest.raises(ValueError, match="pos_embed must have one shape"):
         resize(encoder, dim=32)
+    with pytest.raises(ValueError, match="pool must be that of the trained model, with 0 class tokens, got 1"):
+        resize(encoder, pool="token")
+    with pytest.raises(ValueError, match="pool must be that of the trained model, with 1 class tokens, got 0"):
+        resize(image_encoder(Linformer(5), pool="token"), pool="avg")
     with pytest.raises(ValueError, match="model must be an encoder or have one, got Linear"):
         resize(torch.nn.Linear(2, 2), (1, 8, 8))

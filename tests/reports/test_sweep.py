@@ -201,6 +201,17 @@ def test_settings_that_would_be_taken_for_each_other_are_refused(grid, said, tmp
     assert not (tmp_path / "sweep").exists()
 
 
+def test_runs_of_another_key_with_the_same_last_word_are_not_taken(command, forked_reports, tmp_path):
+    short = json.dumps(["--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"])
+    flags = ["--config", DIGITS, "--seeds", "1", "--out", str(tmp_path / "sweep"), "--flags", short]
+    started = command("sweep", *flags, "--grid", "model.encoder.depth=1,2", "--init_from", tmp_path)
+    assert (started.code, "init_from: must be the folder of a sweep" in started.error) == (2, True)
+    assert command("sweep", *flags, "--grid", "model.encoder.dim=16,24").code == 0
+    done = command("sweep", *flags, "--grid", "model.encoder.attention.dim=16,24")
+    assert done.code == 2
+    assert "out: must be a folder whose runs dim=16 are of model.encoder.attention.dim, got " in done.error
+
+
 def test_flags_that_make_several_runs_of_one_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^flags must leave out --folds, which makes several runs of one, "):
         sweep([DIGITS], ["a.k=1,2"], flags=["--folds=3"], out=str(tmp_path / "sweep"))

@@ -245,6 +245,8 @@ def test_arguments_out_of_range_are_refused() -> None:
         Masked(share=1.0)
     with pytest.raises(ValueError, match="^span must be 1 or more"):
         Masked(span=0)
+    with pytest.raises(ValueError, match="^metrics must be absent: .* got recall; leave them out"):
+        Masked(metrics={"recall": "MulticlassRecall"})
     with pytest.raises(ValueError, match=r"^task\.span must be smaller than the number of tokens, 64, got 64; "):
         classifier(ImageEncoder((3, 8, 8), Verma(), **SMALL), span=64)
 
