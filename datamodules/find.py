@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, say
 from datamodules.files import Item
 from datamodules.scan import leads_up, walk
 
@@ -12,7 +12,8 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 
 
 def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item]:
-    """The rows of a folder of class folders, or of such folders inside train, val and test.
+    """The rows of a folder of class folders, or of such folders inside train, val and test. Folders with files that are
+    left out beside these are said.
 
     Raises:
         DataError: If a class has no file or a name that is not UTF-8, or if there are splits but no train. A test may
@@ -27,6 +28,11 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str]) -> Iterator[Item
     if not is_split and (parts or folders == named != []):
         names = " and ".join(folder.name for folder in parts or named)
         raise DataError(f"{root}: holds {names}, but no train with a folder for each class; add it")
+    for folder in folders if is_split else ():
+        left_out = next(iter(walk(folder, suffixes)), None) if folder not in parts else None
+        if left_out is not None:
+            why = "in no folder of a class" if folder in named else "neither in train, nor in val, nor in test"
+            say(f"{folder}: left out with all its files, such as {left_out.name}, which are {why}")
     for part in parts if is_split else [root]:
         split = SPLITS[part.name.lower()] if is_split else ""
         for folder in sorted(filter(_may_be_class, part.iterdir())):

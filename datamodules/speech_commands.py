@@ -13,6 +13,7 @@ from datamodules.sound_files import seconds_of
 URL = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"
 FOLDER = "SpeechCommands/speech_commands_v0.02"
+LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}  # of the clips of each split
 NUM_CLIPS = 105_829  # of the whole data set
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 NOISE = "_background_noise_"
@@ -59,15 +60,10 @@ class SpeechCommands(AudioFiles):
             fetch_and_unpack(URL, root, FOLDER, self._is_whole, SHA256)
         base = self._base()
         if base is None:
-            raise DataError(
-                f"{self.root}: no {FOLDER}/testing_list.txt; unpack {URL} there, or set data.download to true"
-            )
+            lists = f"{FOLDER} with {' and '.join(LISTS.values())}"
+            raise DataError(f"{self.root}: no {lists}; unpack {URL} there, or set data.download to true")
         prefix = base.relative_to(self.folder)
-        listed = {
-            name: split
-            for split, file in (("val", "validation_list.txt"), ("test", "testing_list.txt"))
-            for name in (base / file).read_text().split()
-        }
+        listed = {name: split for split, file in LISTS.items() for name in (base / file).read_text().split()}
         present = {f"{path.parent.name}/{path.name}" for path in base.glob("[a-z]*/*.wav")}
         # a listed file should be there; the scan reports those that are missing
         items = [
@@ -106,7 +102,8 @@ class SpeechCommands(AudioFiles):
 
     def _base(self) -> Path | None:
         root = Path(self.root).expanduser()
-        return next((base for base in (root / FOLDER, root) if (base / "testing_list.txt").is_file()), None)
+        bases = (root / FOLDER, root)
+        return next((base for base in bases if all((base / file).is_file() for file in LISTS.values())), None)
 
     def _is_whole(self) -> bool:
         base = self._base()

@@ -11,6 +11,7 @@ from datamodules.scan import walk
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"
+LABELS = "val/val_annotations.txt"
 
 
 class TinyImageNet(ImageFiles):
@@ -41,20 +42,21 @@ class TinyImageNet(ImageFiles):
         base = self._base()
         if base is None:
             raise DataError(
-                f"{self.root}: no {FOLDER}/val/val_annotations.txt; unpack {URL} there, or set data.download to true"
+                f"{self.root}: no {FOLDER} with train and {LABELS}; unpack {URL} there, or set data.download to true"
             )
         names = self._names(base)
         items = []
         for path in walk(base / "train", self.predict_suffixes):
             items.append(Item(str(path.relative_to(self.folder)), names(path.parent.parent.name)))
-        for line in (base / "val/val_annotations.txt").read_text().splitlines():
+        for line in (base / LABELS).read_text().splitlines():
             name, label, *_ = line.split("\t")
             items.append(Item(str((base / "val/images" / name).relative_to(self.folder)), names(label), "test"))
         return items
 
     def _base(self) -> Path | None:
         root = Path(self.root).expanduser()
-        return next((base for base in (root / FOLDER, root) if (base / "val/val_annotations.txt").is_file()), None)
+        bases = (root / FOLDER, root)
+        return next((base for base in bases if (base / LABELS).is_file() and (base / "train").is_dir()), None)
 
     def _names(self, base: Path) -> Any:
         """A function from a WordNet number to its first word; if two classes share that word, the number is added."""

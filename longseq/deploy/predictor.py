@@ -85,7 +85,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
     def events(
         self,
-        path: str | PathLike,
+        recording: Any,
         threshold: float | None = None,
         window: float | None = None,
         hop: float | None = None,
@@ -96,7 +96,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         """What is heard in a recording, and when.
 
         Args:
-            path: The recording.
+            recording: A path, or a waveform as predict takes it.
             threshold: The probability from which on a class is heard; None for that of the model.
             window: Hear it in windows of so many seconds.
             hop: Seconds from one window to the next.
@@ -106,13 +106,21 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
         Raises:
             DataError: If the file cannot be read.
-            ValueError: If a setting is out of its range, or the model sees images.
+            ValueError: If a setting is out of its range, the model sees images, or an array is no waveform.
         """
-        parts = self.data.parts(str(path), window, hop, self.model.encoder.any_length)
-        settings = Settings(threshold, smooth, gap, shortest)
-        with Hearing(self.model, parts, settings) as hearing:
-            for _ in self._computed(self.model.predict_step, parts):
-                pass
+        is_file = isinstance(recording, str | PathLike)
+        if is_file:
+            parts = self.data.parts(str(recording), window, hop, self.model.encoder.any_length)
+        else:
+            refuse_windows_of_array(window is not None or hop is not None)
+            rate = self.data.sample_rate_hz if self.model.encoder.takes_sounds else 1
+            parts = [("", 0.0, _tensor_of(recording).numel() / rate)]
+        with Hearing(self.model, parts, Settings(threshold, smooth, gap, shortest)) as hearing:
+            if is_file:
+                for _ in self._computed(self.model.predict_step, parts):
+                    pass
+            else:
+                self._of_array(self.model.predict_step, recording)
         (heard,) = hearing.heard()
         return heard.events
 

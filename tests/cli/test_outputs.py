@@ -244,6 +244,17 @@ def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) 
     torch.testing.assert_close(chances, of_file.probabilities)
 
 
+def test_events_of_an_array_are_those_of_its_file(free_checkpoint, recordings) -> None:
+    model = longseq.load(free_checkpoint)
+    for path in sorted(recordings.iterdir()):
+        found = model.events(soundfile.read(path, dtype="float32")[0])
+        assert found and [event[:3] for event in found] == [event[:3] for event in model.events(path)]
+    with pytest.raises(ValueError, match="^window must be None for an array; cut it yourself, or write it"):
+        model.events(np.zeros(1600, np.float32), window=0.1)
+    with pytest.raises(ValueError, match=r"^inputs must be \(samples,\), got \(\); "):
+        model.events(np.float32(0))
+
+
 @pytest.mark.parametrize(
     ("array", "said"),
     [
@@ -283,6 +294,8 @@ def test_images_too(command, tmp_path: Path) -> None:
     torch.testing.assert_close(of_turned.probabilities, expected.probabilities)
     with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got object; make an"):
         model.predict(object())
+    with pytest.raises(ValueError, match="^events must be of sounds, but this model sees images; leave it out"):
+        model.events(image)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

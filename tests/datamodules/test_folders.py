@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import struct
 import zlib
 from dataclasses import replace
@@ -89,7 +90,7 @@ def test_its_checkpoint_predicts_when_the_folder_is_gone(images, command, tmp_pa
     assert "left out: " in done.err and "03.png" in done.err
 
 
-def test_train_val_and_test_folders_are_the_splits(images, tmp_path):
+def test_train_val_and_test_folders_are_the_splits(images, tmp_path, capsys):
     root = tmp_path / "split"
     for part, numbers in (("train", range(8)), ("valid", range(8, 10)), ("test", range(10, 12))):
         for name in ("cats", "dogs"):
@@ -100,6 +101,22 @@ def test_train_val_and_test_folders_are_the_splits(images, tmp_path):
     data.setup()
     assert {split: len(samples) for split, samples in data.splits().items()} == {"train": 16, "val": 4, "test": 4}
     assert all(name.startswith("valid/") for name in data.val_set.names)
+    assert capsys.readouterr().err == ""
+    # what lies beside them in another form is left out, and not without a word
+    (root / "birds").mkdir()
+    shutil.move(root / "train/dogs/00.png", root / "birds/00.png")
+    shutil.rmtree(root / "test/dogs")
+    (root / "test/cats").rename(root / "test/.cats")
+    shutil.move(root / "train/dogs/01.png", root / "test/01.png")
+    (root / "empty").mkdir()
+    data = ImageFolder(str(root))
+    data.setup()
+    assert {split: len(samples) for split, samples in data.splits().items()} == {"train": 11, "val": 4, "test": 3}
+    left_out = f"{root}/birds: left out with all its files, such as 00.png, which are neither in train, nor in val, nor"
+    assert (
+        capsys.readouterr().err == f"{left_out} in test\n{root}/test: left out with all its files, such as 01.png, "
+        "which are in no folder of a class\n"
+    )
 
 
 def test_sizes_modes_and_names_of_all_kinds_are_read(images, command):

@@ -210,6 +210,22 @@ def test_a_listed_clip_that_is_not_there_is_named(words):
         SpeechCommands(str(words)).setup()
 
 
+@pytest.mark.parametrize("missing", ["validation_list.txt", "testing_list.txt"])
+def test_speech_commands_without_a_list_of_a_split_says_what_to_unpack(words, missing):
+    (words / "SpeechCommands/speech_commands_v0.02" / missing).unlink()
+    lists = r"no SpeechCommands/speech_commands_v0\.02 with validation_list\.txt and testing_list\.txt; unpack http"
+    with pytest.raises(DataError, match=lists):
+        SpeechCommands(str(words)).setup()
+
+
+@pytest.mark.parametrize("missing", ["train", "val"])
+def test_tiny_imagenet_without_a_part_says_what_to_unpack(missing, tmp_path, monkeypatch):
+    data = small_sets.tiny_imagenet(tmp_path, monkeypatch)
+    shutil.rmtree(tmp_path / "tiny-imagenet-200" / missing)
+    with pytest.raises(DataError, match=r"no tiny-imagenet-200 with train and val/val_annotations\.txt; unpack http"):
+        data.setup()
+
+
 # Downloads
 
 
