@@ -49,7 +49,7 @@ class DynamicProjection(ProjectionLayer):
 
     @torch.no_grad()
     def carry(self, trained: "DynamicProjection", old: TokenGrid, new: TokenGrid) -> None:
-        self.weight.copy_(trained.weight)
+        self.load_state_dict(trained.state_dict())
 
 
 class GivenMatrix:

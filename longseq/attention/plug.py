@@ -28,8 +28,9 @@ REFUSED = {  # why, by class of timm
 def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
     """Replace the attention in every block of a timm ViT by a mechanism's, in place; all weights are kept.
 
-    State-dict names stay timm's, so pretrained weights load before and after. Only the projections E and F are new.
-    (Attention with rotary positions gets one ``qkv``, so its weights load before.)
+    State-dict names stay timm's. What a mechanism has and timm's attention lacks is new, such as the projections E and
+    F. Load pretrained weights before: some new ones start from them (Longformer's of prefix tokens), and attention with
+    rotary positions gets one ``qkv``.
 
     Args:
         vit: A timm VisionTransformer, or an Eva (EVA, DINOv3), whose blocks hold timm's attention.
@@ -55,7 +56,9 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
                 f"must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
                 f" holds {type(attention).__name__}; choose a plain, new ViT or DeiT",
             )
-    for block, layer in zip(vit.blocks, mechanism.layers(attentions, token_grid(vit)), strict=True):
+    layers = mechanism.layers(attentions, token_grid(vit))
+    for block, attention, layer in zip(vit.blocks, attentions, layers, strict=True):
+        layer.num_heads = attention.num_heads  # also of a layer without heads: longseq.resize builds it anew
         block.attn = layer.train(block.attn.training)  # type: ignore[union-attr]
     vit.mechanism = mechanism  # type: ignore[assignment]  # for longseq.resize, which builds the layers anew
     return vit
@@ -81,6 +84,8 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
     Raises:
         ValueError: If a weight that does not depend on the grid has another shape; the message begins with its name.
     """
+    if len(trained.blocks) != len(new.blocks):
+        raise ValueError(f"depth must be {len(trained.blocks)}, as in the trained model, got {len(new.blocks)}")
     old_grid, new_grid = token_grid(trained), token_grid(new)
     weights = {name: weight for name, weight in trained.state_dict().items() if not is_of_attention(name)}
     if "pos_embed" in weights and "pos_embed" in new.state_dict():

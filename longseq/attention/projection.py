@@ -175,7 +175,7 @@ class Gaussian(Projection):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.delta <= 0:
+        if not self.delta > 0:
             raise ArgumentError("delta", f"must be positive, got {self.delta}; 1.0 leaves R as it is")
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:

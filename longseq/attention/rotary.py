@@ -15,8 +15,9 @@ class Rotary(nn.Module):
     depends on how far apart they are, and in which direction.
 
     Half of the pairs turn by the row, half by the column, or all by the place in a single line, at rates that fall
-    geometrically: from 1 to 1/100 radians a token on a grid (arXiv:2403.13298), to 1/10,000 on a line. Prefix tokens,
-    which have no place, and channels that are left over are not turned.
+    geometrically from 1 radian a token, towards 1/100 on a grid (arXiv:2403.13298) and 1/10,000 on a line, which they
+    come the nearer the more pairs there are. Prefix tokens, which have no place, and channels that are left over are
+    not turned.
 
     Args:
         grid: Where the tokens come from; a line of tokens may also be longer than this one.

@@ -46,7 +46,7 @@ def start_from_inputs(model: nn.Module, forward: Callable[[], object]) -> None:
         X = torch.cat([tokens.transpose(0, 1).flatten(1).float() for tokens in of_layers], dim=1)
         n = len(X)
         vectors = torch.linalg.eigh(X @ X.T if n <= X.shape[1] else X.T @ X)[1].flip(-1)
-        left = vectors if n <= X.shape[1] else nn.functional.normalize(X @ vectors, dim=0)
+        left = vectors if n <= X.shape[1] else torch.linalg.qr(X @ vectors)[0]
         if left.shape[1] < k:
             raise ArgumentError(
                 "k", f"must be in 1..{left.shape[1]} (the directions in the batch's inputs), got {k}; lower k"

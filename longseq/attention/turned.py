@@ -54,6 +54,7 @@ def as_plain(trained: EvaAttention | AttentionRope) -> Attention:
     for name in ("q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"):
         setattr(plain, name, getattr(trained, name))
     plain.turn = Turn(trained.num_prefix_tokens, trained.rotate_half)  # type: ignore[assignment]
+    plain.qkv.requires_grad_(any(weight.requires_grad for weight in matrices))  # also a frozen trunk stays as it is
     return plain.train(trained.training)
 
 

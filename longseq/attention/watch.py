@@ -62,7 +62,7 @@ def sources(
     """From which tokens a weighted sum of a layer's results takes its values: w P F, the mean over the heads.
 
     P F maps the values of n tokens to results, Y = P F V: softmax(Q (E K)') F for Linformer, H L for Verma. Nothing of
-    the size n x n is made, because the result is linear in V: w P F is its gradient.
+    the size n x n is made: w P F is the gradient of the result by V, in which it is linear (with ``Max`` near V alone).
 
     Args:
         layer: The layer.
@@ -84,11 +84,11 @@ def sources(
             # a layer may have several keys and values for each token
             found = torch.stack(heads).mean(0)[0].unflatten(0, (-1, x.shape[1])).sum(0)
             return found if present is None else found.masked_fill(~present[0, :, 0], 0)  # absent values are zero
-        tokens = torch.zeros_like(x, requires_grad=True)
-        short = _unnormed(project_values)(tokens, present)
+        values = layer.qkv(x)[..., 2 * layer.attn_dim :].detach().requires_grad_()
+        short = _unnormed(project_values)(values, present)
         parts = short if isinstance(project_values, RaggedProjection) else short.chunk(len(heads), dim=-1)
-        total: Any = sum((part[..., 0] * of_head).sum() for part, of_head in zip(parts, heads, strict=True))
-        return torch.autograd.grad(total, tokens)[0].sum(-1)[0] / len(heads)
+        total: Any = sum((part.mean(-1) * of_head).sum() for part, of_head in zip(parts, heads, strict=True))
+        return torch.autograd.grad(total, values)[0].sum(-1)[0] / len(heads)
 
 
 def summary_rows(
@@ -119,12 +119,13 @@ def summary_rows(
         scores = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
         rows = masked_scores(scores, there).softmax(2)[0].mT.flatten(0, 1)
         return rows[spread(len(rows), most)]
-    tokens = torch.zeros_like(x, requires_grad=True)
     with torch.enable_grad():
-        short = _unnormed(getattr(project_keys, "summaries", project_keys))(tokens, present)
-        first = (short[0] if isinstance(project_keys, RaggedProjection) else short)[0, :, 0]
+        keys = layer.qkv(x)[..., layer.attn_dim : 2 * layer.attn_dim].detach().requires_grad_()
+        short = _unnormed(getattr(project_keys, "summaries", project_keys))(keys, present)
+        parts = short if isinstance(project_keys, RaggedProjection) else short.chunk(layer.num_heads, dim=-1)
+        first = parts[0][0].mean(-1)
         chosen = spread(len(first), most)
-        rows = [torch.autograd.grad(first[row], tokens, retain_graph=True)[0].sum(-1)[0] for row in chosen]
+        rows = [torch.autograd.grad(first[row], keys, retain_graph=True)[0].sum(-1)[0] for row in chosen]
     return torch.stack(rows)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import blank
-from longseq.attention.projection import Projection, ProjectionLayer
+from longseq.attention.projection import Projection, ProjectionLayer, resample_columns
 from longseq.attention.shard import Shard, highest, summed
 
 
@@ -69,12 +69,13 @@ class MeanProjection(WindowProjection):
     ) -> Float[Tensor, "b k d"]:
         if present is None:
             present = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool)
-        counts = self.windows(present).sum(dim=2).to(tokens.dtype)
-        sums = self.windows(blank(tokens, present)).sum(dim=2)
+        exact = torch.promote_types(tokens.dtype, torch.float32)  # float16 counts to 65,504, and so far reach its sums
+        counts = self.windows(present).sum(dim=2).to(exact)
+        sums = self.windows(blank(tokens, present)).sum(dim=2, dtype=exact)
         if self.shard is not None:
             both = torch.cat([sums, counts.expand(len(sums), -1, -1)], dim=-1)
             sums, counts = summed(self.placed(both), self.shard).split([sums.shape[-1], 1], dim=-1)
-        return sums / counts.clamp(min=1)
+        return (sums / counts.clamp(min=1)).to(tokens.dtype)
 
 
 class MaxProjection(WindowProjection):
@@ -127,9 +128,8 @@ class ConvProjection(WindowProjection):
 
     @torch.no_grad()
     def carry(self, trained: "ConvProjection", old: TokenGrid, new: TokenGrid) -> None:
-        kernel = trained.convolution.weight
-        ratio = trained.window / self.window  # keeps the kernel's sum, as E keeps its row sums
-        self.convolution.weight.copy_(F.interpolate(kernel, self.window, mode="linear", antialias=False) * ratio)
+        lines = [TokenGrid((layer.window, 1)) for layer in (trained, self)]
+        self.convolution.weight.copy_(resample_columns(trained.convolution.weight, *lines))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from longseq.attention.shard import Shard, summed
 from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
 from longseq.compat.torch import at_least_float32, is_hooked
 from longseq.encoders.block import run_block
+from longseq.encoders.local import LocalBlock
 from longseq.encoders.patches import count_columns, count_rows, embed_patches
 from longseq.encoders.reversible import run_reversible
 
@@ -33,8 +34,14 @@ def encode(
         rows: How many rows of each picture come before its padding; None without padding.
     """
     if is_hooked(trunk) or is_hooked(trunk.blocks):  # the shorter path below would not call the hooks
-        if rows is not None or num_reversible(trunk):
-            what = "inputs of unlike lengths" if rows is not None else "reversible blocks"
+        is_wider = count_columns(trunk.patch_embed, picture.shape[3]) != trunk.patch_embed.grid_size[1]
+        is_local = any(isinstance(block, LocalBlock) for block in trunk.blocks)
+        reasons = {
+            "inputs of unlike lengths": rows is not None,
+            "reversible blocks": num_reversible(trunk) > 0,
+            "local mixing in images of another width": is_wider and is_local,
+        }
+        if what := next((what for what, is_so in reasons.items() if is_so), None):
             raise ArgumentError("trunk", f"must have no hooks for {what}; hook into the encoder or its blocks")
         return trunk(picture)
     last_queries = trunk.num_prefix_tokens if leaves_prefix_alone(trunk) else None

@@ -212,7 +212,8 @@ class Encoder(nn.Module, ABC):
 
     @torch.no_grad()
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Set mean and standard deviation to known values; 0 and 1 leave pictures as they are."""
+        """Set mean and standard deviation to known values; 0 and 1 leave pictures as they are. Weights that are loaded
+        later say whether they were measured; of 0 and 1 they cannot say it, so set these again."""
         self.mean.copy_(mean)
         self.std.copy_(std)
         self._is_measured = True

@@ -4,10 +4,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from timm.layers.attention import Attention
 from torch import nn
 
 from longseq.arguments import ArgumentError, arguments_of
 from longseq.attention import carry, plug
+from longseq.attention.others.sequence import SequenceLayer
 from longseq.compat.timm import Trunk
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.trunk import picture_shape
@@ -51,9 +53,13 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
         new.load_state_dict(own, strict=False)
         return new.train(model.training)
     new = _rebuilt(model, **changes).to(next(model.parameters()))
-    carry(model.trunk, new.trunk)
+    _carry_all(model.trunk, new.trunk, changes)
+    if new.mean.shape != model.mean.shape:  # of mels in patches
+        what = f"must keep mean and deviation of {tuple(model.mean.shape)}, got {tuple(new.mean.shape)}"
+        raise ArgumentError(" and ".join(changes), f"{what}; train anew")
     new.mean.copy_(model.mean)
     new.std.copy_(model.std)
+    new._is_measured = model._is_measured
     return new.train(model.training)
 
 
@@ -73,9 +79,27 @@ def _resized_vit(vit: Trunk, shape: Sequence[int] | None, changes: dict[str, Any
             "shape", f"must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give the same number"
         )
     new = copy.deepcopy(vit)
+    for block in new.blocks:
+        if isinstance(block.attn, SequenceLayer):  # it has no queries, keys and values from which to build a new one
+            was: Any = block.attn
+            plain: Any = Attention(was.dim, was.num_heads)
+            plain.attn_drop, plain.proj_drop = getattr(was, "attn_drop", plain.attn_drop), was.proj_drop
+            block.attn = plain
     new.set_input_size((height, width))
-    carry(vit, plug(new, mechanism).to(next(vit.parameters())))
+    _carry_all(vit, plug(new, mechanism).to(next(vit.parameters())), {})
     return new.train(vit.training)
+
+
+def _carry_all(trained: Trunk, new: Trunk, changes: dict[str, Any]) -> None:
+    """Carry all weights; none may start anew if the caller has not asked for other parts.
+
+    Raises:
+        ValueError: If one would.
+    """
+    fresh = carry(trained, new)
+    if fresh and changes.keys().isdisjoint({"attention", "local"}):
+        what = f"must have weights for {fresh[0]} at the new size, got none like them"
+        raise ArgumentError("model", f"{what}; merge wrapped layers, or give an attention whose Separable has its rows")
 
 
 def _rebuilt(model: Any, **changes: Any) -> Any:

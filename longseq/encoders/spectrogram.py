@@ -125,17 +125,16 @@ class SpectrogramEncoder(SoundEncoder):
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
-        hop = round(sample_rate_hz * hop_ms / 1000)
-        if hop < 1:
-            raise ArgumentError(
-                "hop_ms", f"must be a sample or more, got {hop_ms} ms at {sample_rate_hz} Hz; lengthen it"
-            )
+        hop, window = (round(sample_rate_hz * ms / 1000) for ms in (hop_ms, window_ms))
+        for name, ms, samples in (("hop_ms", hop_ms, hop), ("window_ms", window_ms, window)):
+            if samples < 1:
+                what = f"must be a sample or more, got {ms} ms at {sample_rate_hz} Hz"
+                raise ArgumentError(name, f"{what}; lengthen it")
         is_patch = not isinstance(tokens, str) and len(tokens) == 2
         mels, frames = (num_mels, 1) if tokens == "frames" else tokens if is_patch else (0, 0)
         if mels < 1 or frames < 1 or num_mels % mels:
-            raise ArgumentError(
-                "tokens", f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {list(tokens)}"
-            )
+            what = f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels"
+            raise ArgumentError("tokens", f"{what}, got {tokens}; [{num_mels}, 4] is one")
         num_samples = round(sample_rate_hz * seconds)
         picture = (1, patches_down(1 + num_samples // hop, frames), num_mels)
         width = dim, depth, heads, mlp_ratio, dropout, drop_path
@@ -148,7 +147,7 @@ class SpectrogramEncoder(SoundEncoder):
         self.positions = positions
         self.spec_augment = spec_augment
         self.hop = hop
-        self.log_mel = LogMel(sample_rate_hz, num_mels, hop, round(sample_rate_hz * window_ms / 1000))
+        self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from timm.layers.attention import Attention
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -64,3 +65,24 @@ def test_windows_and_summaries_cost_no_more_than_attention_to_all_tokens_and_sum
     n, mechanism = grid.num_tokens, TransformerLS(k, window, grid=True)
     of_summaries = 2 * n * k * H * D + 4 * n * k * D + 4 * n * k * D
     assert flops(mechanism, grid) <= flops(Softmax(), grid) + of_summaries
+
+
+class Float32Norm(nn.LayerNorm):
+    """What autocast makes of a norm on CUDA."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mechanism", [Longformer(4), SparseTransformer(stride=6), TransformerLS(7, 4)], ids=repr)
+def test_norms_of_queries_that_are_float32_under_autocast_do_no_harm(mechanism: Mechanism, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    trained = Attention(D, H, qkv_bias=True, qk_norm=True, norm_layer=Float32Norm)
+    layer = mechanism.layers([trained], TokenGrid((8, 8), 1))[0].eval()
+    x = torch.randn(2, 65, D)
+    with torch.no_grad():
+        expected = layer(x)
+        with torch.autocast("cpu", dtype=dtype):
+            found = layer(x)
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.02)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_vit import vit
 
-from longseq import SpectrogramEncoder
+from longseq import ImageEncoder, SpectrogramEncoder
 from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, TokenGrid, carry, plug, start_from_inputs
 from longseq.attention.projection import resample_columns
 
@@ -34,6 +34,12 @@ def test_mean_and_max_pool_over_windows_of_which_the_last_is_short():
     for projection, reduce in ((Mean(), np.mean), (Max(), np.max)):
         expected = [[reduce(window, axis=0) for window in windows(clip)] for clip in X.numpy()]
         torch.testing.assert_close(built(projection)(X), torch.from_numpy(np.array(expected)))
+
+
+@pytest.mark.parametrize(("n", "value"), [(8192, 20.0), (140_000, 0.1)])
+def test_a_mean_over_more_than_float16_can_hold_is_right(n, value):
+    mean = Mean().build(TokenGrid((1, n)), 2, 1)(torch.full((1, n, 1), value, dtype=torch.float16))
+    torch.testing.assert_close(mean, torch.full((1, 2, 1), value, dtype=torch.float16))
 
 
 @pytest.mark.parametrize(("full", "heads", "per_group"), [(False, None, 1), (True, None, D), (True, H, D // H)])
@@ -140,7 +146,20 @@ def test_the_singular_start_does_not_take_padding_for_tokens():
     torch.testing.assert_close((E @ U).abs(), torch.eye(4), atol=1e-3, rtol=0)
 
 
+def test_the_singular_start_has_orthonormal_rows_also_where_the_inputs_have_few_directions():
+    model = ImageEncoder(
+        (1, 32, 32), Linformer(16, projection=Linear("singular")), dim=16, depth=2, heads=2, positions="none"
+    )
+    images = torch.rand(2, 1, 32, 32) * 255
+    start_from_inputs(model, lambda: model(images))
+    for block in model.trunk.blocks:
+        E = block.attn.project_keys.weight.double()
+        torch.testing.assert_close(E @ E.mT, torch.eye(16).double(), rtol=0, atol=1e-5)
+
+
 def test_an_unknown_start_and_a_delta_of_zero_are_refused():
+    with pytest.raises(ValueError, match="^delta must be positive, got nan"):
+        Gaussian(float("nan"))
     with pytest.raises(Exception, match="'random', 'mean'.*'singular'|start must be random"):  # beartype checks first
         Linear("zeros")
     with pytest.raises(ValueError, match="delta must be positive, got 0"):
@@ -179,6 +198,18 @@ def test_interpolation_in_two_dimensions_gives_the_same_summary_of_the_same_pict
     assert not torch.allclose(
         E.repeat_interleave(4) / 4 @ large, (E @ small)[0], rtol=0.01
     )  # repeating the columns of E treats the grid as one dimension, which is wrong
+
+
+@pytest.mark.parametrize(("old", "new", "error"), [(4, 8, 0.06), (6, 4, 0.25), (8, 2, 0.5), (16, 4, 0.5)])
+def test_a_convolution_gives_about_the_same_summary_of_the_same_line_enlarged_or_shrunk(old, new, error):
+    torch.manual_seed(0)
+    line = torch.nn.functional.avg_pool1d(torch.randn(1, 64, old * 8 + 4, dtype=torch.float64), 5, 1)  # smooth
+    other = torch.nn.functional.interpolate(line[:, :, None], (1, new * 8), mode="bicubic", antialias=True)[:, :, 0]
+    grids = [TokenGrid((8 * window, 1)) for window in (old, new)]
+    trained, carried = (Conv().build(grid, 8, 64).double() for grid in grids)
+    carried.carry(trained, *grids)
+    expected = trained(line.mT)
+    assert (carried(other.mT) - expected).norm() < error * expected.norm()
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)

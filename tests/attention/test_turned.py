@@ -55,6 +55,12 @@ def test_rotary_positions_are_kept_exactly_by_windows_as_long_as_the_sequence(na
     torch.testing.assert_close(encode(model, images), model(images), rtol=1e-10, atol=1e-10)
 
 
+def test_a_frozen_model_stays_frozen() -> None:
+    model, _ = turned("eva02_tiny_patch14_224")
+    plug(model.requires_grad_(False), Verma())
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == []
+
+
 def test_places_are_not_turned_twice() -> None:
     model, images = turned("vit_small_patch16_dinov3")
     plug(model, Softmax(rotary=True)).double()

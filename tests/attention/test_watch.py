@@ -5,7 +5,7 @@ import torch
 from small_vit import ATTENTION
 from timm.layers.attention import Attention
 
-from longseq.attention import Linformer, Mechanism, Softmax, Verma
+from longseq.attention import Conv, Linear, Linformer, Max, Mean, Mechanism, Projection, Softmax, Verma
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.verma import VermaLayer
@@ -41,6 +41,23 @@ def test_the_sources_are_those_of_the_products_written_out(mechanism: Mechanism)
     else:
         P = (queries @ (E @ keys).mT * scale).softmax(-1)
     torch.testing.assert_close(sources(layer, x, None, weights), (weights @ (P @ F)).mean(0), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("projection", [Linear(), Mean(), Max(), Conv(), Conv(full=True)], ids=repr)
+def test_the_sources_and_rows_are_the_mean_over_the_channels_of_any_projection(projection: Projection) -> None:
+    layer = layers_of(Linformer(7, projection=projection))[0]
+    x, weights = torch.randn(1, 24, HEADS * CHANNELS).double(), torch.rand(24).double()
+    queries, keys, values = layer.qkv(x).detach().split(HEADS * CHANNELS, -1)
+    values.requires_grad_()
+    keys.requires_grad_()
+    short_keys, short_values = layer.project_keys(keys), layer.project_values(values)
+    by_head = (each[0].unflatten(-1, (HEADS, CHANNELS)).transpose(0, 1) for each in (queries, short_keys, short_values))
+    Q, K, V = by_head
+    result = ((Q @ K.mT.detach() * CHANNELS**-0.5).softmax(-1) @ V).mean((0, 2))
+    expected = torch.autograd.grad((result * weights).sum(), values, retain_graph=True)[0][0].sum(-1)
+    torch.testing.assert_close(sources(layer, x, None, weights), expected, atol=1e-10, rtol=1e-10)
+    row = torch.autograd.grad(K[0, 3].mean(), keys)[0][0].sum(-1)
+    torch.testing.assert_close(summary_rows(layer, x, None, most=7)[3], row, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("mechanism", ATTENTION, ids=repr)

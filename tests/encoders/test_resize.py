@@ -2,8 +2,25 @@
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
-from longseq import Conv, ImageEncoder, Linformer, LongConv, Mean, Separable, Softmax, SpectrogramEncoder, Verma, resize
+from longseq import (
+    LRU,
+    LSTM,
+    S4D,
+    Conv,
+    ImageEncoder,
+    Linformer,
+    LongConv,
+    Mamba2,
+    Mean,
+    Separable,
+    Softmax,
+    SpectrogramEncoder,
+    Verma,
+    plug,
+    resize,
+)
 from longseq.attention.examples import every_mechanism
 from longseq.training import Classifier
 
@@ -95,8 +112,51 @@ def test_a_classifier_keeps_its_head_and_its_description_follows():
     assert model.encoder.num_tokens == 64
 
 
+@pytest.mark.parametrize("mechanism", [S4D(state=8), LSTM(), LRU(state=8), LongConv(), Mamba2(state=8)], ids=repr)
+def test_a_plugged_vit_whose_layers_have_no_queries_is_carried_too(mechanism):
+    torch.manual_seed(0)
+    sizes = {"img_size": 8, "patch_size": 1, "in_chans": 1, "num_classes": 0, "embed_dim": 16, "depth": 2}
+    model = plug(VisionTransformer(**sizes, num_heads=4, attn_drop_rate=0.1, proj_drop_rate=0.2), mechanism).eval()
+    images = torch.randn(2, 1, 8, 8)
+    carried = resize(model, (1, 8, 8))
+    assert torch.equal(carried(images), model(images))
+    drops = [part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)]
+    assert [part.p for part in carried.modules() if isinstance(part, torch.nn.Dropout)] == drops
+    assert resize(model, (1, 16, 12))(torch.randn(2, 1, 16, 12)).shape == (2, 16)
+
+
+def test_no_trained_weight_is_replaced_by_a_random_one():
+    torch.manual_seed(0)
+    encoder = ImageEncoder((1, 8, 4), Linformer(32, projection=Separable()), **SMALL)  # 8 x 4 slots
+    with pytest.raises(ValueError, match=r"model must have weights for blocks\.0\.attn\.project_keys at the new size"):
+        resize(encoder, (1, 4, 8))
+    wide = resize(encoder, (1, 16, 8), attention=Linformer(32, projection=Separable(rows=8)))
+    kept = (each.trunk.blocks[0].attn.project_keys.along_rows.sum(-1) for each in (encoder, wide))
+    torch.testing.assert_close(*kept)  # row sums
+    encoder = image_encoder(Verma())
+    for block in encoder.trunk.blocks:
+        torch.nn.utils.parametrizations.weight_norm(block.attn.qkv)
+    with pytest.raises(
+        ValueError, match=r"weights for blocks\.0\.attn\.qkv.* got none like them; merge wrapped layers"
+    ):
+        resize(encoder, (1, 8, 8))
+
+
+def test_an_encoder_that_leaves_inputs_as_they_are_goes_on_so():
+    encoder = ImageEncoder((1, 8, 8), Verma(), **SMALL)
+    encoder.set_statistics(torch.tensor(0.0), torch.tensor(1.0))
+    carried = resize(encoder, (1, 16, 16)).train()
+    carried(torch.full((2, 1, 16, 16), 100.0))
+    assert float(carried.mean) == 0
+
+
 def test_what_cannot_be_is_refused():
     encoder = image_encoder(Linformer(5))
+    with pytest.raises(ValueError, match="depth must be 2, as in the trained model, got 1"):
+        resize(encoder, depth=1)
+    patches = SpectrogramEncoder(8000, 0.4, Verma(), num_mels=16, tokens=[8, 4], **SMALL)
+    with pytest.raises(ValueError, match=r"num_mels must keep mean and deviation of \(1, 1, 16\), got \(1, 1, 32\)"):
+        resize(patches, num_mels=32)
     with pytest.raises(ValueError, match="seconds must be an argument of ImageEncoder"):
         resize(encoder, seconds=2.0)
     with pytest.raises(ValueError, match="pos_embed must have one shape"):

@@ -94,6 +94,7 @@ def test_no_mel_filter_is_empty(rate: int, mels: int, window: int) -> None:
     [
         ({"seconds": -1.0}, "seconds must be positive, got -1"),
         ({"hop_ms": 0.01}, "hop_ms must be a sample or more"),
+        ({"window_ms": 0.01}, "window_ms must be a sample or more"),
         ({"tokens": [10, 4]}, "tokens must be 'frames' or a patch .* divides 64 mels"),
         ({"num_mels": 4000}, "num_mels must be lower"),
         ({"attention": Linformer(k=102)}, r"k must be in 1\.\.101"),

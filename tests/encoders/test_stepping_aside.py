@@ -8,7 +8,7 @@ from torch import nn
 
 from longseq import resize
 from longseq.attention import Linformer, Softmax, Verma, plug
-from longseq.encoders import ImageEncoder
+from longseq.encoders import Conv2d, ImageEncoder
 from longseq.encoders.encode import encode
 
 MECHANISMS = pytest.mark.parametrize("mechanism", [Softmax(), Linformer(5), Verma(), Verma(5)], ids=repr)
@@ -84,6 +84,20 @@ def test_a_hook_on_the_trunk_is_called(part):
     assert called == [part]
     with pytest.raises(ValueError, match="trunk must have no hooks for inputs of unlike lengths"):
         encode(model, pictures(), torch.tensor([4, 3, 2]))
+
+
+@pytest.mark.parametrize("part", ["", "blocks"])
+def test_a_hook_on_the_trunk_that_would_mix_over_wrong_rows_is_refused(part):
+    free = {"any_length": True, "positions": "none", "local": Conv2d()}
+    encoder = ImageEncoder((1, 8, 8), Verma(), dim=16, depth=2, heads=2, **free).double().eval()
+    for weight in encoder.parameters():
+        nn.init.normal_(weight, std=0.3)
+    same, narrow = 255 * torch.rand(2, 1, 12, 8).double(), 255 * torch.rand(2, 1, 8, 6).double()
+    expected = encoder(same)
+    encoder.trunk.get_submodule(part).register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(encoder(same), expected, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="^trunk must have no hooks for local mixing in images of another width; "):
+        encoder(narrow)
 
 
 @MECHANISMS

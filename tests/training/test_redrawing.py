@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from datamodules import Digits
 from longseq.attention import Mechanism, Performer, Reformer
 from longseq.attention.others.performer import orthogonal_directions
+from longseq.attention.others.reformer import HashedAttention
 from longseq.encoders import ImageEncoder
 from longseq.training import Classifier
 from longseq.training.generators import GeneratorStates
@@ -87,3 +88,17 @@ def test_only_an_encoder_that_is_frozen_keeps_its_features(freeze: str | None) -
 def test_what_a_performer_cannot_be_is_named(argument: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(argument))):
         ImageEncoder((1, 8, 8), Performer(**argument), dim=8, depth=1, heads=2)
+
+
+def test_what_is_drawn_does_not_depend_on_torchs_default_type() -> None:
+    drawn = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        features = HashedAttention(4, 4, 64, Reformer(chunk=8))
+        torch.set_default_dtype(dtype)
+        try:
+            features.draw(3)
+            drawn.append((orthogonal_directions(5, 4, 3), features.rotations.clone()))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for others in drawn[1:]:
+        assert all(torch.equal(*pair) for pair in zip(drawn[0], others, strict=True))

@@ -101,11 +101,13 @@ class PatternFormula:
         dropout: float,
     ) -> Float[Tensor, "b h q c"]:
         prefix = self.num_prefix_tokens
+        if not prefix:
+            return self.of_rest(queries, keys, values, key_mask, dropout)
         of_prefix = softmax_formula(queries[:, :, :prefix], keys, values, None, key_mask, dropout)
         if queries.shape[2] <= prefix:
             return of_prefix
         rest = self.of_rest(queries[:, :, prefix:], keys, values, key_mask, dropout)
-        return torch.cat([of_prefix, rest], dim=2) if prefix else rest
+        return torch.cat([of_prefix, rest], dim=2)
 
     def of_rest(
         self,
@@ -143,11 +145,7 @@ class PatternFormula:
         here = blocks.split(F.pad(queries, (0, 0, 0, num_tokens - num_queries)), beside=False)
         here = here * here.shape[-1] ** -0.5
         sets = list(self.key_sets(blocks, keys, values, there))
-        scores = [
-            # finite, because a query among padding may have no key at all
-            torch.einsum(f"bhyxtc,{dims}->bhyxtu", here, K).masked_fill(~mask, torch.finfo(here.dtype).min)
-            for K, _, dims, mask in sets
-        ]
+        scores = [_scores(here, K, dims, mask) for K, _, dims, mask in sets]
         scores = torch.cat(scores, dim=-1)
         weights = F.dropout(scores.softmax(-1, dtype=scores.dtype), dropout)
         sizes = [K.shape[dims.index("u")] for K, _, dims, _ in sets]
@@ -184,6 +182,12 @@ class PatternFormula:
     def of_grid(self, x: Tensor) -> Tensor:
         """The tokens between."""
         return x[:, :, self.num_prefix_tokens : x.shape[2] - self.num_summaries]
+
+
+def _scores(queries: Tensor, keys: Tensor, dims: str, mask: Tensor) -> Tensor:
+    """The scores of a set of keys, finite where they are masked: a query among padding may have no key at all."""
+    scores = torch.einsum(f"bhyxtc,{dims}->bhyxtu", queries, keys)
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # under autocast not the precision of the queries
 
 
 def _in_blocks(x: Tensor, dim: int, block: int, beside: int) -> Tensor:

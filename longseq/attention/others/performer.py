@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -115,9 +115,10 @@ class RandomFeatures(Redrawn):
 def orthogonal_directions(num_features: int, channels: int, seed: int) -> Float[Tensor, "m c"]:
     """Rows that are each a Gaussian vector, N(0, 1) in every channel, and orthogonal to the others of a block of c."""
     generator = torch.Generator().manual_seed(seed)
+    exact: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
     blocks = [
-        nn.init.orthogonal_(torch.empty(channels, channels, device="cpu"), generator=generator)
+        nn.init.orthogonal_(torch.empty(channels, channels, **exact), generator=generator)
         for _ in range(math.ceil(num_features / channels))
     ]
-    lengths = torch.randn(num_features, channels, device="cpu", generator=generator).norm(dim=1, keepdim=True)
+    lengths = torch.randn(num_features, channels, **exact, generator=generator).norm(dim=1, keepdim=True)
     return lengths * torch.cat(blocks)[:num_features]

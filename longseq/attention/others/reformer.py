@@ -151,7 +151,7 @@ class HashedAttention(Redrawn):
 
     def draw(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(self.rotations.shape, device="cpu", generator=generator)
+        drawn = torch.randn(self.rotations.shape, dtype=torch.float32, device="cpu", generator=generator)
         self.rotations.copy_(drawn, non_blocking=True)
 
     def forward(

@@ -85,10 +85,6 @@ class LongShortProjection(DynamicProjection):
         assert isinstance(summaries, GivenMatrix)
         return WithSummaries(summaries, self.norm_of_window, self.norm_of_summaries)
 
-    @torch.no_grad()
-    def carry(self, trained: "LongShortProjection", old: TokenGrid, new: TokenGrid) -> None:
-        self.load_state_dict(trained.state_dict())
-
 
 class WithSummaries:
     """Tokens and their summaries, once E is known.
