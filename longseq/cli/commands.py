@@ -411,7 +411,8 @@ class Commands(CommandLine):
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
         (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
-        write_card(self.record.run, model, datamodule, figures, by_class.figures, confusions.of_test, self.command_line)
+        found = figures, by_class.figures, confusions.of_test
+        write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line)
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")

@@ -1,5 +1,6 @@
 """Faults of the machine (memory, loader workers, other processes), each told in one line."""
 
+import errno
 import os
 import signal
 import socket
@@ -39,6 +40,8 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
         if rank_zero_only.rank == 0 and not _is_started_by_others():
             time.sleep(8)  # meanwhile Lightning's observer prints which rank it is, and ends this process
         return LOST_RANK, WORKER_OR_RANK
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk: no room for what is written; make room, or write to another place", MEMORY
     return None
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import (
     MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
     MultilabelAUROC,
     MultilabelAveragePrecision,
     MultilabelF1Score,
@@ -86,11 +88,25 @@ class AveragePrecision(_OfClasses, MultilabelAveragePrecision):
         return (dim_zero_cat(self.target) == 1).any(0)
 
 
-class F1(_OfClasses, MultilabelF1Score):
+class _OfCounts(_OfClasses):
+    def has_figure(self) -> Tensor:
+        return torch.as_tensor(self.tp + self.fn) > 0  # type: ignore[attr-defined]
+
+
+class F1(_OfCounts, MultilabelF1Score):
     """The F1."""
 
-    def has_figure(self) -> Tensor:
-        return torch.as_tensor(self.tp + self.fn) > 0  # type: ignore[operator]
+
+class PrecisionOfOne(_OfCounts, MulticlassPrecision):
+    """The precision where each sample has one class."""
+
+
+class RecallOfOne(_OfCounts, MulticlassRecall):
+    """The recall where each sample has one class."""
+
+
+class F1OfOne(_OfCounts, MulticlassF1Score):
+    """The F1 where each sample has one class."""
 
 
 def _copied(value: Any, device: torch.device | str = "cpu") -> Any:

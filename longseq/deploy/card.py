@@ -31,6 +31,7 @@ def write_card(
     figures: Mapping[str, float],
     by_class: Mapping[str, Sequence[float]],
     confusions: Tensor | None,
+    tested: str,
     command: str,
 ) -> None:
     """Write what a trained model is, how good it is, and how it came about.
@@ -42,6 +43,7 @@ def write_card(
         figures: Those of the best validation and of the test.
         by_class: Figures of each class in the test, by their names.
         confusions: How often each class (row) was taken for each (column) in the test; None if that is not counted.
+        tested: The checkpoint that was tested.
         command: The command that trained it.
     """
     curves = read_curves(run)
@@ -54,7 +56,7 @@ def write_card(
         _front_matter(model),
         f"# {run.parent.name}",
         _first_sentence(model, data),
-        _result(model, figures, len(splits["test"]) if confusions is None else int(confusions.sum())),
+        _result(model, figures, _num_tested(model.trainer, len(splits["test"]), confusions), tested),
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
         "## Classes\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class),
@@ -89,22 +91,32 @@ def _first_sentence(model: Classifier, data: Any) -> str:
     )
 
 
-def _result(model: Classifier, figures: Mapping[str, float], num_tested: int) -> str:
+def _num_tested(trainer: Any, num_samples: int, confusions: Tensor | None) -> int | None:
+    """How many samples were tested; None if only a part was, of a task that counts none."""
+    if confusions is not None:
+        return int(confusions.sum())
+    limit = trainer.limit_test_batches  # 1.0 are all, and 1 is a batch
+    return num_samples if isinstance(limit, float) and limit == 1 else None
+
+
+def _result(model: Classifier, figures: Mapping[str, float], num_tested: int | None, tested: str) -> str:
     best = model.task.best
     figure = figures.get(f"test/{best}")
     if figure is None:
         return "It was not tested."
-    text = f"**Test {_words(best)}: {figure:.4f}** on {num_tested} samples"
-    if best == "accuracy":
+    of = "a part of the test split" if num_tested is None else f"{num_tested} samples"
+    text = f"**Test {_words(best)}: {figure:.4f}** on {of}"
+    if best == "accuracy" and num_tested is not None:
         low, high = wilson(round(figure * num_tested), num_tested)
         text += f" (95 % interval {low:.3f} to {high:.3f})"
-    return f"{text}, with the checkpoint of the best validation."
+    weights = {"averaged.ckpt": "the averaged weights", "last.ckpt": "the last weights"}
+    return f"{text}, with {weights.get(Path(tested).name, 'the checkpoint of the best validation')}."
 
 
 def _classes(names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class: Mapping[str, Sequence[float]]) -> str:
     rows = [
         [
-            name.replace("|", "\\|"),
+            " ".join(name.split()).replace("|", "\\|"),
             *(of_split[label] for of_split in counts.values()),
             *("" if math.isnan(values[label]) else f"{values[label]:.3f}" for values in by_class.values()),
         ]
@@ -168,7 +180,8 @@ def _draw(curves: Curves, model: Classifier, confusions: Tensor | None) -> Any:
         for number, split in enumerate(("train", "val")):
             points = curves.get(f"{split}/{what}", ())
             if points:
-                axes.plot(*zip(*points, strict=True), color=COLOURS[2 + number], label=split)
+                marker = "." if len(points) == 1 else None  # a line of one point is none
+                axes.plot(*zip(*points, strict=True), color=COLOURS[2 + number], label=split, marker=marker)
         axes.set(xlabel="step", title=_words(what).capitalize())
         if axes.lines:
             axes.legend()

@@ -16,6 +16,7 @@ from longseq.reports.plots import COLOURS, can_be_drawn, styled
 from longseq.tasks import MultiLabel
 from longseq.training.attribution import Attribution, attribute
 from longseq.training.events import Event
+from longseq.training.storage import replacing
 
 
 def explain(
@@ -61,7 +62,6 @@ def explain(
     row_seconds = model.encoder.row_seconds
     for name, attribution in zip(names, found, strict=True):
         print(f"{name}: {_where(model.encoder, attribution, start)}")
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         picture, rows = model.encoder.front_end(batch), model.encoder.rows(batch)
     picture = picture[0] if rows is None else picture[0, :, : int(rows)]
@@ -71,7 +71,8 @@ def explain(
         names_silence = isinstance(model.task, MultiLabel)  # a model of one class a sample names one in every frame
         events = predictor.events(input) if names_silence and model.encoder.any_length else []
         figure = _draw_sound(model.encoder, picture, names, found, start, events)
-    figure.savefig(out)
+    with replacing(Path(out)) as part:
+        figure.savefig(part)
     print(out)
 
 

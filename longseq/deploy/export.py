@@ -12,9 +12,10 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.deploy.formats import FEWEST_ROWS, Run, quantise, write_onnx, write_torch
-from longseq.deploy.predictor import Predictor, load, refuse_no_file
+from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
+from longseq.training.storage import replacing
 
 _ROUNDS = 20  # of a latency
 
@@ -58,29 +59,37 @@ def export(
         predictor.save_pretrained(path)
         print(f"{path}: longseq.load({str(path)!r}) reads it")
         return
+    if path.is_dir():
+        raise ArgumentError("out", f"must be a file, got {path}, a folder; give another")
+    if permutes_pixels(predictor.data):
+        what = "must be of a model that takes pixels in their order, and the data of this one permutes them"
+        raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
     model = predictor.model
     batch, what = _real_inputs(predictor, input)
     program = Program(model)
     write = write_onnx if format == "onnx" else write_torch
-    run = write(program, path, facts_of(predictor))
-    if predictor.model.encoder.any_length:
-        refuse_bound(program, run, path, format, tolerance)
-    print(f"{path}: {_size(path)}")
-    print(_what_it_takes(program, format))
-    difference = largest_difference(model, program, run, batch)
-    print(f"largest difference of a probability: {difference:.1e}, on {what}")
-    if not difference <= tolerance:  # NaN is refused too
-        raise ArgumentError(
-            "tolerance", f"must be {difference:.1e} or more for this model, got {tolerance:g}; raise it"
+    with replacing(path) as part:  # an older file stays until this one is checked
+        run = write(program, part, facts_of(predictor))
+        if predictor.model.encoder.any_length:
+            refuse_bound(program, run, format, tolerance)
+        print(f"{path}: {_size(part)}")
+        print(_what_it_takes(program, format))
+        difference = largest_difference(model, program, run, batch)
+        print(f"largest difference of a probability: {difference:.1e}, on {what}")
+        if not difference <= tolerance:  # NaN is refused too
+            raise ArgumentError(
+                "tolerance", f"must be {difference:.1e} or more for this model, got {tolerance:g}; raise it"
+            )
+        one = _first(batch)
+        print(
+            f"latency of one: {_latency(run, program.of_batch(one))}, longseq {_latency(model, (one,))} ({machine()})"
         )
-    one = _first(batch)
-    print(f"latency of one: {_latency(run, program.of_batch(one))}, longseq {_latency(model, (one,))} ({machine()})")
-    if int8:
-        before = test_figure(predictor, program, run)
-        run = quantise(path)
-        after = test_figure(predictor, program, run)
-        print(f"int8: {_size(path)}, latency of one {_latency(run, program.of_batch(one))}")
-        print(f"test {model.task.best}: {before:.4f}, with int8 {after:.4f}")
+        if int8:
+            before = test_figure(predictor, program, run)
+            run = quantise(part)
+            after = test_figure(predictor, program, run)
+            print(f"int8: {_size(part)}, latency of one {_latency(run, program.of_batch(one))}")
+            print(f"test {model.task.best}: {before:.4f}, with int8 {after:.4f}")
 
 
 def facts_of(predictor: Predictor) -> dict[str, Any]:
@@ -106,9 +115,9 @@ def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> fl
 
 
 @torch.inference_mode()
-def refuse_bound(program: Program, run: Run, path: Path, format: str, tolerance: float) -> None:
+def refuse_bound(program: Program, run: Run, format: str, tolerance: float) -> None:
     """Check that a file of a model for inputs of any length takes others than those that it was traced with, and
-    answers as the model does; otherwise remove it.
+    answers as the model does.
 
     Raises:
         ValueError: If it does not.
@@ -120,7 +129,6 @@ def refuse_bound(program: Program, run: Run, path: Path, format: str, tolerance:
         except Exception as error:  # any operator may refuse a size, with an error of its own
             difference, reason = math.inf, str(error).strip().split("\n")[0]
         if not difference <= tolerance:
-            path.unlink()
             size = " x ".join(map(str, arguments[0].shape[1:]))
             what = f"must be of a model whose {format} file takes inputs of any length, and with {size} {reason}"
             raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
@@ -133,7 +141,7 @@ def test_figure(predictor: Predictor, program: Program, run: Run) -> float:
     data.setup("test")
     metric = model.task.own_metrics(model.num_classes)[model.task.best]
     for inputs, labels in data.test_dataloader():
-        outputs = run(*program.of_batch(inputs)).logit()  # the task takes logits, and finds these probabilities again
+        outputs = run(*program.of_batch(inputs)).logit()  # the task takes logits
         metric.update(*model.task.measured(model.head, outputs, labels))
     return float(metric.compute())
 

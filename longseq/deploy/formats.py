@@ -4,7 +4,6 @@ import gc
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.deploy.program import Program
+from longseq.training.storage import replacing
 
 Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
 
@@ -46,7 +46,6 @@ def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
             verbose=False,
         )
     written.model.metadata_props.update({name: json.dumps(value) for name, value in facts.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
     written.save(path)
     return run_onnx(path)
 
@@ -72,10 +71,8 @@ def quantise(path: Path) -> Run:
     them the spectrogram, stay as they are."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    part = path.with_name(f".{path.name}.part")
-    with _quiet():
+    with replacing(path) as part, _quiet():
         quantize_dynamic(path, part, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
-    os.replace(part, path)
     return run_onnx(path)
 
 
@@ -84,8 +81,9 @@ def write_torch(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     with _quiet(), _tracing():
         free = program.free_dimensions(lambda name: torch.export.Dim.DYNAMIC)  # it finds the limits itself
         exported = torch.export.export(program, program.examples(), dynamic_shapes=free)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.export.save(exported, path, extra_files={FACTS: json.dumps(facts)})
+        content = io.BytesIO()  # a full disk would abort torch's own writer
+        torch.export.save(exported, content, extra_files={FACTS: json.dumps(facts)})
+    path.write_bytes(content.getbuffer())
     return run_torch(path)
 
 

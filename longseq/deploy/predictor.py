@@ -150,6 +150,8 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
                 yield compute(move_data_to_device(batch, self.model.device), number).cpu()
 
     def _of_array(self, compute: Any, array: Any) -> Tensor:
+        if permutes_pixels(self.data):
+            raise ArgumentError("inputs", "must be paths, because the pixels of files are permuted; give paths")
         values = _tensor_of(array)
         batch: Any = values[None]
         if self.model.encoder.takes_sounds:
@@ -215,6 +217,11 @@ def load(
         raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
     data.num_workers = 0  # to start processes for each file takes longer than to read it
     return Predictor(model.to(device), data, source)
+
+
+def permutes_pixels(data: Any) -> bool:
+    """Whether a data module puts the pixels of the files that it reads into another order, as MNIST may."""
+    return getattr(data, "permutation", None) is not None
 
 
 def refuse_no_file(path: str) -> None:

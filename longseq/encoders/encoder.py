@@ -158,15 +158,17 @@ class Encoder(nn.Module, ABC):
         tokens, present = encode_tokens(self.trunk, *self.prepared(inputs))
         return pooled(self.trunk, tokens, present), *of_grid(self.trunk, tokens, present)
 
-    def prepared(self, inputs: Any) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
-        """The pictures that the trunk sees, normalised and in training changed at random, and how many rows of each
-        come before its padding."""
+    def prepared(
+        self, inputs: Any, is_augmented: bool = True
+    ) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
+        """The pictures that the trunk sees, normalised and in training changed at random unless ``is_augmented`` is
+        False, and how many rows of each come before its padding."""
         picture, rows = self.front_end(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         if self.training and not self._is_measured:
             self._measure_first_batch(inputs)
         picture = (picture - self.mean) / self.std
-        if self.training:
+        if self.training and is_augmented:
             picture = self.augment(picture)
         return picture.to(self.mean.dtype), rows
 

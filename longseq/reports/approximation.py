@@ -42,9 +42,11 @@ def approximation(
         out: Folder for table.md, table.csv and approximation.png.
 
     Raises:
-        ValueError: If a number is not positive, a list is empty or holds a number twice, or an n has no k.
+        ValueError: If a number is out of its range, a list is empty or holds a number twice, or an n has no k.
     """
     refuse_wrong_lists(n=n, k=k)
+    if not 0 <= smoothness < math.inf:
+        raise ArgumentError("smoothness", f"must be 0 or more, got {smoothness}; 0 makes tokens independent")
     for name, size in {"channels": channels, "draws": draws, "steps": steps}.items():
         if size < 1:
             raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")

@@ -172,9 +172,9 @@ def largest(fits: Callable[[int], bool], known: int) -> int:
     return known
 
 
-def benchmark_cell_apart(cell: Cell, threads: int | None = None) -> Result | None:
+def benchmark_cell_apart(cell: Cell) -> Result | None:
     """Measure a cell in a process of its own; None if the process died, in most cases for lack of memory."""
-    figures = run_apart("-m", "longseq.reports.cell", json.dumps({**asdict(cell), "threads": threads}))
+    figures = run_apart("-m", "longseq.reports.cell", json.dumps(asdict(cell)))
     return None if figures is None else Result(**figures)
 
 
@@ -200,8 +200,6 @@ def _status(name: str) -> int:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     keep_freed_memory()
-    if threads := settings.pop("threads"):
-        torch.set_num_threads(threads)
     print_apart(lambda: asdict(benchmark_cell(Cell(**settings))))
 
 

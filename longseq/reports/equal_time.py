@@ -10,7 +10,8 @@ from longseq.training.curves import read_curves
 TRIAL = [
     "--trainer.max_epochs", "-1", "--trainer.max_steps", "1000000", "--trainer.max_time", "00:00:00:20",
     "--trainer.log_every_n_steps", "4", "--trainer.num_sanity_val_steps", "0",
-    "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0",
+    "--trainer.limit_val_batches", "1",  # schedulers and callbacks may watch a figure of it
+    "--trainer.limit_test_batches", "0",
 ]  # fmt: skip
 
 

@@ -34,8 +34,8 @@ styled = rc_context(_STYLE)  # a decorator for the functions that draw
 
 
 def can_be_drawn(path: str) -> bool:
-    """Whether the suffix of a file is that of a picture that matplotlib writes."""
-    return Path(path).suffix[1:].lower() in Figure().canvas.get_supported_filetypes()
+    """Whether the suffix of a file is .png, .pdf or .svg, which matplotlib writes without other programs."""
+    return Path(path).suffix.lower() in (".png", ".pdf", ".svg")
 
 
 def panels(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, list[Axes]]:

@@ -96,9 +96,10 @@ def sweep(
     write_csv(folder / "table.csv", header, rows)
     options = {"baseline": baseline, "mean_over": mean_over, "metric": None if metric == "test/accuracy" else metric}
     options |= {"seconds": None if seconds is None else f"{seconds:g}", "init_from": init_from}
-    options["flags"] = shlex.quote(json.dumps(flags)) if flags else None
-    command = f"python train.py sweep --config {' '.join(config)} --grid {' '.join(grid)} --seeds {seeds}"
-    command += "".join(f" --{name} {value}" for name, value in options.items() if value)
+    options["flags"] = json.dumps(flags) if flags else None
+    words = ["--config", *config, "--grid", *grid, "--seeds", str(seeds)]
+    words += [word for name, value in options.items() if value for word in (f"--{name}", value)]
+    command = f"python train.py sweep {shlex.join(words)}"
     text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)
@@ -158,7 +159,8 @@ def _table(
     for setting, results in means.items():
         row = [dict(setting).get(key, "") for key in keys]
         row += [] if steps is None else [str(steps[_experiment(setting)])]
-        row += [f"{statistics.mean(results):.4f}", f"{max(results) - min(results):.4f}"]
+        spread = math.nan if any(map(math.isnan, results)) else max(results) - min(results)
+        row += [f"{statistics.mean(results):.4f}", f"{spread:.4f}"]
         rows.append([*row, " ".join(f"{result:.4f}" for result in results)])
     return [*header, each], rows
 

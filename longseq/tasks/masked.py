@@ -20,7 +20,8 @@ from longseq.tasks.task import Answer, Task
 
 class Masked(Task):
     """Hide a share of each sample's tokens, and rebuild their pixels or frames; labels are not looked at, so that
-    samples are not mixed, and class weights and label smoothing play no part.
+    samples are not mixed, and class weights and label smoothing play no part. Nor does SpecAugment: it hides frames
+    too, and nobody would know what was there.
 
     A hidden token is replaced by one learned vector, which keeps its place. The loss is the mean absolute error of the
     hidden numbers, normalised as the encoder normalises its inputs. A model that is trained so on the training set's
@@ -72,7 +73,7 @@ class Masked(Task):
     def outputs(
         self, encoder: Any, head: Any, inputs: Any, pooling: Pooling | None = None
     ) -> Float[Tensor, "b n numbers"]:
-        picture, rows = encoder.prepared(inputs)
+        picture, rows = encoder.prepared(inputs, is_augmented=False)  # what SpecAugment hides would be a target
         trunk = encoder.trunk
         embed: Any = trunk.patch_embed
         num_tokens = embed.num_patches

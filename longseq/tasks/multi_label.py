@@ -96,7 +96,8 @@ class MultiLabel(Task):
         from longseq.encoders.drawing import draw_curves  # matplotlib takes half a second to import
 
         precision, recall = (torch.stack(list(each)).cpu() for each in result[:2])
-        areas = -torch.trapezoid(precision, recall, dim=1)  # recall falls along a curve
+        # recall falls along a curve; no sample may reach the highest thresholds
+        areas = -torch.trapezoid(precision.nan_to_num(1), recall, dim=1)
         lowest = areas.argsort()[:8].tolist()
         dots = [round(float(head.thresholds[label]) * _STEPS) - 1 for label in lowest]
         return draw_curves(

@@ -4,16 +4,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-)
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 from longseq.arguments import SettingError
-from longseq.compat.torchmetrics import UnwaitedF1
+from longseq.compat.torchmetrics import F1OfOne, PrecisionOfOne, RecallOfOne, UnwaitedF1
 from longseq.tasks.task import Answer, Task, shares_of
 
 
@@ -62,8 +56,8 @@ class SingleLabel(Task):
         return {**self.own_metrics(num_classes), "f1": UnwaitedF1(num_classes)}
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
-        kinds = {"precision": MulticlassPrecision, "recall": MulticlassRecall, "f1": MulticlassF1Score}
-        return {name: kind(num_classes, average="none", validate_args=False) for name, kind in kinds.items()}
+        kinds = {"precision": PrecisionOfOne, "recall": RecallOfOne, "f1": F1OfOne}
+        return {name: kind(num_classes, by_class=True, validate_args=False) for name, kind in kinds.items()}
 
     def confusion(self, num_classes: int) -> Metric:
         return MulticlassConfusionMatrix(num_classes, validate_args=False)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import torchmetrics.classification
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention.shard import Shard
@@ -59,6 +59,10 @@ class Task(ABC):
     def __init__(self, metrics: dict[str, Any] | None = None) -> None:
         self.metrics = metrics
         for name, described in (metrics or {}).items():
+            if not isinstance(name, str) or not name or "." in name or hasattr(MetricCollection({}), name):
+                raise ArgumentError(
+                    "metrics", f"must have names without a dot such as top5, got {name!r}; choose another"
+                )
             _metric_class(name, described)
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
@@ -146,7 +150,11 @@ class Task(ABC):
         """
         named = {name: _make_metric(name, described, num_classes) for name, described in (self.metrics or {}).items()}
         if named:
-            _refuse_other_kinds(named, self.own_metrics(num_classes)[self.best], num_classes)
+            own = self.own_metrics(num_classes)
+            if taken := sorted(named.keys() & {*own, "loss"}):
+                what = f"must have names of their own, got {taken[0]}, which is logged already"
+                raise ArgumentError("metrics", f"{what}; choose another")
+            _refuse_other_kinds(named, own[self.best], num_classes)
         return named
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:

@@ -39,7 +39,7 @@ from longseq.training.optimizer import (
     torch_scheduler,
     warmup_course,
 )
-from longseq.training.processes import is_spare_batch, shared_loss
+from longseq.training.processes import is_spare_batch, last_step_factor, shared_loss
 from longseq.training.starting import start_from_checkpoint, start_from_data
 
 
@@ -296,7 +296,7 @@ class Classifier(pl.LightningModule):
         if not is_spare:
             self.train_metrics.update(*self.task.measured(self.head, outputs.detach(), labels))
         self.log("train/loss", of_all)
-        return share
+        return share * last_step_factor(self.trainer, batch_idx)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a bad step remove the gradients, so that the optimizer changes nothing."""
@@ -411,15 +411,16 @@ class Classifier(pl.LightningModule):
         self._kind_of_schedule, self._planned_for = type(made["scheduler"]), (self.learning_rate, *lengths)
         return made
 
-    def _lengths(self) -> tuple[int, int | float, int | float]:
-        """The batches of an epoch, and the optimizer steps and the whole epochs of the training, as they are now."""
+    def _lengths(self) -> tuple[int | float, int | float, int | float]:
+        """The batches of an epoch, infinite of a loader without a length, and the optimizer steps and the whole epochs
+        of the training, as they are now."""
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):  # Lightning counts wrong
             what = "GradientAccumulationScheduler changes the number of steps, on which the learning rate depends"
             raise SettingError(f"trainer.callbacks: {what}; give --trainer.accumulate_grad_batches instead")
-        num_steps = self.trainer.estimated_stepping_batches  # it also counts the batches of an epoch
-        batches: Any = self.trainer.num_training_batches
-        batches = 1 if math.isinf(batches) else int(batches)  # of a loader without a length
+        num_steps = self.trainer.estimated_stepping_batches
+        self.trainer.fit_loop.setup_data()  # counts the batches of an epoch, also where the epochs have no end
+        batches = self.trainer.num_training_batches
         return batches, num_steps, num_steps // max(-(-batches // self.trainer.accumulate_grad_batches), 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

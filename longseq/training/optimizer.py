@@ -169,7 +169,7 @@ def _refusing(described: Mapping[str, Any]) -> Iterator[None]:
 def torch_scheduler(
     optimizer: Optimizer,
     described: Mapping[str, Any],
-    steps_of_epoch: int = 1,
+    steps_of_epoch: int | float = 1,
     num_steps: int | float = 0,
     num_epochs: int | float = 0,
 ) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def torch_scheduler(
 
     Args:
         optimizer: What it schedules.
-        steps_of_epoch: Batches of an epoch.
+        steps_of_epoch: Batches of an epoch; infinite if they are not known.
         num_steps: Optimizer steps of the training.
         num_epochs: Whole epochs of the training.
         described: Its name as ``scheduler``, its arguments, ``interval`` (epoch or step; epoch if absent), and the
@@ -203,6 +203,7 @@ def torch_scheduler(
     if moves > most:  # OneCycleLR would raise an error there
         what = f"{name} ends after {most} {interval}s, and the training has {moves}"
         raise SettingError(f"model.schedule: {what}; give total_steps: {moves}")
-    frequency = steps_of_epoch if interval == "epoch" else 1
-    config = {"scheduler": scheduler, "interval": "step", "frequency": frequency}
+    config = {"scheduler": scheduler, "interval": "step", "frequency": steps_of_epoch if interval == "epoch" else 1}
+    if config["frequency"] == math.inf:
+        config |= {"interval": "epoch", "frequency": 1}
     return config if monitor is None else {**config, "monitor": monitor}

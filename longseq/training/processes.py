@@ -48,6 +48,14 @@ def shared_loss(
     return loss * (own * dist.get_world_size(data_group(trainer)) / weights).to(loss), (total / weights).to(loss)
 
 
+def last_step_factor(trainer: pl.Trainer, batch_idx: int) -> float:
+    """By what to multiply the loss of a batch whose gradients are accumulated. Lightning divides it by the batches of a
+    step; but the last step of an epoch may have fewer."""
+    batches = trainer.accumulate_grad_batches
+    first = batch_idx - batch_idx % batches  # of this step
+    return batches / min(batches, trainer.num_training_batches - first)
+
+
 def is_spare_batch(trainer: pl.Trainer, batch_idx: int) -> bool:
     """Whether a training batch is only there because other processes have one: its samples do not count."""
     sampler: Any = getattr(trainer.train_dataloader, "sampler", None)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from longseq.training.storage import CheckpointError, write_text
+from longseq.training.storage import CheckpointError, replacing
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FILES = (WEIGHTS, CONFIG)
@@ -30,14 +30,15 @@ def write_shared(checkpoint: Mapping[str, Any], folder: Path) -> None:
         else:
             same[name] = first
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS).write_bytes(save(kept, {"format": "pt"}))
     settings = {
         "longseq": checkpoint.get("version"),
         "classifier": checkpoint["hyper_parameters"],
         "datamodule": checkpoint["data"],
         "same_weights": same,
     }
-    write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+    with replacing(folder / WEIGHTS) as path:  # both files are there, or both old ones
+        path.write_bytes(save(kept, {"format": "pt"}))
+        path.with_name(CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def read_shared(folder: Path) -> dict[str, Any]:

@@ -47,6 +47,9 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
         if was == now:
             was, now = f"{trained.num_classes} classes", str(model.num_classes)
         messages.append(f"the head starts anew: {was} before, {now} now")
+        if trained.num_classes == model.num_classes:
+            pairs = zip(trained.class_names, model.class_names, strict=True)
+            messages[-1] += next((f", such as {old} and {new}" for old, new in pairs if old != new), "")
     if model.trainer.is_global_zero:
         print("; ".join(messages))
     return bool(fresh)

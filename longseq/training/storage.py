@@ -3,7 +3,8 @@
 import hashlib
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
@@ -107,6 +108,21 @@ def write_text(path: Path, text: str, sync: bool = False) -> None:
         if sync:
             os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a place to write a file to: in a folder beside it, with its name. After the block the file is there, with
+    whatever else was written to that folder; after an error the old one is, if there was one."""
+    folder = path.with_name(f".{path.name}.part")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder / path.name
+        for file in folder.iterdir():
+            os.replace(file, path.parent / file.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:

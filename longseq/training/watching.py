@@ -123,7 +123,7 @@ class AttentionMaps(pl.Callback):
     look at (rows of E, or of L for Verma without E).
 
     Args:
-        every_n_epochs: How often; also after the last epoch.
+        every_n_epochs: How often; also after the last of max_epochs.
         blocks: At most so many blocks, spread over all.
 
     Raises:

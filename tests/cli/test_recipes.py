@@ -48,6 +48,10 @@ def test_a_scheduler_of_torch_runs_by_name_and_goes_on_when_resumed(
     assert command(*UNLOGGED, *halving).code == 0
     expected = [2e-3 * 0.5**epoch for epoch in range(4) for _ in range(BATCHES)]
     assert [step.rates[0] for step in steps] == pytest.approx(expected)
+    steps.clear()
+    without_end = ["--trainer.max_epochs", "-1", "--trainer.max_steps", 4 * BATCHES]
+    assert command(*UNLOGGED, *halving, *without_end, "--experiment", "y").code == 0
+    assert [step.rates[0] for step in steps] == pytest.approx(expected)
     assert command(*UNLOGGED, *halving, "--trainer.max_epochs", "2").code == 0
     assert command(*UNLOGGED, *halving, "--resume", "runs/x/1", "--trainer.max_epochs", "4").code == 0
     assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])

@@ -1,6 +1,7 @@
 """The model card: its figures are those of the run, and it says what the model is for."""
 
 import json
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 
 import longseq
+from longseq.deploy.card import _classes, _draw
 from longseq.reports.interval import wilson
 from longseq.training.predictions import model_and_data
 
@@ -102,7 +104,20 @@ def test_the_interval_is_that_of_the_samples_that_were_tested(command, tmp_path:
     flags = ["--trainer.max_steps", "2", "--trainer.limit_test_batches", "1", "--trainer.default_root_dir", tmp_path]
     done = command("fit", "--config", "image/digits", *SMALL, *flags, "--data.batch_size", "50")
     assert done.code == 0, done.err
-    assert "** on 50 samples (95 % interval " in (tmp_path / "runs/digits/0/README.md").read_text()
+    card = (tmp_path / "runs/digits/0/README.md").read_text()
+    assert "** on 50 samples (95 % interval " in card and "with the last weights." in card  # there was no validation
+    done = command("fit", "--config", "image/digits", *SMALL, *flags, "--model.task", "MultiLabel")
+    assert done.code == 0, done.err
+    card = (tmp_path / "runs/digits/1/README.md").read_text()
+    assert "** on a part of the test split, with the last weights." in card
+
+
+def test_a_name_of_two_lines_is_one_cell_and_one_epoch_is_a_point() -> None:
+    assert _classes(["a\nb"], {"train": [3]}, {"f1": [math.nan]}).split("\n")[2] == "| a b | 3 |  |"
+    encoder = longseq.ImageEncoder((1, 8, 8), longseq.Verma(), dim=8, depth=1, heads=1)
+    curves = {"val/accuracy": [(5, 0.5)], "train/accuracy": [(5, 0.4), (10, 0.5)]}
+    of_one, of_two = (_draw(curves, longseq.training.Classifier(encoder, 2), None).axes[1].lines[at] for at in (1, 0))
+    assert of_one.get_marker() == "." and of_two.get_marker() == "None"
 
 
 def test_a_training_without_a_test_has_a_card_too(command, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer
-from longseq.deploy.export import largest_difference, refuse_bound
+from longseq.deploy.export import export, largest_difference, refuse_bound
 from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor
 from longseq.deploy.program import LogMelOfProducts, Program
@@ -135,7 +135,7 @@ def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path:
     sounds = classifier(SpectrogramEncoder(8000, 0.4, Verma(length_scaling=1.0), num_mels=20, **free), pool="attention")
     program = Program(sounds)
     run = FORMATS[format](program, tmp_path / "sounds", {})
-    refuse_bound(program, run, tmp_path / "sounds", format, 1e-5)
+    refuse_bound(program, run, format, 1e-5)
     assert (tmp_path / "sounds").exists()
     for samples in (500, 3200, 50_000):
         assert largest_difference(sounds, program, run, torch.randn(2, samples).clamp(-1, 1)) < 1e-5, samples
@@ -145,7 +145,7 @@ def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path:
     images = classifier(encoder, pool="attention")  # without a mask, so that log n is that of a traced size
     program = Program(images)
     run = FORMATS[format](program, tmp_path / "images", {})
-    refuse_bound(program, run, tmp_path / "images", format, 1e-5)
+    refuse_bound(program, run, format, 1e-5)
     for height, width in ((12, 8), (8, 20), (30, 30)):
         pixels = torch.randint(256, (3, 3, height, width), dtype=torch.uint8)
         assert largest_difference(images, program, run, pixels) < 1e-5, (height, width)
@@ -233,13 +233,27 @@ def test_what_cannot_be_exported_is_said_in_one_line(
     command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--ckpt_path", checkpoint, "--out", tmp_path / "x"]
+    (tmp_path / "x").write_text("an older file")
     done = command("export", *flags, "--format", "torch", "--tolerance", "0")
     assert done.code == 2 and "error: tolerance: must be" in done.err and done.err.count("\n") == 1
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an older file"]
+    done = command("export", *flags[:3], tmp_path)
+    assert done.code == 2 and done.error == f"error: out: must be a file, got {tmp_path}, a folder; give another"
     done = command("export", *flags, "--format", "torch", "--int8", "true")
     assert done.code == 2 and "error: int8: must be left out with torch" in done.err
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)  # as if it were not installed
     done = command("export", *flags)
     assert done.code == 2 and "without the package onnxruntime" in done.err and "longseq[export]" in done.err
+
+
+def test_permuted_pixels_are_refused_where_no_file_is_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = longseq.load(checkpoint)
+    predictor.data.permutation = 0  # as MNIST has it
+    with pytest.raises(ArgumentError, match="^inputs must be paths, because the pixels of files are permuted"):
+        predictor.predict(torch.zeros(1, 8, 8))
+    monkeypatch.setattr("longseq.deploy.export.load", lambda *_, **__: predictor)
+    with pytest.raises(ArgumentError, match="^ckpt_path must be of a model that takes pixels in their order"):
+        export(str(checkpoint))
 
 
 def test_a_model_that_predicts_no_classes_is_refused() -> None:
@@ -264,14 +278,13 @@ def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_is_bound_to_the_traced_length_is_refused_and_removed(format: str, tmp_path: Path) -> None:
+def test_a_file_that_is_bound_to_the_traced_length_is_refused(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "dim": 16, "depth": 1, "heads": 4, "num_mels": 20}
     path = tmp_path / "model"
     program = Program(classifier(SpectrogramEncoder(8000, 0.4, S4D(state=16), **free)))
     run = FORMATS[format](program, path, {})
     with pytest.raises(ArgumentError, match=rf"^ckpt_path must be of a model whose {format} file takes inputs"):
-        refuse_bound(program, run, path, format, 1e-5)
-    assert not path.exists()
+        refuse_bound(program, run, format, 1e-5)
 
 
 def test_a_file_clips_waveforms_as_predict_does(tmp_path: Path) -> None:

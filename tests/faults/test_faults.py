@@ -1,5 +1,6 @@
 """Faults of real machines, caused in real processes: every fault ends with its own exit code and one line."""
 
+import errno
 import os
 import re
 import signal
@@ -202,6 +203,7 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0"), 6, "memory: 3.50 GiB more"),
         (RuntimeError("DefaultCPUAllocator: you tried to allocate 4294967296 bytes."), 6, "memory: 4096 MiB more"),
         (MemoryError(), 6, "memory: not enough"),
+        (OSError(errno.ENOSPC, "No space left on device"), 6, "disk: no room for what is written"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 7, "worker 7 is killed by signal"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), 7, "worker 7, 8 exited unexpectedly"),
     ],

@@ -52,6 +52,11 @@ def test_a_list_that_cannot_be_is_one_line(flags, said, command):
     assert done.code == 2 and done.error.startswith(said)
 
 
+def test_a_smoothness_below_zero_is_one_line(command):
+    done = command("approximation", "--smoothness", "-1")
+    assert (done.code, done.error[:44]) == (2, "error: smoothness: must be 0 or more, got -1")
+
+
 def test_the_report_writes_its_files(command, tmp_path):
     done = command("approximation", "--n", "32", "--k", "4", "8", "--steps", "3", "--draws", "2", "--out", "a")
     assert done.code == 0, done.err

@@ -3,6 +3,8 @@
 import csv
 import itertools
 import json
+import math
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from longseq.reports.equal_time import TRIAL, steps_within
-from longseq.reports.sweep import averaged, combinations, draw, sweep
+from longseq.reports.sweep import _table, averaged, combinations, draw, sweep
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
 ESC50 = str(Path(__file__).parents[2] / "configs/audio/esc50.yaml")
@@ -90,6 +92,7 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, fork
 def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, monkeypatch):
     monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_steps", "9"])
     small = ["--model.encoder.dim", "8", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    small += ["--model.schedule", "{scheduler: ReduceLROnPlateau, monitor: val/loss}"]  # the trial has a validation too
     arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.depth=1,3", "--seeds", "1", "--seconds", "0.3",
                  "--flags", json.dumps(small)]  # fmt: skip
     done = command(*arguments)
@@ -100,7 +103,9 @@ def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, 
     assert [int(row["steps"]) for row in rows] == list(steps.values())
     for run, length in zip(sorted((tmp_path / "sweep/runs").iterdir()), steps.values(), strict=True):
         assert torch.load(run / "0/last.ckpt", weights_only=True)["global_step"] == length
-    assert "--seconds 0.3" in (tmp_path / "sweep/table.md").read_text()
+    words = shlex.split((tmp_path / "sweep/table.md").read_text().strip().split("\n")[0])
+    assert words[:3] == ["python", "train.py", "sweep"] and words[words.index("--seconds") + 1] == "0.3"
+    assert json.loads(words[words.index("--flags") + 1]) == small
     monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("measured or trained again"))
     assert command(*arguments).code == 0
     other = [argument.replace("0.3", "0.4") for argument in arguments]
@@ -230,6 +235,12 @@ def test_the_figure_has_a_line_for_each_combination_of_the_other_keys():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["sharing=none", "sharing=layerwise"]
     words = {(("projection", name),): [0.5] for name in ("longseq.Mean", "longseq.Max")}
     assert [label.get_text() for label in draw(words).axes[0].get_xticklabels()] == ["Mean", "Max"]
+
+
+def test_a_run_that_diverged_leaves_no_range_whichever_it_was():
+    for results in ([0.5, 0.6, math.nan], [math.nan, 0.5, 0.6]):
+        _, ((*_, mean, spread, _),) = _table({(("k", "8"),): results}, "test/accuracy", None, "each seed")
+        assert (mean, spread) == ("nan", "nan")
 
 
 def test_a_baseline_is_a_line_across_and_a_row_of_the_table():

@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import longseq
-from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma
+from longseq import ImageEncoder, Linformer, SpecAugment, SpectrogramEncoder, Verma
 from longseq.encoders.patches import patches_of
 from longseq.tasks import Masked
 from longseq.training import Classifier
@@ -184,6 +184,7 @@ def test_a_pretraining_does_not_mix_its_inputs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("longseq.training.classifier.is_spare_batch", lambda trainer, index: False)
     monkeypatch.setattr(model.bad_steps, "count", lambda *arguments: False)
     monkeypatch.setattr(model, "log", lambda *arguments: None)
+    monkeypatch.setattr("longseq.training.classifier.last_step_factor", lambda trainer, index: 1.0)
     model._trainer = object()
     assert model.training_step((images(), torch.tensor([0, 1, 0])), 0).isfinite()
 
@@ -238,6 +239,13 @@ def test_a_pretraining_from_the_command_line_is_a_start_for_a_classifier(command
     assert (done.code, done.out) == (0, ""), done.err
     expected = longseq.load("runs/masked/0/best.ckpt").embed("x.png")
     np.testing.assert_allclose(np.load("features.npz")["embeddings"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_specaugment_would_hide_is_no_target() -> None:
+    encoder = SpectrogramEncoder(8000, 0.4, Verma(), num_mels=16, spec_augment=SpecAugment(), **SMALL)
+    model, inputs = classifier(encoder), {"waveforms": torch.randn(4, 3200), "lengths": torch.full((4,), 3200)}
+    encoder.measure([inputs])
+    torch.testing.assert_close(model.train()(inputs)[..., 16:32], model.eval()(inputs)[..., 16:32])
 
 
 def test_arguments_out_of_range_are_refused() -> None:

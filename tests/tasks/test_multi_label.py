@@ -128,6 +128,18 @@ def test_a_threshold_has_the_highest_f1_of_its_class() -> None:
     assert layer.thresholds[4] == 0.5
 
 
+def test_the_curves_that_are_drawn_are_the_eight_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_curves: list[list[str]] = []
+    monkeypatch.setattr("longseq.encoders.drawing.draw_curves", lambda curves, *_: drawn_curves.append(list(curves)))
+    task, layer, labels = MultiLabel(), head(10), torch.arange(60)[:, None] % 10 == torch.arange(10)
+    chances = 0.2 + 0.6 * labels.float()  # no sample reaches 0.9
+    chances[:, 8:] = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) * 0.5
+    decision = task.decision(10)
+    decision.update(chances, labels.long())
+    task.draw_decision(layer, decision.compute(), list("abcdefghij"))
+    assert set(drawn_curves[0][:2]) == {"i", "j"} and len(drawn_curves[0]) == 8
+
+
 def test_a_class_with_few_samples_has_a_threshold_that_they_reach() -> None:
     layer, task = head(2), MultiLabel()
     decision = task.decision(2)

@@ -117,6 +117,13 @@ def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
     assert task.names(torch.tensor([0.25, 0.0, 0.75]), ["a", "b", "c"]) == "75% c + 25% a"
 
 
+def test_a_class_without_a_sample_has_no_figure() -> None:
+    for metric in SingleLabel().by_class(4).values():
+        metric.update(torch.eye(4)[[0, 0, 2, 1]], torch.tensor([0, 1, 1, 1]))
+        figures = metric.compute()
+        assert figures.isnan().tolist() == [False, False, True, True] and figures[:2].min() > 0
+
+
 def test_a_sample_has_the_weight_of_its_class_in_the_smoothed_part_too() -> None:
     task, outputs, labels = SingleLabel(), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
     weights = torch.tensor([1.0, 2.0, 3.0])
@@ -158,6 +165,14 @@ def test_metrics_named_in_a_configuration_are_logged_beside_the_tasks_own(comman
         (
             "{a: os.system}",
             "model.task.metrics: must be classes of torchmetrics.classification, got 'os.system' for ",
+        ),
+        *(
+            (f"{{{name}: MulticlassAUROC}}", "model.task.metrics: must have names without a dot such as top5, got ")
+            for name in ("a.b", "keys", "''")
+        ),
+        *(
+            (f"{{{name}: MulticlassAUROC}}", f"model.task.metrics: must have names of their own, got {name}, which is ")
+            for name in ("accuracy", "loss")
         ),
         ("{a: {top_k: 5}}", "model.task.metrics: must be classes of torchmetrics.classification, got None for a; "),
         ("{a: {metric: MulticlassAccuracy, topk: 5}}", "model.task.metrics: must be made of arguments that Multiclass"),

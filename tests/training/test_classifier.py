@@ -90,6 +90,24 @@ def test_the_learning_rate_rises_linearly_then_falls_along_a_cosine(tmp_path: Pa
     assert rates == pytest.approx(warmup + cosine)
 
 
+def test_the_last_step_of_an_epoch_is_the_mean_of_the_batches_that_it_has(tmp_path: Path) -> None:
+    def gradients(accumulated: int) -> torch.Tensor:
+        """Those of each of five batches, as they are added up, of weights that hardly move."""
+        pl.seed_everything(0, verbose=False)
+        model = classifier(optimizer="sgd", learning_rate=1e-12)
+        found: list[torch.Tensor] = []
+        model.head.bias.register_hook(lambda gradient: found.append(gradient.clone()))
+        trainer = pl.Trainer(
+            default_root_dir=tmp_path, max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False,
+            enable_model_summary=False, limit_val_batches=0, limit_train_batches=5, accumulate_grad_batches=accumulated,
+        )  # fmt: skip
+        trainer.fit(model, datamodule=Digits())
+        return torch.stack(found)
+
+    shares = torch.tensor([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2])
+    torch.testing.assert_close(gradients(3), gradients(1) * shares[:, None], rtol=1e-4, atol=1e-7)
+
+
 def test_the_first_loss_is_the_logarithm_of_the_number_of_classes() -> None:
     model = classifier()
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)

@@ -29,6 +29,28 @@ def test_a_text_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path, m
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
 
 
+def test_what_was_there_stays_until_all_that_replaces_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "new/model.onnx"
+    with storage.replacing(path) as part:
+        part.write_text("old")
+
+    def full_disk() -> None:
+        with storage.replacing(path) as part:
+            part.write_text("half")
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        full_disk()
+    assert path.read_text() == "old"
+    with storage.replacing(path) as part:
+        part.write_text("new")
+        part.with_name("model.data").write_text("beside it")
+    assert {file.name: file.read_text() for file in path.parent.iterdir()} == {
+        "model.onnx": "new",
+        "model.data": "beside it",
+    }
+
+
 @pytest.fixture
 def one_process() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
