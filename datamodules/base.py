@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -145,6 +146,9 @@ class DataModule(pl.LightningDataModule, ABC):
         """
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not when a checkpoint is only tested
             self._start = (state_dict["epoch"], state_dict["batches"])
+            trainer: Any = self.trainer
+            if trainer is not None and not trainer.overfit_batches:  # else the sampler is Lightning's
+                warnings.filterwarnings("ignore", ".*your dataloader is not resumable")
             if state_dict.get("batch_size") == self.batch_size:  # an older checkpoint has none
                 self._share_batches(self.batch_size, state_dict["processes"], self._ranks()[1])
 
@@ -269,6 +273,7 @@ class DataModule(pl.LightningDataModule, ABC):
     # Splits
 
     def setup(self, stage: str | None = None) -> None:
+        self._start = (0, 0)  # a checkpoint is restored after this
         if stage == "predict" or hasattr(self, "test_set"):  # predicting on foreign files needs no splits
             return
         train, val, test = self.load() if self.folds is None else self.load_fold()

@@ -1,5 +1,6 @@
 """Open every file of a data set once, before any training, and keep its facts, or what is wrong with it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -80,7 +81,7 @@ def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
                 continue
             if path.is_dir():
                 yield from inside(path)
-            elif path.suffix.lower() in suffixes:
+            elif path.suffix.lower() in suffixes and not _leads_nowhere(path):
                 yield path
 
     try:
@@ -95,6 +96,14 @@ def leads_up(path: Path) -> bool:
         return False
     above = {*path.absolute().parents, path.parent.resolve(), *path.parent.resolve().parents}
     return any(path.samefile(folder) for folder in above)
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether links lead in a circle."""
+    try:
+        return path.is_symlink() and not path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
 
 
 def _read(path: Path) -> dict[str, list[Any]]:

@@ -330,6 +330,9 @@ class Commands(CommandLine):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self.settings
+        if self.subcommand == "predict" and is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+            what = f"predict uses one process, got {os.environ['WORLD_SIZE']}"
+            raise UserError(f"trainer.devices: {what}; start it without torchrun")
         kwargs["plugins"] = [WholeCheckpoints()]
         if is_torchelastic_launched():  # torchrun has started the processes, so it alone knows how many there are
             devices = int(os.environ["LOCAL_WORLD_SIZE"])

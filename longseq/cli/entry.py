@@ -10,6 +10,7 @@ import warnings
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from longseq.arguments import ArgumentError
 from longseq.cli.faults import (
     LOST_RANK,
     WORKER_OR_RANK,
@@ -92,6 +93,8 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     if isinstance(error, PermissionError):
         return f"{error.filename}: permission denied; make it readable, or choose another", 3
+    if isinstance(error, ArgumentError) and error.argument.startswith("trainer."):  # a strategy's
+        return f"{error.argument}: {error.what}", 2
     exit_code = getattr(error, "exit_code", None)
     if exit_code is None:
         return said_of_the_machine(error)
@@ -108,6 +111,5 @@ def _quieten() -> None:
         ".*exists and is not empty",  # the run's folder, which is ours
         ".*LeafSpec",  # between Lightning and torch
         ".*smaller than the logging interval",  # figures are logged at the end of an epoch anyway
-        ".*your dataloader is not resumable",  # the data module goes on at the same sample
     ):
         warnings.filterwarnings("ignore", message)

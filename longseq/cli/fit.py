@@ -62,7 +62,8 @@ def evaluate_best(
     folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # the same on all ranks
     if not best:  # the training was shorter than the first validation
         best = str(folder / "last.ckpt")
-        trainer.save_checkpoint(best)
+        if not Path(best).exists():  # there was no step
+            trainer.save_checkpoint(best)
         rank_zero_only(print)("fit: the training ended before its first validation, so its last weights are tested")
     # WeightAveraging would overwrite the restored weights with its averages, which are in the checkpoint too
     take_off(trainer, WeightAveraging, *FINDERS)

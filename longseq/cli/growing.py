@@ -159,8 +159,8 @@ def stages_left(
             if not own or (is_done and own == stages):
                 break  # another training, or all of this one
             if is_done:
-                averaged = run / "averaged.ckpt"  # fit has tested it, if there is one
-                tested = averaged if averaged.exists() else run / "best.ckpt"
+                # fit has tested the first of them that there is; without a validation there is no best one
+                tested = next(path for name in ("averaged", "best", "last") if (path := run / f"{name}.ckpt").exists())
                 return str(tested.absolute()), stages[len(own) :]
             if len(own) == 1:
                 break  # the newest training has begun here

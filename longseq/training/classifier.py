@@ -238,7 +238,10 @@ class Classifier(pl.LightningModule):
         self.train_metrics.reset()  # an interrupted training in the same process has left its samples in them
         self.bad_steps.forget()
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        is_resumed_finetuning = self.trainer.ckpt_path and any(isinstance(item, BaseFinetuning) for item in callbacks)
+        is_finetuning = any(isinstance(item, BaseFinetuning) for item in callbacks)
+        if is_finetuning and self.trainer.world_size > 1:  # DistributedDataParallel knows only what learns at first
+            what = "must not hold BackboneFinetuning with several processes: each would train another encoder"
+            raise SettingError(f"trainer.callbacks: {what}; train on one device, or leave it out")
         for config in self.trainer.lr_scheduler_configs:
             if type(config.scheduler) is not self._kind_of_schedule:  # keep a subclass's own
                 continue
@@ -247,7 +250,7 @@ class Classifier(pl.LightningModule):
                 set_rates(self, optimizer, self.learning_rate)
                 made = self._make_schedule(optimizer)
                 config.scheduler, config.frequency = made["scheduler"], made.get("frequency", 1)
-            if is_resumed_finetuning:  # the callback has frozen the encoder again
+            if is_finetuning and self.trainer.ckpt_path:  # the callback has frozen the encoder again
                 for group in optimizer.param_groups:
                     for weight in group["params"]:
                         weight.requires_grad = True

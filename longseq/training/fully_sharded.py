@@ -30,7 +30,7 @@ from longseq.compat.torch import is_compiled
 from longseq.training.checkpoint import read_any
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
-from longseq.training.sequence_parallel import ELEMENTWISE
+from longseq.training.sequence_parallel import ELEMENTWISE, refuse_callbacks
 from longseq.training.sharded import write_sharded
 from longseq.training.summary import summary
 
@@ -264,11 +264,7 @@ def _refuse_unsharded_training(trainer: pl.Trainer, model: Classifier) -> None:
         raise ArgumentError("model.compile", f"must be false {where}; leave it out")
     if model.encoder.reversible:  # the hooks that gather a block's weights run when the block is called
         raise ArgumentError("model.encoder.reversible", f"must be false {where}; leave it out")
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, _COPYING):
-            what = f"must not hold {type(callback).__name__} {where}: it needs the whole model"
-            raise ArgumentError("trainer.callbacks", f"{what}; leave it out, or give --trainer.strategy ddp")
+    refuse_callbacks(trainer, *_COPYING)
     if model.bad_steps.allowed and trainer.accumulate_grad_batches > 1:
         what = f"must be 0 {where} and gradients are accumulated, got {model.bad_steps.allowed}"
         raise ArgumentError("skip_bad_steps", f"{what}; leave out one of the two")

@@ -1,6 +1,7 @@
 """Save regularly and stop safely, so that a training can go on as if it had never stopped."""
 
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         self.last, self.minutes = last, minutes
         self._saved_at = 0.0
         self._received = 0  # the signal that arrived
+        self._ends_within_epoch = False  # at this step, by max_steps or max_time
         self._stopping = 0  # the signal for which the ranks agreed to stop
         self._handlers: dict[int, Any] = {}
         self._group: Any = None
@@ -72,7 +74,9 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         if is_accumulating(trainer):
             return
         received, is_due = self._agree(self._received, time.monotonic() - self._saved_at > 60 * self.minutes)
-        if received or is_due:
+        is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
+        self._ends_within_epoch = is_last and not trainer.is_last_batch
+        if received or is_due or self._ends_within_epoch:
             self._save(trainer)
         self._stopping = received  # stop at the next hook, after this step's values are logged
 
@@ -82,10 +86,12 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
         # the fewest batches of any rank: a rank with one more would wait for the others for ever
-        self._shared_batches = -self._agree(-int(sum(trainer.num_val_batches)), False)[0]
+        own = min(sum(trainer.num_val_batches), sys.maxsize)  # infinite of a loader without a length
+        self._shared_batches = -self._agree(-int(own), False)[0]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        trainer.save_checkpoint(self.last)
+        if not self._ends_within_epoch:  # Lightning would count the epoch as whole
+            trainer.save_checkpoint(self.last)
         self._stop(trainer)
 
     def on_validation_batch_end(

@@ -6,6 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
@@ -67,6 +68,7 @@ class SequenceParallel(DDPStrategy):
         model: Any = self.lightning_module
         assert isinstance(model, Classifier)
         if self._sharding is None:
+            refuse_callbacks(trainer, WeightAveraging, StochasticWeightAveraging)
             self._shard(model)
         super().setup(trainer)
 
@@ -141,6 +143,19 @@ class SequenceParallel(DDPStrategy):
         states = zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
         own = [self._sharding.own_moments(optimizer, state) for optimizer, state in states]
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": own})
+
+
+def refuse_callbacks(trainer: pl.Trainer, *kinds: type) -> None:
+    """Check that no callback copies the model, or changes what is trained, after the weights were shared out.
+
+    Raises:
+        ValueError: If one does.
+    """
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, kinds):
+            what = f"must not hold {type(callback).__name__} where weights are sharded: it needs the whole model"
+            raise ArgumentError("trainer.callbacks", f"{what}; leave it out, or give --trainer.strategy ddp")
 
 
 StrategyRegistry.register("sequenceparallel", SequenceParallel, "Two devices share the tokens of a sequence.", tokens=2)

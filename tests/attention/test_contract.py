@@ -11,7 +11,7 @@ import torch
 from small_vit import ATTENTION, COMPILED, MECHANISMS, gradients, images, model
 
 import longseq.attention
-from longseq.attention import Linformer, Softmax, Verma, carry, plug
+from longseq.attention import Linformer, Reformer, Softmax, Verma, carry, plug
 from longseq.attention.examples import every_mechanism
 from longseq.attention.layer import AttentionLayer
 
@@ -155,16 +155,26 @@ def test_gradients_of_large_tokens_before_zeros_of_padding_are_finite(mechanism)
         assert gradient is None or gradient.isfinite().all()
 
 
+def learned(mechanism):
+    """A layer as after a training: at the start weights are so small that an outcome hardly depends on the queries."""
+    layer, generator = model(mechanism).blocks[0].attn.eval(), torch.Generator().manual_seed(1)
+    for weight in layer.parameters():
+        if weight.ndim == 2:
+            weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
+    return layer
+
+
 @EVERY
+@torch.no_grad()
 def test_bfloat16_and_autocast_stay_near_float32(mechanism):
-    vit = model(mechanism).eval()
-    expected = vit(images())
+    x = torch.randn(2, 65, 32, generator=torch.Generator().manual_seed(2))
+    exact, most = learned(mechanism)(x), 0.3 if isinstance(mechanism, Reformer) else 0.02  # its buckets change
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = vit(images())
-    torch.testing.assert_close(mixed.float(), expected, rtol=0.05, atol=0.05)
-    half = vit.to(torch.bfloat16)(images().bfloat16())
+        mixed = learned(mechanism)(x)
+    half = learned(mechanism).bfloat16()(x.bfloat16())
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, rtol=0.1, atol=0.1)
+    for found in (mixed, half):
+        assert (found.float() - exact).norm() < most * exact.norm()
 
 
 @pytest.mark.parametrize(("script", "mechanisms"), [("compile_every.py", COMPILED), ("ddp_every.py", MECHANISMS)])

@@ -81,5 +81,11 @@ def test_layers_of_windows_take_it_and_give_the_same(
     assert layer.formula.window == window and len(taken) == (window is not None)
 
 
-def test_it_is_for_gpus_alone() -> None:
-    assert not flex.suits_flex(torch.zeros(1, 1, 4, 16), 0.0)
+def test_it_is_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = torch.zeros(1, 1, 8192, 16)
+    assert not flex.suits_flex(queries, 0.0)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(flex, "_is_there", lambda: True)
+    assert flex.suits_flex(queries, 0.0) and not flex.suits_flex(queries, 0.1)
+    for other in (queries[:, :, :8191], queries[..., :12], queries[..., :8], queries.double()):
+        assert not flex.suits_flex(other, 0.0)

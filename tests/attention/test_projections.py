@@ -1,14 +1,33 @@
 """What every projection computes, whether it commutes, and how it is carried to another grid of tokens."""
 
+import copy
+import inspect
 import math
 
 import numpy as np
 import pytest
 import torch
 from small_vit import vit
+from timm.layers.attention import Attention
 
 from longseq import ImageEncoder, SpectrogramEncoder
-from longseq.attention import Conv, Gaussian, Linear, Linformer, Max, Mean, TokenGrid, carry, plug, start_from_inputs
+from longseq.attention import (
+    S4D,
+    Conv,
+    Gaussian,
+    Linear,
+    Linformer,
+    Max,
+    Mean,
+    Performer,
+    Separable,
+    SparseTransformer,
+    TokenGrid,
+    Verma,
+    carry,
+    plug,
+    start_from_inputs,
+)
 from longseq.attention.projection import resample_columns
 
 N, K, D, H = 23, 5, 12, 3  # k does not divide n: the window is 5, and the last one holds 3 tokens
@@ -155,6 +174,27 @@ def test_the_singular_start_has_orthonormal_rows_also_where_the_inputs_have_few_
     for block in model.trunk.blocks:
         E = block.attn.project_keys.weight.double()
         torch.testing.assert_close(E @ E.mT, torch.eye(16).double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (Linear(), "start"), (Separable(), "start"), (Verma(), "normalize"), (Performer(), "kernel"), (S4D(), "start"),
+        (SparseTransformer(), "pattern"), (SparseTransformer(), "factors"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_word_that_is_no_choice_is_refused_where_no_type_is_checked(made, name):
+    other = copy.copy(made)
+    object.__setattr__(other, name, "zeros")
+
+    def check() -> None:
+        if hasattr(other, "__post_init__"):
+            other.__post_init__()
+        inspect.unwrap(type(other).layers)(other, [Attention(8, 2)], TokenGrid((4, 4)))
+
+    with pytest.raises(ValueError, match=f"^{name} must be .*'zeros'"):
+        check()
 
 
 def test_an_unknown_start_and_a_delta_of_zero_are_refused():

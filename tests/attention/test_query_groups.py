@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_gpu import DEVICE, fake_gpu
 
 from longseq import Linformer
 from longseq.attention import groups
@@ -15,6 +16,13 @@ def inputs(b: int, n: int, h: int = 3, k: int = 5, c: int = 4) -> list[torch.Ten
     # queries lie token by token, as the layer's
     queries = torch.randn(b, n, h, c, dtype=torch.float64).transpose(1, 2)
     return [queries, *(torch.randn(b, h, k, c, dtype=torch.float64) for _ in range(2))]
+
+
+def test_groups_are_made_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_processors", lambda index: 132)
+    with fake_gpu():
+        queries, keys = torch.empty(1, 12, 1 << 18, 64, device=DEVICE), torch.empty(1, 12, 128, 64, device=DEVICE)
+        assert groups.groups_for(queries, keys) == 64
 
 
 @pytest.mark.parametrize("is_masked", [False, True])

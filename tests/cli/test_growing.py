@@ -94,6 +94,14 @@ def test_a_growth_goes_on_where_a_stage_has_ended_and_a_new_one_starts_anew(whol
                                           "its start")  # fmt: skip
 
 
+def test_a_growth_goes_on_from_a_stage_without_a_validation(command) -> None:
+    flags = [*FIT, "--trainer.limit_val_batches", "0"]
+    assert command(*flags, "--grow", "4x4:1").code == 0
+    done = command(*flags, "--grow", "4x4:1,8:1", "--resume")
+    assert done.code == 0, done.err
+    assert "runs/x/0/last.ckpt; tokens 4 x 4 before, 8 x 8 now: " in done.out
+
+
 def test_a_later_stage_may_be_corrected_after_those_before_it_have_ended(
     whole: Path, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,14 @@ def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(
     assert events.read_bytes() == of_whole.read_bytes()
 
 
+def test_several_processes_of_torchrun_are_refused(command, checkpoint, recordings, monkeypatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    done = command("predict", "--ckpt_path", checkpoint, "--input", recordings)
+    assert done.code == 2
+    assert done.error == "error: trainer.devices: predict uses one process, got 2; start it without torchrun"
+
+
 def test_a_wrong_flag_leaves_files_of_before_as_they_are(command, checkpoint, recordings, tmp_path) -> None:
     files = [tmp_path / name for name in ("out.csv", "events.csv", "features.npz", "events.png")]
     for file in files:
@@ -239,6 +247,8 @@ def test_arrays_are_predicted_and_embedded_as_files_are(checkpoint, recordings) 
     features = model.embed([*sorted(recordings.iterdir()), waveform])
     assert features.shape == (5, 16)
     torch.testing.assert_close(features[0], features[4])
+    windows = torch.stack([model.embed(waveform[start : start + 800])[0] for start in (0, 400, 800)])
+    torch.testing.assert_close(model.embed(path, window=0.1, hop=0.05)[0], windows.mean(0))
     # what the head makes of the features is the prediction
     chances = model.model.task.probabilities(model.model.head(features[:1]))[0]
     torch.testing.assert_close(chances, of_file.probabilities)

@@ -57,6 +57,20 @@ def test_a_scheduler_of_torch_runs_by_name_and_goes_on_when_resumed(
     assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
 
 
+def test_a_training_that_max_steps_ended_within_an_epoch_goes_on_with_the_batches_that_it_lacks(
+    command: Callable,
+    steps: list[Step],  # noqa: F811
+) -> None:
+    steady = ["--model.schedule", "constant", "--model.warmup_fraction", "0", "--trainer.max_epochs", "-1"]
+    last = 2 * BATCHES + 1
+    assert command(*UNLOGGED, *steady, "--trainer.max_steps", last).code == 0
+    assert command(*UNLOGGED, *steady, "--trainer.max_steps", BATCHES + 1).code == 0
+    assert command(*UNLOGGED, "--resume", "runs/x/1", "--trainer.max_steps", last).code == 0
+    assert len(steps) == 2 * last
+    assert ended("x/0")["global_step"] == ended("x/1")["global_step"] == last
+    assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
+
+
 def test_a_scheduler_may_watch_a_metric_or_go_by_steps(command: Callable, steps: list[Step]) -> None:  # noqa: F811
     plateau = "{scheduler: ReduceLROnPlateau, monitor: val/loss, patience: 0, threshold: 100, factor: 0.1}"
     assert command(*UNLOGGED, "--model.schedule", plateau).code == 0

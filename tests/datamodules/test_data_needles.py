@@ -179,3 +179,14 @@ def test_a_colour_makes_each_frequency_as_loud_as_its_gain_says() -> None:
 def test_a_bad_argument_is_refused_by_name(change, name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*; .+"):
         Needles("nowhere", **change)
+
+
+def test_recordings_differ_in_level_and_only_trainings_change_their_sounds(root):
+    loud, quiet = (needles(root, level_db=level, seconds=3.0) for level in (0.0, -60.0))
+    levels = torch.stack([20 * quiet.recording(3.0, trial)[0].std().log10() for trial in range(30)])
+    assert -45 < levels.min() < -40 and -28 < levels.max() < -23  # 0.02 is -34 dB, and 10 dB to each side
+    for name in ("train", "test"):
+        ours, others = loud.splits()[name], quiet.splits()[name]
+        whole = {len(clip) for clips in ours.maker.digits for clip in clips}
+        heard = {int((ours.sample(number) - others.sample(number)).count_nonzero()) for number in range(20)}
+        assert (heard <= whole) == (name == "test")

@@ -723,6 +723,8 @@ def test_a_link_in_a_circle_is_no_file_without_a_row(sounds, capsys):
     (sounds / "bells/round.wav").symlink_to("round.wav")
     (sounds / "t.csv").write_text("path,label\n" + "".join(f"{name}/00.wav,{name}\n" for name in ("bells", "horns")))
     assert len(AudioFolder(str(sounds), table="t.csv").items) == 2
+    assert f"{sounds}: 22 sounds without a row in t.csv" in capsys.readouterr().err
+    assert AudioFolder(str(sounds)).bad_files() == {}
 
 
 @pytest.mark.parametrize(

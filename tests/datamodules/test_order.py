@@ -62,6 +62,13 @@ def test_a_start_in_mid_epoch_skips_what_is_done_and_the_next_epoch_is_whole(dig
     assert epoch(digits, 5) == after
 
 
+def test_a_new_training_with_the_data_of_one_that_went_on_starts_at_the_beginning(digits):
+    whole = epoch(digits, 4)
+    digits.load_state_dict({"epoch": 4, "batches": 7})
+    digits.setup("fit")
+    assert epoch(digits, 4) == whole
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_ranks_share_an_evaluation_without_repetition(world):
     evaluated = [index for share in dealt(RankSampler(101), world) for index in share]

@@ -14,13 +14,14 @@ from PIL import Image
 from torch import nn
 
 import longseq
+from datamodules import Digits
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import S4D, Dynamic, Linear, Linformer, Mechanism, Softmax, Verma
 from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer
-from longseq.deploy.export import export, largest_difference, refuse_bound
+from longseq.deploy.export import export, facts_of, largest_difference, refuse_bound
 from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor
 from longseq.deploy.program import LogMelOfProducts, Program
@@ -271,8 +272,11 @@ def test_a_mechanism_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
 
 def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
     model = classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), task=MultiLabel())
+    model.head.thresholds.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]))
     program = Program(model)
-    run = write_onnx(program, tmp_path / "model.onnx", {"thresholds": [0.5] * 5})
+    run = write_onnx(program, tmp_path / "model.onnx", facts_of(Predictor(model, Digits())))
+    facts = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(facts["thresholds"]) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     pixels = torch.randint(256, (3, 1, 4, 4), dtype=torch.uint8)
     assert largest_difference(model, program, run, pixels) < 1e-5
 

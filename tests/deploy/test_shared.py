@@ -82,7 +82,7 @@ def test_export_writes_the_folder_and_a_training_starts_from_it(checkpoint: Path
     small = ["--model.encoder.dim", "16", "--model.encoder.depth", "2", "--trainer.max_epochs", "1"]
     root = ["--trainer.default_root_dir", tmp_path, "--trainer.accelerator", "cpu"]
     done = command("fit", "--config", "image/digits", *small, *root, "--model.init_from", tmp_path / "x")
-    assert done.code == 0, done.err
+    assert done.code == 0 and f"started from {tmp_path / 'x'}" in done.out, done.err
 
 
 def test_a_model_goes_to_the_hub_and_comes_back(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """How a token gets its position."""
 
+import inspect
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from longseq import ImageEncoder, SpectrogramEncoder, Verma, resize
 from longseq.attention.grid import TokenGrid
 from longseq.encoders import Conv2d
 from longseq.encoders.positions import sincos
+from longseq.encoders.trunk import make_trunk
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2}
 
@@ -75,5 +77,6 @@ def test_sounds_have_them_too_and_other_words_are_refused() -> None:
         encoder = SpectrogramEncoder(8000, 0.2, Verma(), num_mels=16, positions=positions, **SMALL)
         assert encoder(torch.randn(2, 1600)).isfinite().all()
         assert resize(encoder, seconds=0.4).positions == positions
-    with pytest.raises(Exception, match="positions"):
-        ImageEncoder((1, 8, 8), Verma(), positions="rope", **SMALL)
+    without_type_check = inspect.unwrap(make_trunk)
+    with pytest.raises(ValueError, match="^positions must be learned, sincos or none, got 'rope'"):
+        without_type_check((1, 8, 8), (1, 1), 8, 1, 1, 4.0, 0.0, 0.0, "avg", "rope")

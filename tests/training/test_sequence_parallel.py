@@ -96,6 +96,14 @@ def test_a_bad_step_is_left_out_where_gradients_are_clipped(tmp_path: Path) -> N
         (["--model.compile", "true"], "model.compile: must be false where devices share a sequence"),
         (["--model.encoder.reversible", "true"], "model.encoder.reversible: must be false to be shared"),
         (["--model.optimizer", "lamb"], "model.optimizer: must be one of adam"),
+        (
+            ["--trainer.callbacks+=EMAWeightAveraging"],
+            "trainer.callbacks: must not hold EMAWeightAveraging where weigh",
+        ),
+        (
+            ["--trainer.callbacks+=BackboneFinetuning", "--trainer.callbacks.unfreeze_backbone_at_epoch=1"],
+            "trainer.callbacks: must not hold BackboneFinetuning with several processes: each would train another enc",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_one_line(train_py: Callable, flags: list[str], error: str) -> None:

@@ -1,4 +1,5 @@
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ def test_a_text_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path, m
     storage.write_text(path, "ä")
     assert path.read_text(encoding="utf-8") == "ä"
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_checkpoint_is_read_back_before_it_replaces_another_and_its_sum_can_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    storage.write_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
+    subprocess.run(["sha256sum", "-c", "last.ckpt.sha256"], cwd=tmp_path, check=True, capture_output=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "sha256_of", lambda path: "another")
+        with pytest.raises(storage.StorageError, match="what was read back is not what was written"):
+            storage.write_checkpoint({"state_dict": {"w": torch.zeros(3)}}, path)
+    assert torch.equal(storage.read_whole(path)["state_dict"]["w"], torch.ones(3))
 
 
 def test_what_was_there_stays_until_all_that_replaces_it_is_written(tmp_path: Path) -> None:

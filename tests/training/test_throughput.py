@@ -140,6 +140,7 @@ def test_the_first_batch_of_an_epoch_counts_as_data_wait(fit: Fit) -> None:
 def test_checkpoints_do_not_count(fit: Fit, tmp_path: Path) -> None:
     saver = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
     rows = fit(saver, batches=11, enable_checkpointing=True)
+    assert list(rows) == [4, 9]
     for row in rows.values():
         assert row["step_ms"] - row["data_wait_ms"] == pytest.approx(1000 * STEP)
         assert row["data_wait_ms"] <= 1000 * LOADING
@@ -209,9 +210,13 @@ def test_two_ranks_are_added_not_doubled(fit: Fit, monkeypatch: pytest.MonkeyPat
 
 
 def test_peak_memory_is_that_of_the_process_in_gib(fit: Fit) -> None:
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    row = fit(batches=6)[4]
-    assert row["peak_memory_gib"] == pytest.approx(int(status["VmHWM"].split()[0]) / 2**20, rel=0.5)
+    def peak() -> float:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status["VmHWM"].split()[0]) / 2**20
+
+    before = peak()
+    found = fit(batches=6)[4]["peak_memory_gib"]
+    assert before * 0.999 <= found <= peak() * 1.001
 
 
 def test_the_progress_bar_shows_samples_per_second(fit: Fit) -> None:
