@@ -236,7 +236,10 @@ class BestFigure(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := board_of(trainer)) is not None and not self.is_resumed:
-            figures = {"hp/val_best": math.nan, "hp/test": math.nan}  # not known yet
+            figures = {
+                "hp/val_best": math.nan if self.best is None else self.best,
+                "hp/test": math.nan,
+            }  # not known yet
             logger.log_hyperparams(_choices(trainer, pl_module), figures, step_of(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
