@@ -124,7 +124,7 @@ class AudioDataModule(DataModule):
         path, start, end = part
         if end is None:
             return self.read(path)
-        waveform, rate_hz, damage = read_until_break(path, start, end)
+        waveform, rate_hz, damage = read_until_break(path, start, end, in_order=True)
         num_samples = math.ceil((end - start) * self.sample_rate_hz - 1e-6)
         if end - start <= self.seconds + 1 / self.sample_rate_hz:  # a clip, and by its rounding no longer than others
             num_samples = min(num_samples, self.shape[0])

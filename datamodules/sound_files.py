@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import threading
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
@@ -57,7 +58,7 @@ def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tu
 
 
 def read_until_break(
-    path: Source, start: float = 0.0, end: float | None = None
+    path: Source, start: float = 0.0, end: float | None = None, in_order: bool = False
 ) -> tuple[Tensor, int, DataError | None]:
     """As read_sound; but of a file whose data is cut off, damaged or wrong within the part, what is there before that,
     and the error. With nothing before it, the waveform is (0,)."""
@@ -66,7 +67,7 @@ def read_until_break(
     for blocks_a_second in (1, 100):  # an error loses all that was asked for with it
         damage = None
         try:
-            with opened(path) as file:
+            with opened(path, in_order) as file:
                 rate_hz = file.samplerate
                 first, stop = frames_between(start, end, rate_hz, file.frames)
                 file.seek(first + sum(map(len, blocks)))
@@ -201,23 +202,39 @@ def examine_sound(path: Source) -> dict[str, Any]:
     return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "silent": peak == 0}
 
 
-class opened:  # noqa: N801 (a context, as `open` is)
-    """soundfile.SoundFile, whose errors become DataErrors."""
+_kept = threading.local()  # the last MP3 of a thread, as `file` of `key`
 
-    def __init__(self, path: Source) -> None:
-        self.path = path
+
+class opened:  # noqa: N801 (a context, as `open` is)
+    """soundfile.SoundFile, whose errors become DataErrors.
+
+    Args:
+        path: The file.
+        in_order: Whether its parts are read one after the other: an MP3 then stays open, because a new handle looks for
+            a part from the start of the file, for each part of a day anew. What was read before changes a decoder's
+            last bits, so trainings, which are bit-equal in any order, do without.
+    """
+
+    def __init__(self, path: Source, in_order: bool = False) -> None:
+        self.path, self.in_order = path, in_order
 
     def __enter__(self) -> Any:
         source: Any = self.path
-        if not isinstance(source, Packed):
+        is_packed = isinstance(source, Packed)
+        if not is_packed:
             if not Path(source).is_file():
                 what = "is a folder; give the files in it" if Path(source).is_dir() else "no such file; check the path"
                 raise DataError(f"{source}: {what}")
             if Path(source).suffix.lower() in DECODED_ELSEWHERE:
                 return _Decoded(source)
             source = os.fsencode(source)  # as text the path would have to be UTF-8
+        self.key = (source, os.getpid(), *_version(source)) if self.in_order and not is_packed else None
+        if self.key is not None and getattr(_kept, "key", None) == self.key:  # not of a fork, which shares the place
+            self.file, _kept.key = _kept.file, None
+            self.file.seek(0)
+            return self.file
         try:
-            self.file = soundfile.SoundFile(source)
+            self.file: Any = soundfile.SoundFile(source)
         except Exception as error:
             raise self._unreadable(error) from error
         if not 1000 <= self.file.samplerate <= 1_000_000:
@@ -228,13 +245,22 @@ class opened:  # noqa: N801 (a context, as `open` is)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if hasattr(self, "file"):
-            self.file.close()
+            if error is None and self.key is not None and self.file.format == "MP3":
+                _kept.key, _kept.file = self.key, self.file
+            else:
+                self.file.close()
         if isinstance(error, soundfile.SoundFileError | OSError):
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> DataError:
         what = str(getattr(error, "error_string", error)).strip().rstrip(".") or "its data is cut off or damaged"
         return DataError(f"{self.path}: not a readable sound ({what}); convert it to WAV or FLAC")
+
+
+def _version(path: Any) -> tuple[int, int, int]:
+    """Numbers that change with a file."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Decoded:

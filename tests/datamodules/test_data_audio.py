@@ -10,10 +10,10 @@ import soundfile
 import torch
 from small_sets import noise
 
-from datamodules import FSDD, AudioFolder, DataError, audio
+from datamodules import FSDD, AudioFolder, DataError, audio, sound_files
 from datamodules.errors import ArgumentError
 from datamodules.samples import Clips
-from datamodules.sound_files import SUFFIXES, change_rate, clip_of, read_sound, seconds_of
+from datamodules.sound_files import SUFFIXES, change_rate, clip_of, read_sound, read_until_break, seconds_of
 
 DATA = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
 TONE_HZ = 440.0
@@ -73,8 +73,17 @@ def test_an_mp3_read_in_parts_has_the_samples_of_the_whole(tmp_path):
     part, _ = read_sound(tmp_path / "x.mp3", 2.6, 4.7)
     torch.testing.assert_close(whole, once, atol=1e-5, rtol=0)
     torch.testing.assert_close(part, once[round(2.6 * rate_hz) : round(4.7 * rate_hz)], atol=1e-5, rtol=0)
+    for start in (0.0, 1.0, 4.0, 2.0):  # from one handle
+        part_in_order, _, damage = read_until_break(tmp_path / "x.mp3", start, start + 1.5, in_order=True)
+        expected = once[round(start * rate_hz) : round((start + 1.5) * rate_hz)]
+        torch.testing.assert_close(part_in_order, expected, atol=1e-5, rtol=0)
+        assert damage is None and sound_files._kept.key is not None
+    soundfile.write(tmp_path / "x.mp3", chirp[::-1].copy(), 48_000, format="MP3")
+    other, *_ = read_until_break(tmp_path / "x.mp3", 2.0, 3.5, in_order=True)
+    assert (other - part_in_order).abs().max() > 0.1  # the file is another one
     _, clip = clip_of(tmp_path / "x.mp3", 2.6, 4.7)
-    assert torch.equal(torch.from_numpy(soundfile.read(io.BytesIO(clip), dtype="float32")[0]), part)
+    expected, _ = read_sound(tmp_path / "x.mp3", 2.6, 4.7)
+    assert torch.equal(torch.from_numpy(soundfile.read(io.BytesIO(clip), dtype="float32")[0]), expected)
 
 
 @pytest.mark.parametrize("rate_hz", [88_201, 700_000])
