@@ -31,6 +31,12 @@ def cache_folder(part: str = "") -> Path:
     return folder
 
 
+def stamp(path: Path) -> str:
+    """What changes if a file is replaced by another: its path, size and time."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Let one process at a time make a file of the cache; the others wait, and then find it."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.cache import cache_folder, locked
+from datamodules.cache import cache_folder, locked, stamp
 from datamodules.errors import DataError
-from datamodules.shard_index import REMEDY, stamp
+from datamodules.shard_index import REMEDY
 from datamodules.write_shards import write_tar
 
 _VERSION = 1  # goes up when an archive holds other things

@@ -99,11 +99,14 @@ def leads_up(path: Path) -> bool:
 
 
 def _leads_nowhere(path: Path) -> bool:
-    """Whether links lead in a circle."""
+    """Whether it is a link in a circle."""
+    if not path.is_symlink():
+        return False
     try:
-        return path.is_symlink() and not path.stat()
+        path.stat()
     except OSError as error:
         return error.errno == errno.ELOOP
+    return False
 
 
 def _read(path: Path) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
-from datamodules.cache import kept
+from datamodules.cache import kept, stamp
 from datamodules.errors import DataError
 
 _VERSION = 2  # goes up when an index holds other things
@@ -48,12 +48,6 @@ class Index:
         """The name of a sample."""
         start = int(self.ends[number - 1]) if number else 0
         return os.fsdecode(self.keys[start : int(self.ends[number])].numpy().tobytes())
-
-
-def stamp(path: Path) -> str:
-    """What changes if a file is replaced by another: its path, size and time."""
-    status = path.stat()
-    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def index_of(path: Path, suffixes: frozenset[str], field: str) -> Index:

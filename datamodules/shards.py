@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from datamodules.cache import kept, sha256_of
+from datamodules.cache import kept, sha256_of, stamp
 from datamodules.errors import DataError
 from datamodules.files import IN_MEMORY_BYTES, OnDisk
 from datamodules.hold_out import Split, hold_out, hold_out_files
@@ -26,7 +26,6 @@ from datamodules.own_files import group_in, refuse_wrong_pattern
 from datamodules.packed import Packed
 from datamodules.samples import Files, Samples
 from datamodules.scan import in_threads, progress
-from datamodules.shard_index import stamp
 from datamodules.shard_list import ShardList
 from datamodules.write_shards import CLASSES
 

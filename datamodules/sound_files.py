@@ -17,6 +17,7 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
+from datamodules.cache import stamp
 from datamodules.errors import DataError
 from datamodules.packed import Packed, Source
 
@@ -228,8 +229,9 @@ class opened:  # noqa: N801 (a context, as `open` is)
             if Path(source).suffix.lower() in DECODED_ELSEWHERE:
                 return _Decoded(source)
             source = os.fsencode(source)  # as text the path would have to be UTF-8
-        self.key = (source, os.getpid(), *_version(source)) if self.in_order and not is_packed else None
-        if self.key is not None and getattr(_kept, "key", None) == self.key:  # not of a fork, which shares the place
+        # with the process, because a fork would share the place in the file
+        self.key = (os.getpid(), stamp(Path(os.fsdecode(source)))) if self.in_order and not is_packed else None
+        if self.key is not None and getattr(_kept, "key", None) == self.key:
             self.file, _kept.key = _kept.file, None
             self.file.seek(0)
             return self.file
@@ -255,12 +257,6 @@ class opened:  # noqa: N801 (a context, as `open` is)
     def _unreadable(self, error: Exception) -> DataError:
         what = str(getattr(error, "error_string", error)).strip().rstrip(".") or "its data is cut off or damaged"
         return DataError(f"{self.path}: not a readable sound ({what}); convert it to WAV or FLAC")
-
-
-def _version(path: Any) -> tuple[int, int, int]:
-    """Numbers that change with a file."""
-    status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Decoded:

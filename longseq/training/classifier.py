@@ -249,7 +249,7 @@ class Classifier(pl.LightningModule):
             if self._planned_for != (self.learning_rate, *self._lengths()):
                 set_rates(self, optimizer, self.learning_rate)
                 made = self._make_schedule(optimizer)
-                config.scheduler, config.frequency = made["scheduler"], made.get("frequency", 1)
+                config.scheduler, config.frequency = made["scheduler"], made["frequency"]
             if is_finetuning and self.trainer.ckpt_path:  # the callback has frozen the encoder again
                 for group in optimizer.param_groups:
                     for weight in group["params"]:
@@ -408,7 +408,7 @@ class Classifier(pl.LightningModule):
         lengths = self._lengths()
         if isinstance(self.schedule, str):
             course = warmup_course(optimizer, lengths[1], self.warmup_fraction, self.schedule)
-            made: dict[str, Any] = {"scheduler": course, "interval": "step"}
+            made: dict[str, Any] = {"scheduler": course, "interval": "step", "frequency": 1}
         else:
             made = torch_scheduler(optimizer, self.schedule, *lengths)
         self._kind_of_schedule, self._planned_for = type(made["scheduler"]), (self.learning_rate, *lengths)

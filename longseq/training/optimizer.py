@@ -203,7 +203,7 @@ def torch_scheduler(
     if moves > most:  # OneCycleLR would raise an error there
         what = f"{name} ends after {most} {interval}s, and the training has {moves}"
         raise SettingError(f"model.schedule: {what}; give total_steps: {moves}")
-    config = {"scheduler": scheduler, "interval": "step", "frequency": steps_of_epoch if interval == "epoch" else 1}
-    if config["frequency"] == math.inf:
-        config |= {"interval": "epoch", "frequency": 1}
+    config = {"scheduler": scheduler, "interval": "step", "frequency": 1}
+    if interval == "epoch":
+        config |= {"interval": "epoch"} if math.isinf(steps_of_epoch) else {"frequency": steps_of_epoch}
     return config if monitor is None else {**config, "monitor": monitor}

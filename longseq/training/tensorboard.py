@@ -236,10 +236,8 @@ class BestFigure(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if (logger := board_of(trainer)) is not None and not self.is_resumed:
-            figures = {
-                "hp/val_best": math.nan if self.best is None else self.best,
-                "hp/test": math.nan,
-            }  # not known yet
+            best = math.nan if self.best is None else self.best  # known if the training goes on from a checkpoint
+            figures = {"hp/val_best": best, "hp/test": math.nan}
             logger.log_hyperparams(_choices(trainer, pl_module), figures, step_of(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
