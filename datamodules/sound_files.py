@@ -221,16 +221,16 @@ class opened:  # noqa: N801 (a context, as `open` is)
 
     def __enter__(self) -> Any:
         source: Any = self.path
-        is_packed = isinstance(source, Packed)
-        if not is_packed:
+        self.key: Any = None
+        if not isinstance(source, Packed):
             if not Path(source).is_file():
                 what = "is a folder; give the files in it" if Path(source).is_dir() else "no such file; check the path"
                 raise DataError(f"{source}: {what}")
             if Path(source).suffix.lower() in DECODED_ELSEWHERE:
                 return _Decoded(source)
+            if self.in_order:  # of this process alone: a fork would share the place in the file
+                self.key = os.getpid(), stamp(Path(source))
             source = os.fsencode(source)  # as text the path would have to be UTF-8
-        # with the process, because a fork would share the place in the file
-        self.key = (os.getpid(), stamp(Path(os.fsdecode(source)))) if self.in_order and not is_packed else None
         if self.key is not None and getattr(_kept, "key", None) == self.key:
             self.file, _kept.key = _kept.file, None
             self.file.seek(0)
