@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from torchaudio.transforms import Resample
 from datamodules.cache import stamp
 from datamodules.errors import DataError
 from datamodules.packed import Packed, Source
+from datamodules.quiet import without_noise
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
@@ -206,8 +208,9 @@ def examine_sound(path: Source) -> dict[str, Any]:
 _kept = threading.local()  # the last MP3 of a thread, as `file` of `key`
 
 
-class opened:  # noqa: N801 (a context, as `open` is)
-    """soundfile.SoundFile, whose errors become DataErrors.
+@contextmanager
+def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
+    """soundfile.SoundFile, whose errors become DataErrors, without what libmpg123 says of an MP3's parts.
 
     Args:
         path: The file.
@@ -215,48 +218,53 @@ class opened:  # noqa: N801 (a context, as `open` is)
             a part from the start of the file, for each part of a day anew. What was read before changes a decoder's
             last bits, so trainings, which are bit-equal in any order, do without.
     """
-
-    def __init__(self, path: Source, in_order: bool = False) -> None:
-        self.path, self.in_order = path, in_order
-
-    def __enter__(self) -> Any:
-        source: Any = self.path
-        self.key: Any = None
-        if not isinstance(source, Packed):
-            if not Path(source).is_file():
-                what = "is a folder; give the files in it" if Path(source).is_dir() else "no such file; check the path"
-                raise DataError(f"{source}: {what}")
-            if Path(source).suffix.lower() in DECODED_ELSEWHERE:
-                return _Decoded(source)
-            if self.in_order:  # of this process alone: a fork would share the place in the file
-                self.key = os.getpid(), stamp(Path(source))
-            source = os.fsencode(source)  # as text the path would have to be UTF-8
-        if self.key is not None and getattr(_kept, "key", None) == self.key:
-            self.file, _kept.key = _kept.file, None
-            self.file.seek(0)
-            return self.file
+    is_mp3 = str(path).lower().endswith(".mp3")
+    with without_noise() if is_mp3 else nullcontext():
+        file, key = _open(path, in_order)
+        is_kept = False
         try:
-            self.file: Any = soundfile.SoundFile(source)
-        except Exception as error:
-            raise self._unreadable(error) from error
-        if not 1000 <= self.file.samplerate <= 1_000_000:
-            rate_hz = self.file.samplerate
-            self.file.close()
-            raise DataError(f"{self.path}: says {rate_hz} samples a second; give it its true rate")
-        return self.file
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if hasattr(self, "file"):
-            if error is None and self.key is not None and self.file.format == "MP3":
-                _kept.key, _kept.file = self.key, self.file
+            yield file
+            is_kept = key is not None and file.format == "MP3"
+        except (soundfile.SoundFileError, OSError) as error:
+            raise _unreadable(path, error) from error
+        finally:
+            if is_kept:
+                _kept.key, _kept.file = key, file
             else:
-                self.file.close()
-        if isinstance(error, soundfile.SoundFileError | OSError):
-            raise self._unreadable(error) from error
+                file.close()
 
-    def _unreadable(self, error: Exception) -> DataError:
-        what = str(getattr(error, "error_string", error)).strip().rstrip(".") or "its data is cut off or damaged"
-        return DataError(f"{self.path}: not a readable sound ({what}); convert it to WAV or FLAC")
+
+def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
+    """An open file, and the key under which it is kept, if its parts are read in order."""
+    source: Any = path
+    key = None
+    if not isinstance(path, Packed):
+        if not Path(path).is_file():
+            what = "is a folder; give the files in it" if Path(path).is_dir() else "no such file; check the path"
+            raise DataError(f"{path}: {what}")
+        if Path(path).suffix.lower() in DECODED_ELSEWHERE:
+            return _Decoded(path), None
+        if in_order:  # of this process alone: a fork would share the place in the file
+            key = os.getpid(), stamp(Path(path))
+        source = os.fsencode(path)  # as text the path would have to be UTF-8
+    if key is not None and getattr(_kept, "key", None) == key:
+        file, _kept.key = _kept.file, None
+        file.seek(0)
+        return file, key
+    try:
+        file = soundfile.SoundFile(source)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if not 1000 <= file.samplerate <= 1_000_000:
+        rate_hz = file.samplerate
+        file.close()
+        raise DataError(f"{path}: says {rate_hz} samples a second; give it its true rate")
+    return file, key
+
+
+def _unreadable(path: Source, error: Exception) -> DataError:
+    what = str(getattr(error, "error_string", error)).strip().rstrip(".") or "its data is cut off or damaged"
+    return DataError(f"{path}: not a readable sound ({what}); convert it to WAV or FLAC")
 
 
 class _Decoded:
@@ -291,6 +299,9 @@ class _Decoded:
 
     def tell(self) -> int:
         return self._at
+
+    def close(self) -> None:
+        pass
 
     def read(self, count: int, **_: Any) -> np.ndarray:
         """The next frames, of which FFmpeg decodes no others: (frames, channels)."""

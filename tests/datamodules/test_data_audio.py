@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import shutil
 
 import numpy as np
@@ -84,6 +85,38 @@ def test_an_mp3_read_in_parts_has_the_samples_of_the_whole(tmp_path):
     _, clip = clip_of(tmp_path / "x.mp3", 2.6, 4.7)
     expected, _ = read_sound(tmp_path / "x.mp3", 2.6, 4.7)
     assert torch.equal(torch.from_numpy(soundfile.read(io.BytesIO(clip), dtype="float32")[0]), expected)
+
+
+def test_what_libmpg123_says_of_parts_is_left_out_and_nothing_else_is(tmp_path, capfd):
+    time = np.arange(16_000 * 10) / 16_000
+    bursts = 0.6 * np.sin(2 * np.pi * (200 + 40 * time) * time) * (time % 0.7 < 0.5)
+    soundfile.write(tmp_path / "x.mp3", bursts, 16_000, format="MP3")
+    file = soundfile.SoundFile(tmp_path / "x.mp3")
+    for start in range(9):
+        file.seek(16_000 * start + 1000)
+        file.read(1000)
+    assert "libmpg123" in capfd.readouterr().err  # without the help of sound_files
+    with sound_files.opened(tmp_path / "x.mp3"):
+        os.write(2, b"a line of another\n")
+        for start in range(9):
+            read_until_break(tmp_path / "x.mp3", start, start + 0.5, in_order=start % 2 == 0)
+    assert capfd.readouterr().err == "a line of another\n"
+    with pytest.raises(DataError, match="no such file"):
+        read_sound(tmp_path / "y.mp3")
+    os.write(2, b"after an error\n")
+    assert capfd.readouterr().err == "after an error\n"
+
+
+def test_an_mp3_is_read_where_the_standard_error_is_closed(tmp_path, capfd):
+    soundfile.write(tmp_path / "x.mp3", np.zeros(48_000), 48_000, format="MP3")
+    stderr = os.dup(2)
+    os.close(2)
+    try:
+        heard, _ = read_sound(tmp_path / "x.mp3", 0.5)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+    assert len(heard) == 24_000
 
 
 @pytest.mark.parametrize("rate_hz", [88_201, 700_000])
