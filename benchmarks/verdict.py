@@ -27,10 +27,10 @@ import os
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from matplotlib.lines import Line2D
@@ -43,6 +43,7 @@ from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, wr
 from longseq.reports.sweep import sweep
 from longseq.training.storage import write_text
 
+Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "docs/results/verdict"
 SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 60, 300, 2, 3
@@ -180,6 +181,9 @@ class Setting(NamedTuple):
         return read(folder / "table.csv")
 
     def best_rate(self) -> str:
+        """The learning rate with the best accuracy in validation; "" if the system is too slow."""
+        if self.is_too_slow():
+            return ""
         rows = self.sweep("rates", SECONDS_OF_RATES, RATES, 1, "val", "--trainer.limit_test_batches=0")
         figures = {row["model.learning_rate"]: float(row["val accuracy, mean"]) for row in rows}
         return max(figures, key=lambda rate: -1 if math.isnan(figures[rate]) else figures[rate])  # it has diverged
@@ -214,11 +218,13 @@ def core_hours(settings: Sequence[Setting]) -> float:
     return (sum(seconds) + of_leaders + searches * (SECONDS_OF_START + SECONDS_OF_RATES)) / 3600
 
 
-def ahead(jobs: int, work: Callable[..., object], *each: Sequence[object]) -> None:
-    """Do some work, so many pieces at a time, so that sweeps whose tables are read next have nothing left to train."""
-    if jobs > 1:
+def results(jobs: int, work: Callable[..., Result], *each: Sequence[object]) -> Iterator[Result]:
+    """What map gives, with so many pieces of the work done at a time, each result as soon as those before it are there."""
+    if jobs == 1:
+        yield from map(work, *each)
+    else:
         with ProcessPoolExecutor(jobs) as pool:
-            list(pool.map(work, *each))
+            yield from pool.map(work, *each)
 
 
 def rates_of(task: str, data: Path, out: Path, runs: Path, jobs: int) -> dict[str, str]:
@@ -230,9 +236,8 @@ def rates_of(task: str, data: Path, out: Path, runs: Path, jobs: int) -> dict[st
     if missing and task != finder:
         what = f"{record} has no rate of {missing[0].system} for {task} yet"
         raise SystemExit(f"{what}; start with --tasks {finder}")
-    ahead(jobs, Setting.best_rate, [setting for setting in missing if not setting.is_too_slow()])
-    for setting in missing:
-        rates[setting.system] = "" if setting.is_too_slow() else setting.best_rate()
+    for setting, rate in zip(missing, results(jobs, Setting.best_rate, missing), strict=True):
+        rates[setting.system] = rate
         write_text(record, json.dumps(rates, indent=1))
     return rates
 
@@ -259,8 +264,8 @@ def train(task: str, data: Path, out: Path, runs: Path, jobs: int) -> None:
     table = out / task / "table.csv"
     rows = {(row["system"], row["local"]): row for row in read(table)} if table.exists() else {}
 
-    def keep(setting: Setting, seeds: int) -> None:
-        rows[setting.system, setting.local] = row_of(setting, rates[setting.system], seeds)
+    def keep(setting: Setting, row: dict[str, str]) -> None:
+        rows[setting.system, setting.local] = row
         kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
         write_csv(part := table.with_suffix(".part"), HEADER, kept)
         part.replace(table)  # another process that draws finds the old table or the new one, whole
@@ -275,9 +280,9 @@ Test accuracy, the highest first; in parentheses the lowest and the highest of {
         write_text(out / task / "table.md", notes + markdown(PAGE_HEADER, side_by_side(rows.values())))
 
     def keep_all(settings: Sequence[Setting], seeds: int) -> None:
-        ahead(jobs, row_of, settings, [rates[setting.system] for setting in settings], [seeds] * len(settings))
-        for setting in settings:
-            keep(setting, seeds)
+        each = settings, [rates[setting.system] for setting in settings], [seeds] * len(settings)
+        for setting, row in zip(settings, results(jobs, row_of, *each), strict=True):
+            keep(setting, row)
 
     missing = [each for each in settings_of(task, data, out, runs) if (each.system, each.local) not in rows]
     keep_all(missing, 1)
