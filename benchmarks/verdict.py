@@ -219,7 +219,7 @@ def core_hours(settings: Sequence[Setting]) -> float:
 
 
 def results(jobs: int, work: Callable[..., Result], *each: Sequence[object]) -> Iterator[Result]:
-    """What map gives, with so many pieces of the work done at a time, each result as soon as those before it are there."""
+    """As map, with so many pieces of the work done at a time: each result as soon as it is there after those before."""
     if jobs == 1:
         yield from map(work, *each)
     else:
