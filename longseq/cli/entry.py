@@ -93,7 +93,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     if isinstance(error, PermissionError):
         return f"{error.filename}: permission denied; make it readable, or choose another", 3
-    if isinstance(error, ArgumentError) and error.argument.startswith("trainer."):  # a strategy's
+    if isinstance(error, ArgumentError):  # such as a strategy's; one that names a key was refused in building
         return f"{error.argument}: {error.what}", 2
     exit_code = getattr(error, "exit_code", None)
     if exit_code is None:

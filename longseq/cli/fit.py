@@ -9,9 +9,8 @@ from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.arguments import ArgumentError
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, take_off
-from longseq.cli.errors import UserError, refused_in_training
+from longseq.cli.errors import refused_in_training
 from longseq.cli.faults import what_was_asked
 from longseq.cli.trainer import is_lightnings, is_of_restoring, wrong_flag
 from longseq.compat.lightning import take_average
@@ -37,8 +36,6 @@ def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | No
             raise _out_of_memory(error, trainer, model, data) from None
         if is_of_restoring(error):
             raise
-        if isinstance(error, ArgumentError):  # a strategy's
-            raise UserError(f"{error.argument}: {error.what}") from error
         if isinstance(error, Exception) and not hasattr(error, "exit_code"):
             refused = refused_in_training(error, settings.as_dict())
             if refused is not None:
