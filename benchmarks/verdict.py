@@ -12,10 +12,12 @@ First of all the time of a step is measured (`--until speed` ends there), with n
 tasks; it is kept in TASK/speeds.json, which belongs to one machine. The trainings then take the number of steps that
 this machine takes in the time, also where they share it, or run on another one. Before the first training the hours are
 printed that all of them take. Each system's figures are written to TASK/table.csv as soon as it is done, and a system
-that has its rows there is not trained again: so the work can be done in as many pieces as one likes. A process uses one
-core. It writes the files of its own tasks alone, so that processes with different --tasks may run at the same time.
---jobs 12 trains twelve systems at a time: on a GPU, which such small models leave idle for the most part, or on a
-machine of many cores.
+that has its rows there is not trained again: so the work can be done in as many pieces as one likes. After a change of
+a system's flags, or of a task's configuration, remove its rows, rates and speeds, which know systems by name alone.
+
+A process uses one core. It writes the files of its own tasks alone, so that processes with different --tasks may run at
+the same time. --jobs 12 trains twelve systems at a time: on a GPU, which such small models leave idle for the most
+part, or on a machine of many cores.
 """
 
 import argparse
@@ -151,11 +153,12 @@ class Setting(NamedTuple):
         if name not in speeds:
             if kept["measured on"] != here:
                 where = f"{record} is of {kept['measured on']}, and this is {here}"
-                raise SystemExit(f"{where}; measure {name} there, or remove the file and the task's tables")
+                others = f"rates.json and tables, and its trainings in {self.runs / self.task}"
+                raise SystemExit(f"{where}; measure {name} there, or remove the file, the task's {others}")
             shutil.rmtree(self.folder / "runs/speed", ignore_errors=True)  # of a trial that was stopped
             command = ["-m", "longseq", "fit", "--config", self.config, *self.flags, *TRIAL]
             command += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(self.folder)]
-            process = run_python(*command, "--experiment", "speed")
+            process = run_python(*command, "--trainer.accelerator", "cpu", "--experiment", "speed")
             if process.returncode:
                 raise SystemExit(process.stderr.strip().split("\n")[-1])
             try:
@@ -185,8 +188,8 @@ class Setting(NamedTuple):
         if self.is_too_slow():
             return ""
         rows = self.sweep("rates", SECONDS_OF_RATES, RATES, 1, "val", "--trainer.limit_test_batches=0")
-        figures = {row["model.learning_rate"]: float(row["val accuracy, mean"]) for row in rows}
-        return max(figures, key=lambda rate: -1 if math.isnan(figures[rate]) else figures[rate])  # it has diverged
+        figures = {row["model.learning_rate"]: accuracy(row["val accuracy, mean"]) for row in rows}
+        return max(figures, key=lambda rate: figures[rate])
 
     def accuracies(self, rate: str, seeds: int, split: str) -> list[float]:
         (row,) = self.sweep("main", SECONDS, rate, seeds, split)
@@ -201,13 +204,20 @@ def measured_on(out: Path, task: str) -> str:
     return json.loads((out / task / "speeds.json").read_text())["measured on"]
 
 
+def accuracy(figure: str) -> float:
+    """A figure of a table, by which rows can be ordered: -1 for a training that has diverged or was too slow."""
+    found = float(figure) if figure and figure != "too slow" else math.nan
+    return -1.0 if math.isnan(found) else found
+
+
 def read(table: Path) -> list[dict[str, str]]:
     with open(table, newline="") as file:
         return list(csv.DictReader(file))
 
 
 def core_hours(settings: Sequence[Setting]) -> float:
-    """What all trainings of a task take by the measured speeds; a forward pass takes a third of a training step."""
+    """About what all trainings of a task take by the measured speeds, those among them that are done already. A forward
+    pass takes a third of a training step; the short validation after each rate that is tried does not count."""
     task = TASKS[settings[0].task]
     trained = [setting for setting in settings if not setting.is_too_slow()]
     evaluations = [task.batches / 3 / setting.steps_a_second() for setting in trained]
@@ -287,7 +297,7 @@ Test accuracy, the highest first; in parentheses the lowest and the highest of {
     missing = [each for each in settings_of(task, data, out, runs) if (each.system, each.local) not in rows]
     keep_all(missing, 1)
     trained = [row for row in rows.values() if row["steps"]]
-    leaders = sorted(trained, key=lambda row: -float(row["validation accuracy"]))[:LEADERS]
+    leaders = sorted(trained, key=lambda row: -accuracy(row["validation accuracy"]))[:LEADERS]  # of equals the first
     single = [(row["system"], row["local"] == "yes") for row in leaders if not row["lowest to highest"]]
     keep_all([Setting(task, *leader, data, out, runs) for leader in single], SEEDS)
 
@@ -299,7 +309,7 @@ def side_by_side(rows: Iterable[dict[str, str]]) -> list[list[str]]:
         forms.setdefault(row["system"], {})[row["local"]] = row
 
     def best(system: str) -> float:
-        return max(float(row["test accuracy"]) if row["steps"] else 0.0 for row in forms[system].values())
+        return max(accuracy(row["test accuracy"]) for row in forms[system].values())
 
     lines = []
     for system in sorted(forms, key=best, reverse=True):
@@ -319,7 +329,7 @@ def draw(out: Path) -> None:
     tasks = [task for task in TASKS if (out / task / "table.csv").exists()]
     figure, all_axes = panels(len(tasks), height=4.6)
     for task, axes in zip(tasks, all_axes, strict=True):
-        trained = [row for row in read(out / task / "table.csv") if row["steps"]]
+        trained = [row for row in read(out / task / "table.csv") if accuracy(row["test accuracy"]) >= 0]
         named = []
         for system, forms in itertools.groupby(trained, key=lambda row: row["system"]):
             _, colour = KINDS[SYSTEMS[system].kind]
@@ -375,6 +385,8 @@ def main() -> None:
     parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
     parser.add_argument("--jobs", type=int, default=1, help="how many systems to train at a time")
     given = parser.parse_args()
+    if given.jobs < 1:
+        parser.error(f"--jobs: must be positive, got {given.jobs}")
     os.environ["OMP_NUM_THREADS"] = "1"  # for the trainings
     torch.set_num_threads(1)  # what machine() names
     sys.path.insert(0, str(ROOT))  # the trainings find benchmarks.pointwise
@@ -387,8 +399,11 @@ def main() -> None:
     print(f"Hours of a core, from the first training to the last: {sum(hours.values()):.1f} ({each})", flush=True)
     if given.until == "speed":
         return
-    for task in given.tasks:
-        train(task, *folders, given.jobs)
+    try:
+        for task in given.tasks:
+            train(task, *folders, given.jobs)
+    except ArgumentError as error:
+        raise SystemExit(f"error: {error}") from error
     draw(given.out)
 
 

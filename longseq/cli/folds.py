@@ -115,7 +115,8 @@ def write_report(experiment: Path, folds: int, args: Sequence[str]) -> None:
     last = max(runs.values(), key=lambda run: int(run.name))
     write_csv(last / "folds.csv", header, rows)
     table = markdown(header, rows)
-    write_text(last / "folds.md", f"    longseq {shlex.join(args)}\n\n{machine()}\n\n{table}")
+    here = machine(config_of(last)["trainer"]["accelerator"])
+    write_text(last / "folds.md", f"    longseq {shlex.join(args)}\n\n{here}\n\n{table}")
     print("\n" + "\n".join(map(shown, table.splitlines())))
     print(shown(f"{last}/folds.md, folds.csv"))
 

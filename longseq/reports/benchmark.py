@@ -1,7 +1,7 @@
 """Time and memory against n and k: the layout of Linformer's efficiency tables (arXiv:2006.04768, table 3)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -221,7 +221,7 @@ def _fits(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) 
 
 
 def _crossovers(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]) -> str:
-    """The length from which a mechanism takes less time than a baseline, interpolated between measured lengths."""
+    """The length from which a mechanism takes less time than a baseline, interpolated; starred beside a prediction."""
     rows = []
     for name, k in columns:
         if name in BASELINES:
@@ -230,20 +230,26 @@ def _crossovers(cells: Sequence[Measured], columns: Sequence[tuple[str, int | No
         for baseline in BASELINES:
             base, ours = _column(cells, baseline, None), _column(cells, name, k)
             lengths = sorted(set(base) & set(ours))
-            row.append(_crossover([(n, math.log(base[n].seconds / ours[n].seconds)) for n in lengths]))
+            row.append(
+                _crossover(
+                    [(n, math.log(base[n].seconds / ours[n].seconds)) for n in lengths],
+                    {n for n in lengths if base[n].is_predicted or ours[n].is_predicted},
+                )
+            )
         rows.append(row)
     return "Faster from n = \n\n" + markdown(["", *(f"than {baseline}" for baseline in BASELINES)], rows)
 
 
-def _crossover(gains: Sequence[tuple[int, float]]) -> str:
+def _crossover(gains: Sequence[tuple[int, float]], predicted: Collection[int] = ()) -> str:
     """The length from which log(baseline / ours) stays positive."""
     if not gains:
         return ""
     if gains[-1][1] <= 0:
-        return f"beyond {gains[-1][0]}"
+        return f"beyond {gains[-1][0]}" + "*" * (gains[-1][0] in predicted)
     for (n, gain), (m, later) in reversed(list(pairwise(gains))):
         if gain <= 0 < later:
-            return f"{math.exp(math.log(n) - gain * math.log(m / n) / (later - gain)):.0f}"
+            crossing = math.exp(math.log(n) - gain * math.log(m / n) / (later - gain))
+            return f"{crossing:.0f}" + "*" * (m in predicted)
     return f"{gains[0][0]} or less"
 
 

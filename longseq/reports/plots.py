@@ -63,8 +63,12 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) 
 
 
 def machine(device: str = "cpu") -> str:
-    """What a figure was measured on: hardware and versions."""
-    if device == "cuda":
+    """What a figure was measured on: hardware and versions.
+
+    Args:
+        device: A device, or an accelerator as Lightning names it: ``auto`` is a GPU where there is one.
+    """
+    if device != "cpu" and torch.cuda.is_available():
         hardware = torch.cuda.get_device_name()
     else:
         cpu = Path("/proc/cpuinfo")

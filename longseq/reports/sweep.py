@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def sweep(
     Raises:
         ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
             seeds or seconds are not positive, the folder holds runs of another configuration, other flags or other
-            keys, the other sweep lacks a run, a training fails, or its metrics.json does not have the metric. A
-            training that diverges is no such failure: its result is nan.
+            keys, or step times of another machine, the other sweep lacks a run, a training fails, or its metrics.json
+            does not have the metric. A training that diverges is no such failure: its result is nan.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
@@ -80,10 +80,11 @@ def sweep(
     _refuse_settings_alike([*baselines, *settings])
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    trained: dict[str, Any] = {"config": {path: Path(path).read_text() for path in config}, "flags": list(flags)}
+    trained: dict[str, Any] = {"config": _texts([*config, *_configs_in(flags)]), "flags": list(flags)}
     trained |= {key: value for key, value in (("seconds", seconds), ("init_from", init_from)) if value is not None}
     _refuse_other_runs(folder, trained, [*baselines, *settings])
-    runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from))
+    here = machine("cpu" if re.search(r"accelerator\W+cpu\b", json.dumps(trained)) else "auto")
+    runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from), here)
     runs.require_weights([*baselines, *settings], seeds)
     steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
     figures: dict[Setting, list[float]] = {}
@@ -100,7 +101,7 @@ def sweep(
     words = ["--config", *config, "--grid", *grid, "--seeds", str(seeds)]
     words += [word for name, value in options.items() if value for word in (f"--{name}", value)]
     command = f"python train.py sweep {shlex.join(words)}"
-    text = f"    {command}\n\n{machine()}\n\n{markdown(header, rows)}"
+    text = f"    {command}\n\n{here}\n\n{markdown(header, rows)}"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)
     if alone is not None:  # the grid has repetitions only, so the figure shows each of them
@@ -165,13 +166,23 @@ def _table(
     return [*header, each], rows
 
 
+def _texts(paths: Iterable[str]) -> dict[str, str]:
+    """What is in those that are files; others are names of configurations that come with longseq."""
+    return {path: Path(path).read_text() for path in paths if Path(path).is_file()}
+
+
+def _configs_in(flags: Sequence[str]) -> list[str]:
+    words = list(itertools.chain.from_iterable(flag.split("=", 1) for flag in flags))
+    return [value for flag, value in itertools.pairwise(words) if flag == "--config"]
+
+
 def _refuse_other_runs(folder: Path, trained: dict[str, Any], settings: Sequence[Setting]) -> None:
     """Refuse a folder whose runs had another config, other flags, or other keys. A run's name has only the last word of
     each key, its value, and the seed; trained.json records the rest."""
     record = folder / "trained.json"
     is_begun = any((folder / "runs").glob("*/*")) or (folder / "steps.json").exists()
     kept = json.loads(record.read_text()) if is_begun and record.exists() else trained
-    keys = kept.pop("keys", {})
+    keys, texts = kept.pop("keys", {}), kept.pop("texts", {})
     if kept != trained:
         raise ArgumentError(
             "out", f"must be a folder of runs with this config and these flags, got {folder}; give another"
@@ -181,7 +192,10 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any], settings: Sequence
         if keys.setdefault(name, own) != own:
             what = f"must be a folder whose runs {name} are of {', '.join(own)}, got {folder}"
             raise ArgumentError("out", f"{what}, where they are of {', '.join(keys[name])}; give another")
-    write_text(record, json.dumps({**trained, "keys": keys}, indent=1))
+        for path, text in _texts(value for key, value in setting if key == "config").items():
+            if texts.setdefault(path, text) != text:
+                raise ArgumentError("out", f"must be a folder of runs with this {path}, got {folder}; give another")
+    write_text(record, json.dumps({**trained, "keys": keys, "texts": texts}, indent=1))
 
 
 @dataclass(frozen=True)
@@ -192,19 +206,22 @@ class _Runs:
     config: Sequence[str]
     flags: Sequence[str]
     others: Path | None  # the folder of the sweep whose weights they start from
+    machine: str
 
     def result(self, setting: Setting, seed: int, metric: str, *length: str) -> float:
-        """The metric of a run; the run is trained first if it has no result yet."""
+        """The metric of a run; the run is trained first if it has no result yet. One that diverged keeps its error."""
         name = _name(setting, seed)
-        results = self._results(name)
-        if not results:
+        results, diverged = self._results(name), self.folder / "runs" / name / "diverged.txt"
+        if not results and not diverged.exists():
             start = [] if self.others is None else ["--model.init_from", self._weights(self.others, name)]
             try:
                 self._train(setting, seed, self.folder, "--experiment", name, "--resume", *start, *length)
             except _DivergedError as error:
-                print(error, flush=True)
-                return math.nan
+                write_text(diverged, f"{error} (to train it again, remove {diverged})\n")
             results = self._results(name)
+        if not results:
+            print(diverged.read_text().rstrip(), flush=True)
+            return math.nan
         figures = json.loads(results[-1].read_text())
         if metric not in figures:
             raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
@@ -229,17 +246,21 @@ class _Runs:
         return str(found[-1])
 
     def steps(self, settings: Sequence[Setting], seconds: float) -> dict[str, int]:
-        """How many optimizer steps every setting takes in a time, measured once and kept in a file."""
+        """How many optimizer steps every setting takes in a time, measured once, on one machine, and kept in a file."""
         record = self.folder / "steps.json"
-        steps: dict[str, int] = json.loads(record.read_text()) if record.exists() else {}
+        kept = json.loads(record.read_text()) if record.exists() else {"measured on": self.machine, "steps": {}}
+        steps: dict[str, int] = kept["steps"]
         for setting in settings:
             name = _experiment(setting)
             if name not in steps:
+                if kept["measured on"] != self.machine:
+                    what = f"must be a folder whose steps were measured on {self.machine}, got {self.folder}"
+                    raise ArgumentError("out", f"{what}, of {kept['measured on']}; go on there, or give another")
                 trials = self.folder / "speed"
                 shutil.rmtree(trials / "runs" / name, ignore_errors=True)  # of a sweep that was stopped here
                 self._train(setting, 0, trials, "--experiment", name, *TRIAL)
                 steps[name] = steps_within(seconds, trials / "runs" / name / "0")
-                write_text(record, json.dumps(steps, indent=1))
+                write_text(record, json.dumps(kept, indent=1))
                 print(f"{_title(setting)}: {steps[name]} steps in {seconds:g} s", flush=True)
         return steps
 

@@ -46,7 +46,10 @@ def test_exponents_and_crossover_are_those_of_the_law():
     assert "| softmax | 1024..2048 | 2.00 | 2.00 |" in _fits(LAW, COLUMNS)
     assert "| linformer k=16 | 1024..2048 | 1.00 | 1.00 |" in _fits(LAW, COLUMNS)
     assert "| linformer k=16 |  | 1000 |" in _crossovers(LAW, COLUMNS)
-    assert _crossover([(256, -1.0), (512, -0.1)]) == "beyond 512"
+    later = [replace(row, is_predicted=row.cell.n > 512) for row in LAW]
+    assert "| linformer k=16 |  | 1000* |" in _crossovers(later, COLUMNS)
+    assert "| linformer k=16 |  | beyond 512 |" in _crossovers([row for row in LAW if row.cell.n < 1024], COLUMNS)
+    assert _crossover([(256, -1.0), (512, -0.1)], {512}) == "beyond 512*"
     assert _crossover([(256, 0.1), (512, 1.0)]) == "256 or less"
 
 

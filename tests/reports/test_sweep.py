@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from longseq.reports.equal_time import TRIAL, steps_within
-from longseq.reports.sweep import _table, averaged, combinations, draw, sweep
+from longseq.reports.sweep import _name, _table, averaged, combinations, draw, sweep
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
 ESC50 = str(Path(__file__).parents[2] / "configs/audio/esc50.yaml")
@@ -51,7 +52,7 @@ def test_a_report_without_any_flag_says_which_it_needs(command):
     assert (done.code, "ckpt_path" in done.error) == (2, True), done.err
 
 
-def test_a_training_that_diverges_is_nan_and_the_others_go_on(command, forked_reports, tmp_path):
+def test_a_training_that_diverges_is_nan_and_the_others_go_on(command, forked_reports, tmp_path, monkeypatch):
     flags = ["--trainer.max_steps", "12", "--model.encoder.dim", "8", "--model.encoder.depth", "1"]
     flags += ["--trainer.limit_test_batches", "1", "--model.optimizer", "sgd", "--model.warmup_fraction", "0"]
     rates = "model.learning_rate=1e30,1e-3"
@@ -61,6 +62,9 @@ def test_a_training_that_diverges_is_nan_and_the_others_go_on(command, forked_re
     with open(tmp_path / "sweep/table.csv", newline="") as file:
         first, second = csv.DictReader(file)
     assert first["test accuracy, mean"] == "nan" and 0 <= float(second["test accuracy, mean"]) <= 1
+    monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("trained again"))
+    again = command("sweep", "--config", DIGITS, "--grid", rates, "--seeds", "1", "--flags", json.dumps(flags))
+    assert (again.code, again.out) == (0, done.out)
 
 
 def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, forked_reports, tmp_path, monkeypatch):
@@ -92,12 +96,13 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, fork
 def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, monkeypatch):
     monkeypatch.setattr("longseq.reports.sweep.TRIAL", [*TRIAL, "--trainer.max_steps", "9"])
     small = ["--model.encoder.dim", "8", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+    small += ["--trainer.accelerator", "cpu"]
     small += ["--model.schedule", "{scheduler: ReduceLROnPlateau, monitor: val/loss}"]  # the trial has a validation too
     arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.depth=1,3", "--seeds", "1", "--seconds", "0.3",
                  "--flags", json.dumps(small)]  # fmt: skip
     done = command(*arguments)
     assert done.code == 0, done.err
-    steps = json.loads((tmp_path / "sweep/steps.json").read_text())
+    steps = json.loads((tmp_path / "sweep/steps.json").read_text())["steps"]
     with open(tmp_path / "sweep/table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["steps"]) for row in rows] == list(steps.values())
@@ -108,6 +113,10 @@ def test_settings_are_compared_at_equal_time(command, forked_reports, tmp_path, 
     assert json.loads(words[words.index("--flags") + 1]) == small
     monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("measured or trained again"))
     assert command(*arguments).code == 0
+    monkeypatch.setattr("longseq.reports.sweep.machine", lambda device: f"another {device}")
+    assert command(*arguments).code == 0  # nothing is left to measure
+    third = [argument.replace("depth=1,3", "depth=1,3,4") for argument in arguments]
+    assert "out: must be a folder whose steps were measured on another cpu, got sweep, of " in command(*third).error
     other = [argument.replace("0.3", "0.4") for argument in arguments]
     assert "out: must be a folder of runs with this config and these flags" in command(*other).error
 
@@ -215,6 +224,27 @@ def test_runs_of_another_key_with_the_same_last_word_are_not_taken(command, fork
     done = command("sweep", *flags, "--grid", "model.encoder.attention.dim=16,24")
     assert done.code == 2
     assert "out: must be a folder whose runs dim=16 are of model.encoder.attention.dim, got " in done.error
+
+
+def test_a_configuration_of_the_grid_or_of_the_flags_that_was_changed_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *command: pytest.fail(" ".join(command)))
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    for path in (one, two):
+        path.write_text("model: {learning_rate: 0.01}")
+    grid, flags, out = [f"config={one}"], [f"--config={two}"], str(tmp_path / "sweep")
+    run = Path(out, "runs", _name((("config", str(one)),), 0), "0")
+    run.mkdir(parents=True)
+    (run / "metrics.json").write_text('{"test/accuracy": 0.5}')
+    sweep([DIGITS], grid, 1, flags=flags, out=out)
+    sweep([DIGITS], grid, 1, flags=flags, out=out)
+    text = one.read_text()
+    one.write_text(text.replace("0.01", "0.02"))
+    with pytest.raises(ValueError, match=rf"^out must be a folder of runs with this {re.escape(str(one))}, got "):
+        sweep([DIGITS], grid, 1, flags=flags, out=out)
+    one.write_text(text)
+    two.write_text(text.replace("0.01", "0.02"))
+    with pytest.raises(ValueError, match=r"^out must be a folder of runs with this config and these flags, got "):
+        sweep([DIGITS], grid, 1, flags=flags, out=out)
 
 
 def test_flags_that_make_several_runs_of_one_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import math
 import re
 import shutil
 import sys
@@ -117,6 +118,22 @@ def test_a_system_that_is_too_slow_is_not_trained_and_its_row_says_so(verdict, m
     assert [table["Softmax", local]["test accuracy"] for local in ("yes", "no")] == ["too slow", "too slow"]
     assert [table["Softmax", local]["ms of a step"] for local in ("yes", "no")] == ["over 20,000", "10000"]
     assert "Softmax" not in {asked[1] for asked in verdict.sweep.asked}
+
+
+def test_a_training_that_has_diverged_leads_nothing(verdict, monkeypatch):
+    monkeypatch.setitem(ACCURACIES, "no attention", (math.nan, math.nan))
+    run(verdict, monkeypatch, "--tasks", "mnist")
+    table = rows("mnist")
+    assert (table["no attention", "yes"]["test accuracy"], table["no attention", "yes"]["lowest to highest"]) == (
+        "nan",
+        "",
+    )
+    assert [key for key, row in table.items() if row["lowest to highest"]] == [
+        ("Verma without E", "yes"), ("Verma without E", "no"),
+    ]  # fmt: skip
+    assert re.findall(r"^\| (?!system)([\w ]+) \|", Path("out/mnist/table.md").read_text(), re.MULTILINE) == [
+        "LSTM", "Verma without E", "no attention", "Softmax",
+    ]  # fmt: skip
 
 
 def test_it_goes_on_where_it_was_stopped_and_ends_in_the_same_table(verdict, monkeypatch):
