@@ -2,14 +2,16 @@
 
 The most telling rows come first. After every row table.md and table.csv are written, and no row begins after --minutes,
 because a GPU may be at hand for a short time only. Two things that are compared run in one process, in the
-order A B A B. On a GPU everything is in bfloat16 and under torch.compile. --lra DIR trains on Long Range Arena's Image
-instead, for half an hour; DIR holds CIFAR-10.
+order A B A B. On a GPU everything is in bfloat16, and under torch.compile but for the groups of queries, the step on a
+million tokens and the longest sequence. --lra DIR trains on Long Range Arena's Image instead, for the 12 epochs of
+configs/image/cifar10.yaml and half an hour at most; DIR holds CIFAR-10.
 """
 
 import argparse
 import gc
 import itertools
 import math
+import shlex
 import subprocess
 import sys
 import time
@@ -17,11 +19,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import million
 import torch
 import torch.nn.functional as F
+from jsonargparse.typing import PositiveInt
 from peers import Bench, Row, Step, as_measured, autocast, compare, layer_step, our_layer, seconds_of, training_step
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -33,7 +36,7 @@ from longseq.attention.groups import attend_in_groups, num_groups
 from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
 from longseq.compat.torch import is_out_of_memory
-from longseq.reports.cell import largest
+from longseq.reports.cell import largest, peak_of
 from longseq.reports.plots import machine, markdown, write_csv
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
@@ -194,7 +197,7 @@ def mfu(bench: Bench) -> Iterator[Row]:
         seconds = min(seconds_of(bench, step) for _ in range(ROUNDS))
         share = f"**{flops / seconds / peak:.2f}**" if peak else ""
         best = f"{peak / 1e12:.0f} TFLOP/s" if peak else "not known"
-        at = f"n = {n}, width {bench.width}, {1e3 * seconds:.3g} ms"
+        at = f"n = {math.prod(sides)}, width {bench.width}, {1e3 * seconds:.3g} ms"
         yield [
             "MFU of a training step, depth 4",
             "the device's peak",
@@ -239,9 +242,10 @@ def longest(bench: Bench, most: int = 1 << 28) -> Iterator[Row]:
 def a_million(bench: Bench, side: int = 1024) -> Iterator[Row]:
     """One training step on all pixels of an image, as benchmarks/million.py measures it, on this device."""
     for name, mechanism in million.mechanisms(min(256, side * side // 4)).items():
+        peak = peak_of(torch.device(bench.device))  # other parts have run in this process
         with autocast(bench, bench.precisions[0]):
             found = million.step(side, mechanism, None, 3, bench.device)
-        figures = [f"{found['seconds']:.3g} s", f"{found['gib']:.3g} GiB"]
+        figures = [f"{found['seconds']:.3g} s", f"{peak() / 2**30:.3g} GiB"]
         yield [f"training step on {side * side:,} tokens, width 64, depth 4", "", name, *figures, "", "", ""]
 
 
@@ -262,40 +266,39 @@ def rows(asked: argparse.Namespace) -> Iterator[Row]:
             yield from PARTS[name](bench, **options.get(name, {}))
 
 
-def train_lra(folder: str) -> None:
+def train_lra(folder: str) -> NoReturn:
     """Long Range Arena's Image: CIFAR-10 in grey, a token for each of its 1,024 pixels, without augmentation."""
     root = Path(__file__).parents[1]
     configs = [root / "configs" / name for name in ("image/cifar10.yaml", "trainer/gpu.yaml")]
     command = [sys.executable, root / "train.py", "fit", "--config", configs[0], "--config", configs[1]]
     command += ["--data.root", folder, "--data.augment", "[]", "--trainer.max_time", "00:00:30:00"]
-    subprocess.run(command, check=True)
+    raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--n", type=int, nargs="+", default=[16384, 65536, 4096])
-    parser.add_argument("--width", type=int, nargs="+", default=[768, 384])
+    parser.add_argument("--n", type=PositiveInt, nargs="+", default=[16384, 65536, 4096])
+    parser.add_argument("--width", type=PositiveInt, nargs="+", default=[768, 384])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no row after this time")
     parser.add_argument("--out", type=Path, default=Path("docs/results/gpu"))
-    parser.add_argument("--lra", metavar="DIR", help="train on Long Range Arena's Image, 30 minutes, and nothing else")
+    parser.add_argument("--lra", metavar="DIR", help="train on Long Range Arena's Image and do nothing else")
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: --device: there is no GPU here; give --device cpu --n 64 128 --width 32")
     if asked.lra:
-        return train_lra(asked.lra)
+        train_lra(asked.lra)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     asked.out.mkdir(parents=True, exist_ok=True)
-    command = f"    python benchmarks/gpu.py --device {asked.device} --n {' '.join(map(str, asked.n))}"
-    top = f"{command} --width {' '.join(map(str, asked.width))}\n\n{machine(asked.device)}\n\n"
+    top = f"    python {shlex.join(sys.argv)}\n\n{machine(asked.device)}\n\n"
     begin, found = time.monotonic(), []
     for row in rows(asked):
         found.append(row)
         print(" | ".join(row), flush=True)
         is_late = time.monotonic() - begin > 60 * asked.minutes
-        late = f"\nNo row was begun after {asked.minutes:g} minutes, and some are missing.\n" if is_late else ""
+        late = f"\nNo row was begun after {asked.minutes:g} minutes.\n" if is_late else ""
         write_csv(asked.out / "table.csv", HEADER, found)
         (asked.out / "table.md").write_text(top + markdown(HEADER, found) + late)
         if is_late:

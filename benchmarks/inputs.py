@@ -16,6 +16,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from jsonargparse.typing import PositiveInt
 from torch.utils.data import DataLoader
 
 from datamodules import FSDD, MNIST, DataModule, ImageFolder
@@ -71,9 +72,11 @@ def sounds(data: Any) -> Classifier:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=PositiveInt, default=40)
+    parser.add_argument("--rounds", type=PositiveInt, default=3)
     options = parser.parse_args()
+    if options.steps <= WARM_UP:
+        parser.error(f"argument --steps: must be more than the {WARM_UP} that warm up, got {options.steps}")
     warnings.simplefilter("ignore")
     root = options.root
     cases: dict[str, tuple[Callable[[], Any], Callable[[Any], Classifier]]] = {

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -91,13 +92,14 @@ def main() -> None:
         rank, size, side, mechanism, steps, folder = sys.argv[2:]
         return run(int(rank), int(size), int(side), mechanism, int(steps), folder)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--sides", type=PositiveInt, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--processes", type=PositiveInt, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=PositiveInt, default=3)
     parser.add_argument("--out", type=Path, default=Path("docs/results/million"))
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     header = ["mechanism", "tokens", "processes", "seconds a step", "GiB of a process"]
+    asked.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for mechanism in MECHANISMS:
         for side in asked.sides:
@@ -105,9 +107,9 @@ def main() -> None:
                 found = measured(size, side, mechanism, asked.steps)
                 rows.append([mechanism, f"{side * side:,}", size, f"{found['seconds']:.2f}", f"{found['gib']:.2f}"])
                 print(*rows[-1], sep=", ", flush=True)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_csv(asked.out / "table.csv", header, rows)
-    (asked.out / "table.md").write_text(f"    python {' '.join(sys.argv)}\n\n{machine()}\n\n{markdown(header, rows)}")
+                write_csv(asked.out / "table.csv", header, rows)
+                text = f"    python {' '.join(sys.argv)}\n\n{machine()}\n\n{markdown(header, rows)}"
+                (asked.out / "table.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ import argparse
 import gc
 import itertools
 import math
+import shlex
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jsonargparse.typing import PositiveInt
 from linear_attention_transformer.linear_attention_transformer import SelfAttention
 from linformer import Linformer as PyPILinformer
 from linformer import LinformerSelfAttention
@@ -366,12 +369,14 @@ def rows(bench: Bench, names: Sequence[str], rounds: int) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=PositiveInt, default=10)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of the table; default: all")
     parser.add_argument("--minutes", type=float, help="begin no row after this time; default on a GPU: 6.5")
     parser.add_argument("--out", type=Path, help="default: docs/results/peers.md, or peers-gpu.md on a GPU")
     parser.add_argument("--apart", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.parts != list(PARTS) and options.out is None and options.apart is None:
+        parser.error("argument --parts: give --out too, or the whole table is replaced by these parts")
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     if options.apart:
@@ -383,23 +388,22 @@ def main() -> None:
     bench = GPU if options.device == "cuda" else CPU
     what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
     versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
-    chosen = [] if options.parts == list(PARTS) else ["--parts", *options.parts]
-    command = " ".join(["python benchmarks/peers.py --device", bench.device, *chosen])
-    text = (
-        f"# longseq and its peers\n\n    {command}\n\n{date.today()}; {machine(bench.device)}; {versions}. {what}.\n\n"
-    )
+    said = f"    python {shlex.join(sys.argv)}\n\n{date.today()}; {machine(bench.device)}; {versions}. {what}."
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     print(*lines, sep="\n", flush=True)
     out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
-    minutes = options.minutes or (6.5 if bench.compiles else math.inf)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    minutes = (6.5 if bench.compiles else math.inf) if options.minutes is None else options.minutes
     begin = time.monotonic()
     for row in rows(bench, options.parts, options.rounds):
         lines.append("| " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
         if is_late := time.monotonic() - begin > 60 * minutes:
-            lines += ["", f"No row was begun after {minutes:g} minutes, and some are missing."]
-        out.write_text(text + "\n".join(lines) + "\n")  # after every row, or a run that is cut short leaves nothing
+            lines += ["", f"No row was begun after {minutes:g} minutes."]
+        out.write_text(
+            "\n".join(["# longseq and its peers", "", said, "", *lines, ""])
+        )  # after every row, or a run that is cut short leaves nothing
         if is_late:
             break
 

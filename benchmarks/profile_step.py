@@ -88,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/performance.png"))
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     bars: dict[str, dict[str, float]] = {}
     for name, mechanism, pool, precision in (

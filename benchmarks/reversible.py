@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
 from torch.nn.functional import cross_entropy
 
 from longseq import ImageEncoder, Linformer, Reformer
@@ -55,8 +56,8 @@ def step(side: int, depth: int, mechanism: str, kind: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=64, help="pixels of the image's side")
-    parser.add_argument("--depths", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--side", type=PositiveInt, default=64, help="pixels of the image's side")
+    parser.add_argument("--depths", type=PositiveInt, nargs="+", default=[4, 8, 16])
     parser.add_argument("--attention", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--out", type=Path, default=Path("docs/results/reversible"))
     asked = parser.parse_args()

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -277,7 +278,10 @@ def main() -> None:
         return worker(int(rank), folder, int(repeats))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--repeats", type=int, default=20, help="steps of each kind that are measured in turns; the median counts"
+        "--repeats",
+        type=PositiveInt,
+        default=20,
+        help="steps of each kind that are measured in turns; the median counts",
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results/scale"))
     asked = parser.parse_args()

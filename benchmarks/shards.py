@@ -32,17 +32,18 @@ def write(folder: Path, samples: int) -> None:
         file = io.BytesIO()
         Image.fromarray(generator.integers(0, 255, (8, 8, 3), np.uint8)).save(file, "PNG")
         files.append(file.getvalue())
-    for first in range(0, samples, PER_SHARD):
-        split = ("train", "val", "test")[max(0, first // PER_SHARD - samples // PER_SHARD + 3)]
+    starts = range(0, samples, PER_SHARD)
+    for number, first in enumerate(starts):
+        split = {len(starts) - 2: "val", len(starts) - 1: "test"}.get(number, "train")
         members = (
             member
-            for number in range(first, min(first + PER_SHARD, samples))
+            for sample in range(first, min(first + PER_SHARD, samples))
             for member in (
-                (f"class{number % CLASSES:03}/{number:09}.png", files[number % CLASSES]),
-                (f"class{number % CLASSES:03}/{number:09}.cls", str(number % CLASSES).encode()),
+                (f"class{sample % CLASSES:03}/{sample:09}.png", files[sample % CLASSES]),
+                (f"class{sample % CLASSES:03}/{sample:09}.cls", str(sample % CLASSES).encode()),
             )
         )
-        write_tar(folder / f"{split}-{first // PER_SHARD:06}.tar", members)
+        write_tar(folder / f"{split}-{number:06}.tar", members)
 
 
 def measure(root: str) -> None:
@@ -72,6 +73,10 @@ def measure(root: str) -> None:
 
 def main() -> None:
     samples = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    if samples <= 2 * PER_SHARD:
+        raise SystemExit(
+            f"error: SAMPLES: must be more than {2 * PER_SHARD:,}, for a shard of each split; got {samples}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "shards").mkdir()
         start = time.perf_counter()

@@ -4,6 +4,7 @@ python benchmarks/start.py [--rounds 5]
 """
 
 import argparse
+import shlex
 import statistics
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from jsonargparse.typing import PositiveInt
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -19,8 +21,8 @@ IMPORTS = [sys.executable, "-c", "import torch, pytorch_lightning"]
 TINY = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0", "--trainer.max_steps", "1"]
 
 
-def seconds(command: list[str], folder: str, until: str | None = None) -> float:
-    """Seconds until a command ends, or until it has printed some words."""
+def seconds(command: list[str], folder: str, code: int, until: str | None) -> float:
+    """Seconds until a command ends with the code that is expected, or until it has printed some words before that."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
@@ -28,13 +30,16 @@ def seconds(command: list[str], folder: str, until: str | None = None) -> float:
     for line in process.stdout:
         if until is not None and until in line and took is None:
             took = time.perf_counter() - begin
-    process.wait()
-    return time.perf_counter() - begin if took is None else took
+    ended = process.wait()
+    whole = time.perf_counter() - begin
+    if ended != code or (until is not None and took is None):
+        raise SystemExit(f"error: {shlex.join(command)} ended with {ended}, expected {code}, and {until or 'its end'}")
+    return whole if took is None else took
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=PositiveInt, default=5)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
         Image.new("L", (8, 8)).save(f"{folder}/image.png")
@@ -46,22 +51,21 @@ def main() -> None:
             "        print('the first step is done', flush=True)\n"
         )
         announce = ["--allow_class", "announcing", "--trainer.callbacks+=announcing.Announce"]
-        commands: dict[str, tuple[list[str], str | None]] = {
-            "import torch, pytorch_lightning": (IMPORTS, None),
-            "longseq --help": ([*LONGSEQ, "--help"], None),
-            "longseq ft (no such command)": ([*LONGSEQ, "ft"], None),
-            "longseq fit --config no/such": ([*LONGSEQ, "fit", "--config", "no/such"], None),
-            "longseq fit --help": ([*LONGSEQ, "fit", "--help"], None),
-            "longseq fit --model.encodr x": ([*LONGSEQ, "fit", "--model.encodr", "x"], None),
-            "predict of one file": (
-                [*LONGSEQ, "predict", "--ckpt_path", "runs/digits/0/last.ckpt", "--input", "image.png"], None,
-            ),
-            "fit, until the first step is done": ([*step, *announce], "the first step is done"),
-        }  # fmt: skip
+        predict = [*LONGSEQ, "predict", "--ckpt_path", "runs/digits/0/last.ckpt", "--input", "image.png"]
+        commands: dict[str, tuple[list[str], int, str | None]] = {  # with the exit code, and the words that are timed
+            "import torch, pytorch_lightning": (IMPORTS, 0, None),
+            "longseq --help": ([*LONGSEQ, "--help"], 0, None),
+            "longseq ft (no such command)": ([*LONGSEQ, "ft"], 2, None),
+            "longseq fit --config no/such": ([*LONGSEQ, "fit", "--config", "no/such"], 2, None),
+            "longseq fit --help": ([*LONGSEQ, "fit", "--help"], 0, None),
+            "longseq fit --model.encodr x": ([*LONGSEQ, "fit", "--model.encodr", "x"], 2, None),
+            "predict of one file": (predict, 0, None),
+            "fit, until the first step is done": ([*step, *announce], 0, "the first step is done"),
+        }
         taken: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
-            for name, (command, until) in commands.items():
-                taken[name].append(seconds(command, folder, until))
+            for name, (command, code, until) in commands.items():
+                taken[name].append(seconds(command, folder, code, until))
     base = taken["import torch, pytorch_lightning"]
     print("| command | seconds, median | against the imports, median (each round) |\n|---|---|---|")
     for name, times in taken.items():

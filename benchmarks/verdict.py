@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from jsonargparse.typing import PositiveInt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
@@ -383,10 +384,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/verdict"), help="the folder of all trainings")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
-    parser.add_argument("--jobs", type=int, default=1, help="how many systems to train at a time")
+    parser.add_argument("--jobs", type=PositiveInt, default=1, help="how many systems to train at a time")
     given = parser.parse_args()
-    if given.jobs < 1:
-        parser.error(f"--jobs: must be positive, got {given.jobs}")
     os.environ["OMP_NUM_THREADS"] = "1"  # for the trainings
     torch.set_num_threads(1)  # what machine() names
     sys.path.insert(0, str(ROOT))  # the trainings find benchmarks.pointwise
