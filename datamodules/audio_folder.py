@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from datamodules.audio import SoundsOfAnyRate
-from datamodules.errors import DataError, require
+from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.own_files import OwnFiles
 from datamodules.samples import Samples
@@ -57,6 +58,21 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
         start, stop = frames_between(item.start, item.end, rate_hz, frames)
         return max(stop - start, 0) / rate_hz
+
+    @cached_property
+    def facts(self) -> dict[str, Facts]:
+        facts = super().facts
+        lengths = {path: found["frames"] / found["rate_hz"] for path, found in facts.items() if "error" not in found}
+        late = [  # of rows of a detector the last may begin before the end of the recording, and end behind it
+            item
+            for item in self.items
+            if item.end is not None and item.start + item.end > 2 * lengths.get(item.path, math.inf) > 2 * item.start
+        ]
+        if late:
+            end, length = late[0].end, lengths[late[0].path]
+            what = f"line {late[0].line} ends at {end:g} s, {late[0].path} has {length:g} s"
+            say(f"{self.root}: {counted(len(late), 'row')} of the table lasts beyond its recording ({what}); cut there")
+        return facts
 
     def examine(self, path: Path) -> Facts:
         return examine_sound(path)

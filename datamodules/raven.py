@@ -1,4 +1,4 @@
-"""What only Raven's tables need: names of columns, and where their recordings are."""
+"""What tables of Raven and BirdNET need: names of columns, and where their recordings are."""
 
 import os
 import re
@@ -14,7 +14,7 @@ BEGIN_PATH = "Begin Path"  # where a recording was on the computer on which Rave
 
 
 def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:
-    """Rows whose paths are Begin Paths, with the paths of the same recordings below a folder.
+    """Rows whose paths are those of another computer, with the paths of the same recordings below a folder.
 
     Where there is no such path below the folder, the file is that of the path's longest end that is there:
     C:/forest/site1/dawn.wav is site1/dawn.wav or else dawn.wav. A path of which no end is there stays as it is.

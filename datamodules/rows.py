@@ -1,8 +1,10 @@
 """The rows of a table, as texts: CSV, TSV, JSON Lines or Parquet."""
 
 import csv
+import itertools
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,28 +45,49 @@ def read_rows(path: Path, wanted: Collection[str]) -> Rows:
         with open(path, newline="", encoding="utf-8-sig") as file:
             if suffix == ".jsonl":
                 return _rows_of_json(path, file, wanted)
-            head = file.readline()
-            has_tabs = suffix == ".tsv" or (suffix == ".txt" and "\t" in head)
-            is_ravens = has_tabs and BEGIN_TIME in head
-            file.seek(0)
-            return _rows_of_csv(path, file, "\t" if has_tabs else ",", is_ravens, wanted)
+            return _rows_of_csv(path, file, wanted)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check the path") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: not a readable table ({what}); give CSV, TSV or JSON Lines in UTF-8") from error
 
 
-def _rows_of_csv(path: Path, file: TextIO, delimiter: str, is_ravens: bool, wanted: Collection[str]) -> Rows:
+def _rows_of_csv(path: Path, file: TextIO, wanted: Collection[str]) -> Rows:
+    head, before = file.readline(), 0
+    if re.fullmatch(r"sep=[;,\t]", head.strip("\r\n")):  # Excel's own
+        head, before = file.readline(), 1
+    has_tabs = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".txt" and "\t" in head)
+    has_semicolons = not has_tabs and ";" in head and "," not in head  # Excel, where numbers have decimal commas
+    delimiter = "\t" if has_tabs else ";" if has_semicolons else ","
     # Raven quotes nothing: a note that begins with " would take in the rows below it
-    reader = csv.DictReader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_ravens else csv.QUOTE_MINIMAL)
-    names = list(reader.fieldnames or [])
-    used = [name for name in names if name in wanted]
+    quoting = csv.QUOTE_NONE if has_tabs and BEGIN_TIME in head else csv.QUOTE_MINIMAL
+    reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, quoting=quoting)
+    names = _as_wanted(next(reader, []), wanted)
+    used = [(number, name) for number, name in enumerate(names) if name in wanted]
     rows = []
-    for row in reader:
-        if any(cell.strip() for cell in row.get(None) or ()):  # "speech,music" without quotes would be speech
+    for cells in reader:
+        line = reader.line_num + before
+        if any(cell.strip() for cell in cells[len(names) :]):  # "speech,music" without quotes would be speech
             what = f"more cells than columns; put quotes round those with {delimiter!r} in them"
-            raise DataError(f"{path}: line {reader.line_num}: {what}")
-        rows.append((reader.line_num, {name: row[name] or "" for name in used}))
+            raise DataError(f"{path}: line {line}: {what}")
+        if not cells:
+            continue
+        row: dict[str, str | list[str]] = {}
+        for number, name in used:
+            cell = cells[number] if number < len(cells) else ""
+            row[name] = re.sub(r"^\s*([+-]?\d+),(\d+)\s*$", r"\1.\2", cell) if has_semicolons else cell
+        rows.append((line, row))
     return Rows(names, rows)
+
+
+def _as_wanted(names: Sequence[str], wanted: Collection[str]) -> list[str]:
+    """Names of columns as they are wanted, where blanks or capitals are all that differs and no other has the name."""
+    plain = {each.casefold(): each for each in wanted}
+    return [
+        name if name in wanted or (found := plain.get(name.strip().casefold())) in (None, *names) else found
+        for name in names
+    ]
 
 
 def _rows_of_json(path: Path, file: TextIO, wanted: Collection[str]) -> Rows:

@@ -46,7 +46,8 @@ def read_table(
         groups: The column that names each row's group, which is never in two splits.
         is_named: Whether the user gave its name. Otherwise it has no rows if it lacks a column of labels or of paths,
             because it may be about something else.
-        folder: Where the files are, also those of Raven's Begin Path; if absent, the paths stay as they are.
+        folder: Where the files are, also those of Raven's Begin Path and BirdNET's File; if absent, the paths stay as
+            they are.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
@@ -79,7 +80,7 @@ def read_table(
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
         items.append(_item(path, line, values, separator is not None, groups))
     if folder is not None:
-        items = below(folder, items, path) if column["path"] == BEGIN_PATH else items
+        items = below(folder, items, path) if column["path"] in (BEGIN_PATH, "File") else items
         items = with_one_spelling(folder, items)
     if column.get("start") == BEGIN_TIME and len({item.path for item in items}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"
@@ -245,6 +246,7 @@ def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool
     except ValueError as error:
         raise wrong(f"start or end is no number ({error}); give seconds") from error
     if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
-        raise wrong(f"from {start:g} to {'its end' if end is None else f'{end:g} s'}; end must come after start")
+        what = f"from {start:g} to {'its end' if end is None else f'{end:g} s'}"
+        raise wrong(f"{what}; give seconds from 0 on, the end after the start")
     file = os.path.normpath(values["path"])  # one file with two spellings could get into two splits
     return Item(file, label, SPLITS.get(split, ""), values.get("fold", ""), start, end, line, group)

@@ -121,14 +121,43 @@ RAVEN = (
 BIRDNET = "Start (s),End (s),Scientific name,Common name,Confidence,File\n0.5,1.5,Aves,bird,0.9,a.wav\n"
 BIRDNET += "0.2,0.95,Anura,frog,0.8,b.wav\n"
 EVENTS = "path,start,end,class,score\na.wav,0.500,1.500,bird,0.9\nb.wav,0.200,0.950,frog,0.8\n"
+ELSEWHERE = BIRDNET.replace("a.wav", "/home/me/recordings/a.wav").replace("b.wav", "C:\\recordings\\b.wav")
+# as Excel writes where numbers have decimal commas, and as one types it
+EXCEL = "sep=;\npath;Start;End;label\na.wav;0,5;1,5;bird\nb.wav;0,2;0,95;frog\n"
+TYPED = "Path, START ,end, Label\na.wav,0.5,1.5, bird\n\nb.wav,0.2,0.95,frog\n"
 
 
-@pytest.mark.parametrize(("name", "text"), [("t.txt", RAVEN), ("t.tsv", RAVEN), ("t.csv", BIRDNET), ("t.csv", EVENTS)])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.txt", RAVEN),
+        ("t.tsv", RAVEN),
+        *(("t.csv", text) for text in (BIRDNET, ELSEWHERE, EVENTS, EXCEL, EXCEL.partition("\n")[2], TYPED)),
+    ],
+)
 def test_tables_of_raven_birdnet_and_our_own_events_are_read(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
     data = AudioFolder(str(root), table=name, labels_separator=";")
     found = [(item.path, item.label, item.start, item.end) for item in data.items]
     assert found == [("a.wav", "bird", 0.5, 1.5), ("b.wav", "frog", 0.2, 0.95)]
+
+
+def test_a_column_has_its_own_name_before_one_that_differs_in_capitals(root: Path) -> None:
+    (root / "t.csv").write_text("path,Label,label,notes;\na.wav,x,bird,\nb.wav,x,frog,\n")
+    assert [item.label for item in AudioFolder(str(root), table="t.csv").items] == ["bird", "frog"]
+
+
+def test_rows_that_mostly_lie_beyond_their_recordings_are_counted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"a.wav": (0, 999, "bird"), "b.wav": (0, 0.5, "frog")}
+    length = soundfile.info(root / "a.wav").duration
+    text = "".join(f"{path},{start},{end},{label}\n" for path, (start, end, label) in rows.items())
+    (root / "t.csv").write_text(f"path,start,end,label\n{text}a.wav,{length - 1},{length + 0.9},frog\n")
+    data = AudioFolder(str(root), table="t.csv")
+    assert not data.bad_files()
+    said = f"1 row of the table lasts beyond its recording (line 2 ends at 999 s, a.wav has {length:g} s); cut there\n"
+    assert said in capsys.readouterr().err
 
 
 def test_begin_times_of_raven_that_count_through_several_recordings_are_refused(root: Path) -> None:

@@ -463,20 +463,38 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("path,label,start\nbells/00.wav,bells,nan\n", "t.csv: line 2: from nan to its end; end must come after start"),
-        ("path,label,start\nbells/00.wav,bells,inf\n", "t.csv: line 2: from inf to its end; end must come after start"),
-        ("path,label,start\nbells/00.wav,bells,-1\n", "t.csv: line 2: from -1 to its end; end must come after start"),
-        ("path,label,end\nbells/00.wav,bells,nan\n", "t.csv: line 2: from 0 to nan s; end must come after start"),
-        ("path,label,end\nbells/00.wav,bells,inf\n", "t.csv: line 2: from 0 to inf s; end must come after start"),
+        (
+            "path,label,start\nbells/00.wav,bells,nan\n",
+            "t.csv: line 2: from nan to its end; give seconds from 0 on, the end after the start",
+        ),
+        (
+            "path,label,start\nbells/00.wav,bells,inf\n",
+            "t.csv: line 2: from inf to its end; give seconds from 0 on, the end after the start",
+        ),
+        (
+            "path,label,start\nbells/00.wav,bells,-1\n",
+            "t.csv: line 2: from -1 to its end; give seconds from 0 on, the end after the start",
+        ),
+        (
+            "path,label,end\nbells/00.wav,bells,nan\n",
+            "t.csv: line 2: from 0 to nan s; give seconds from 0 on, the end after the start",
+        ),
+        (
+            "path,label,end\nbells/00.wav,bells,inf\n",
+            "t.csv: line 2: from 0 to inf s; give seconds from 0 on, the end after the start",
+        ),
         ("path,label\nbells/0\0.wav,bells\n", "t.csv: line 2: a NUL in the path; write the table again as UTF-8"),
         (
             "path,label\nbells/00.wav,bells\nhorns/nowhere.wav,horns\n",
             "horns/nowhere.wav: no such file; check the path",
         ),
-        ("file,label\nbells/00.wav,bells\n", "t.csv: no column path; name it in the first line"),
+        ("sound,label\nbells/00.wav,bells\n", "t.csv: no column path; name it in the first line"),
         ("path,label\nbells/00.wav,\n", "t.csv: line 2: no path or no label; give both"),
         ("path,label,start\nbells/00.wav,bells,soon\n", "t.csv: line 2: start or end is no number"),
-        ("path,label,start,end\nbells/00.wav,bells,2,1\n", "t.csv: line 2: from 2 to 1 s; end must come after start"),
+        (
+            "path,label,start,end\nbells/00.wav,bells,2,1\n",
+            "t.csv: line 2: from 2 to 1 s; give seconds from 0 on, the end after the start",
+        ),
         ("path,label,split\nbells/00.wav,bells,tset\n", "t.csv: line 2: split tset; give train, val or test"),
         ("path,label\n", "t.csv: holds no row"),
         ("path,label,label\nbells/00.wav,bells,x\n", "t.csv: two columns are called label; keep one"),
@@ -493,6 +511,7 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
             "line 2 of the table: holds no sound from 1e+308 s on, it is 0.1 s long; mend start and end",
         ),
         ("", "t.csv: no column label and path"),
+        (None, "t.csv: no such file; check the path"),
         (
             "path,label\nbells/00.wav,bells,horns\n",
             "t.csv: line 2: more cells than columns; put quotes round those with ',' in them",
@@ -500,7 +519,8 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
     ],
 )
 def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
-    (sounds / "t.csv").write_text(table)
+    if table is not None:
+        (sounds / "t.csv").write_text(table)
     done = command(*SOUNDS, "--data.root", sounds, "--data.table", "t.csv")
     assert done.code == 3
     assert said in done.error
