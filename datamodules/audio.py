@@ -102,8 +102,9 @@ class AudioDataModule(DataModule):
             return [(path, 0.0, length)]
         window = self.seconds if window is None else window
         hop = window if hop is None else hop
+        rule = "positive" if any_length else f"positive and at most {longest:g} s"
         require(
-            least <= window <= longest, "window", f"positive and at most {longest:g} s", window, "clips are no longer"
+            least <= window <= longest, "window", rule, window, "10 is usual" if any_length else "clips are no longer"
         )
         require(
             least <= hop <= window, "hop", f"positive and at most {window:g} s", hop, "else some sound is not heard"

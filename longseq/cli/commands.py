@@ -41,6 +41,7 @@ from longseq.cli.runs import (
     curves_name,
     experiment_of,
     forget,
+    from_here,
     new_run,
     refuse_full_disk,
     sole_use_of,
@@ -419,7 +420,7 @@ class Commands(CommandLine):
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
-        print(shown(f"checkpoint:    {self.tested}"))
+        print(shown(f"checkpoint:    {from_here(self.tested)}"))
         print(shown(f"logs:          {self.record.run}"))
         if self.settings.folds is not None and not self._later:
             write_report(self.record.run.parent, self.settings.folds, self.args)

@@ -111,5 +111,7 @@ def _quieten() -> None:
         ".*exists and is not empty",  # the run's folder, which is ours
         ".*LeafSpec",  # between Lightning and torch
         ".*smaller than the logging interval",  # figures are logged at the end of an epoch anyway
+        ".*Grad strides do not match bucket view",  # a convolution's gradient on several processes, as right as ever
+        ".*nn.functional.all_gather is deprecated",  # Lightning calls it
     ):
         warnings.filterwarnings("ignore", message)

@@ -65,17 +65,27 @@ def one_line(message: str, options: Iterable[str]) -> str:
     match kind:
         case "no such option":
             return f"{what}: no such option; {nearest(what, options)}"
+        case "no flag":
+            return f"{what}: no flag; give each flag one value, and of several files their folder"
         case "no such argument":
             return f"{key}.{what}: no such option; {nearest(what, _arguments_of(_imported(expected[0])))}"
+        case "not allowed" if what == "pytorch_lightning.LightningDataModule":  # an argument of data without its class
+            return "data: missing; give --config, one of configs/, or --data, such as ImageFolder or AudioFolder"
         case "not allowed":
             return f"{key}: {what} may not be named; --allow_class {what.partition('.')[0]} if you trust it"
         case "no such class":
             return f"{key}: no class {what}; {nearest(what, _class_names())}"
         case "missing":
+            if what == "predict.input":
+                return "input: missing; give a file, or a folder of files"
             what = what.replace("fit.", "") if key == "arguments" else f"{key}.{what}"
             return f"{what}: missing; give --config, one of configs/, or these flags"
         case "no value":
             return f"{what}: has no value; give one behind --{what}"
+        case "wrong value" if match := re.match(r"NestedArg\(key='(\w+)'", what):
+            return f"{key}.{match[1]}: stands before --{key}; give --{key} first"
+        case "wrong value" if any(kind.startswith("collections.abc.Sequence") for kind in expected):
+            return f"{key}: got {what}; give a list, or --{key}+={what}"
         case "wrong value":
             return f"{key}: got {what}; give {' or '.join(expected)}"
         case "no such file":

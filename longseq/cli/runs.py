@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,18 @@ def new_run(root: Path, experiment: str) -> Path:
         raise StorageError(f"{parent}: cannot be written ({error.strerror}); choose another {_ROOT}") from error
 
 
+def from_here(path: str) -> str:
+    """A path as one types it: relative, if it lies in the working folder."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
+
+
 def forget(run: Path) -> None:
     """Delete the folder of a run that has done no training step, for example because data was missing, unless it holds
     a checkpoint."""
     if run.name.isdecimal() and not list(run.glob("*.ckpt")):
         shutil.rmtree(run, ignore_errors=True)
+        with suppress(OSError):  # it has other runs
+            run.parent.rmdir()
 
 
 def config_of(run: Path) -> dict[str, Any]:

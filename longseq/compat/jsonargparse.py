@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
-    "no such option", "no such argument", "not allowed", "no such class", "missing", "no value", "wrong value",
-    "no such file", "not YAML", "other",
+    "no such option", "no flag", "no such argument", "not allowed", "no such class", "missing", "no value",
+    "wrong value", "no such file", "not YAML", "other",
 ]  # fmt: skip
 
 
@@ -34,6 +34,8 @@ def fault_of(message: str) -> Fault:
     def fault(kind: Kind, what: str, expected: list[str] | None = None) -> Fault:
         return Fault(kind, key, what, expected or [])
 
+    if match := re.search(r"[Uu]nrecognized arguments: ([^-].*)", message):
+        return fault("no flag", match[1])
     if match := re.search(r"[Uu]nrecognized arguments: -*([^\s=]+)|does not accept option '([^']+)'", message):
         return fault("no such option", (match[1] or match[2]).replace("init_args.", ""))
     if match := re.search(r"Option '([^']+)' is not accepted", message):

@@ -132,10 +132,9 @@ def _limits(model: Classifier, tested: Sequence[int]) -> str:
         lines.append("Every input gets one of the classes, also one that belongs to none of them.")
     if encoder.takes_sounds:
         rate = getattr(encoder, "sample_rate_hz", 0)
-        length = "of any length" if encoder.any_length else f"of up to {getattr(encoder, 'seconds', 0):g} s"
-        lines.append(
-            f"It hears sounds {length} at {rate} Hz; longer ones in windows, and other rates after resampling."
-        )
+        longest = f"of up to {getattr(encoder, 'seconds', 0):g} s at {rate} Hz; longer ones in windows, and"
+        length = f"of any length at {rate} Hz," if encoder.any_length else longest
+        lines.append(f"It hears sounds {length} other rates after resampling.")
     elif not encoder.any_length:
         lines.append(f"It sees {' x '.join(map(str, encoder.picture_shape[1:]))} pixels; others are resized.")
     few = sum(count < _FEW for count in tested)

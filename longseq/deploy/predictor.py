@@ -231,7 +231,8 @@ def refuse_no_file(path: str) -> None:
         ValueError: If there is no such file.
     """
     if not Path(path).is_file():
-        raise ArgumentError("input", f"must be an image file or a sound file, got {path}: no such file")
+        what = "a folder; give one of its files" if Path(path).is_dir() else "no such file"
+        raise ArgumentError("input", f"must be an image file or a sound file, got {path}: {what}")
 
 
 def refuse_windows_of_array(has_windows: bool) -> None:

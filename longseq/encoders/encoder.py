@@ -182,10 +182,12 @@ class Encoder(nn.Module, ABC):
             raise ArgumentError("inputs", f"must be filled by patches of {patch}, got {shape[1:]}; crop them")
         if shape == self.picture_shape or (may_be_lower and shape == (channels, min(shape[1], height), width)):
             return
+        is_turned = shape == (height, width, channels)
+        remedy = "change the inputs, or carry the encoder to their size with longseq.resize"
         raise ArgumentError(
             "inputs",
             f"must be of the shape {(channels, height, width)} that the encoder was built for, got {shape}; "
-            "change the inputs, or carry the encoder to their size with longseq.resize",
+            + ("put the channels first" if is_turned else remedy),
         )
 
     @torch.no_grad()

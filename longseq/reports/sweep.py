@@ -97,7 +97,7 @@ def sweep(
     write_csv(folder / "table.csv", header, rows)
     options = {"baseline": baseline, "mean_over": mean_over, "metric": None if metric == "test/accuracy" else metric}
     options |= {"seconds": None if seconds is None else f"{seconds:g}", "init_from": init_from}
-    options["flags"] = json.dumps(flags) if flags else None
+    options |= {"flags": json.dumps(flags) if flags else None, "out": None if out == "sweep" else out}
     words = ["--config", *config, "--grid", *grid, "--seeds", str(seeds)]
     words += [word for name, value in options.items() if value for word in (f"--{name}", value)]
     command = f"python train.py sweep {shlex.join(words)}"
@@ -275,7 +275,9 @@ class _Runs:
             message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")
             message = message or f"the process ended with {process.returncode}"
             kind = _DivergedError if process.returncode == DivergenceError.exit_code else ArgumentError
-            raise kind("grid", f"must hold settings that can be trained, got {_title(setting)}: {message}")
+            raise kind(
+                "grid", f"must hold settings that can be trained with these flags, got {_title(setting)}: {message}"
+            )
 
 
 class _DivergedError(ArgumentError):

@@ -1,5 +1,6 @@
 """The curves of a run, read back from what it has logged for TensorBoard."""
 
+import logging
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -11,6 +12,8 @@ def read_curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     if len(folders) != 1:
         return {}
     (folder,) = folders
+    # it says that a run which went on takes the place of what is behind its checkpoint, which is as it should be
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     one = {"images": 1, "audio": 1, "tensors": 1, "histograms": 1}
     events = EventAccumulator(str(folder), {**one, "scalars": 0}).Reload()
     tags = events.Tags()["scalars"]

@@ -44,10 +44,7 @@ def figures(stdout: str) -> dict[str, float]:
 def test_fit_ends_with_the_test_of_the_best_checkpoint(train_py, tmp_path: Path) -> None:
     stdout = train_py("fit", "--config", DIGITS, *SMALL, "--trainer.max_epochs", "3").stdout
     run = tmp_path / "runs/digits/0"
-    assert (
-        f"checkpoint:    {run.relative_to(tmp_path)}/best.ckpt" in stdout or f"checkpoint:    {run}/best.ckpt" in stdout
-    )
-    assert "logs:          " in stdout
+    assert "\ncheckpoint:    runs/digits/0/best.ckpt\nlogs:          runs/digits/0\n" in stdout
     metrics = json.loads((run / "metrics.json").read_text())
     assert figures(stdout)["test accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-4)
 

@@ -169,7 +169,15 @@ MISTAKES = {
         ["--resume", "--ckpt_path", "last.ckpt"],
         "ckpt_path: --resume chooses the checkpoint itself; give one of the two flags",
     ),
-    "a stray word": (["digits"], "digits: no such option; see --help"),
+    "a stray word": (["my digits"], "my digits: no flag; give each flag one value, and of several files their folder"),
+    "an augmentation that would be the only one": (
+        ["--data.augment", "RandAugment"],
+        "data.augment: got RandAugment; give a list, or --data.augment+=RandAugment",
+    ),
+    "an argument of a task before the task": (
+        ["--model.task.metrics", "{auroc: MulticlassAUROC}", "--model.task", "SingleLabel"],
+        "model.task.metrics: stands before --model.task; give --model.task first",
+    ),
 }
 
 
@@ -188,7 +196,7 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
     flags, message = MISTAKES[mistake]
     line = said(capsys, ["fit", "--config", DIGITS, "--trainer.default_root_dir", str(tmp_path), *flags], 2)
     assert line == message or (line.startswith(message) and message.endswith(" "))
-    assert not list(tmp_path.glob("runs/*/*")), "nothing is written before the flags are known to be right"
+    assert not list(tmp_path.glob("runs/*")), "nothing is written before the flags are known to be right"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +217,7 @@ def test_a_flag_without_its_value_is_one_line(arguments: list[str], flag: str, c
 @pytest.mark.parametrize("flag", ["dim", "depth", "mlp_ratio"])
 def test_a_model_beyond_the_machines_memory_is_one_line_and_exit_code_6(flag: str, command: Callable) -> None:
     done = command("fit", "--config", DIGITS, f"--model.encoder.{flag}", "1000000000000")
-    assert (done.code, list(Path().glob("runs/*/*"))) == (6, [])
+    assert (done.code, list(Path().glob("runs/*"))) == (6, [])
     assert re.match(r"error: memory: the weights of \d+ blocks of dim \d+ take [\d.e+]+ GiB, and this ", done.error)
     assert done.error.endswith("lower model.encoder.dim, model.encoder.depth or k")
 
@@ -221,7 +229,7 @@ def test_a_data_module_that_does_not_keep_an_argument_is_named_at_the_start(
     (tmp_path / "foreign.py").write_text(text + "        super().__init__(**common)\n")
     monkeypatch.syspath_prepend(tmp_path)
     done = command("fit", "--config", DIGITS, "--data", "foreign.Mine", "--allow_class", "foreign")
-    assert (done.code, list(Path().glob("runs/*/*"))) == (2, [])
+    assert (done.code, list(Path().glob("runs/*"))) == (2, [])
     assert done.error == (
         "error: data: Mine must keep its argument level as an attribute; a checkpoint names the data by its arguments"
     )
@@ -241,7 +249,7 @@ def test_a_data_module_that_lacks_a_part_of_the_contract_is_told_which(
     for name in ("fit", "stats", "check"):
         config = ["--config", DIGITS] if name == "fit" else []
         done = command(name, *config, "--data", "bare.Bare", "--allow_class", "bare")
-        assert (done.code, done.error, list(Path().glob("runs/*/*"))) == (2, said, [])
+        assert (done.code, done.error, list(Path().glob("runs/*"))) == (2, said, [])
     assert lacking(Digits()) == []
 
 
@@ -311,8 +319,9 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
             2,
             "/nowhere.yaml: no such file; longseq has configurations such as image/digits",
         ),
-        (["benchmark", "digits"], 2, "digits: no such option; "),
-        (["spectrum", "/nowhere.ckpt", "--out", "x"], 2, "/nowhere.ckpt: no such option; "),
+        (["check", "--data.root", "x"], 2, "data: missing; give --config, one of configs/, or --data, "),
+        (["benchmark", "digits"], 2, "digits: no flag; give each flag one value, and of several files their folder"),
+        (["spectrum", "/nowhere.ckpt", "--out", "x"], 2, "/nowhere.ckpt: no flag; "),
         (["test"], 2, "ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt"),
         (
             ["test", "--ckpt_path", "/nowhere.ckpt"],

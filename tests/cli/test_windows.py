@@ -161,6 +161,12 @@ def test_a_model_for_any_length_hears_a_recording_as_one_sequence(command, free_
     # windows are still to be had, also longer ones than the clips of the training
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--window", "0.5")
     assert [row[3] for row in rows(done)] == ["low", "high", "high"]
+    done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--window", "-3")
+    assert done.error == "error: window: must be positive, got -3.0; 10 is usual"
+    done = command("predict", "--ckpt_path", free_checkpoint)
+    assert done.error == "error: input: missing; give a file, or a folder of files"
+    card = (free_checkpoint.parent / "README.md").read_text()
+    assert "It hears sounds of any length at 8000 Hz, other rates after resampling." in card
 
 
 def damaged(path: Path, seconds: float = 4.0) -> None:

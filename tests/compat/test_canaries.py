@@ -126,6 +126,7 @@ def test_stochastic_weight_averaging_has_its_average(tmp_path) -> None:
     ("arguments", "fault"),
     [
         (["--a.x", "1"], ("no such option", "", "a.x", [])),
+        (["--n", "1", "a file.wav"], ("no flag", "", "a file.wav", [])),
         (["--m", "Linformer", "--m.kk", "1"], ("no such argument", "m", "kk", [])),
         (["--m", "Linformer", "--m.k", "many"], ("wrong value", "m.k", "many", ["int", "list"])),
         (["--m", "Verna"], ("no such class", "m", "Verna", [])),

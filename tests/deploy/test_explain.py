@@ -144,6 +144,11 @@ def test_an_image_is_explained(command, digits_run: Path, tmp_path: Path) -> Non
     assert done.code == 2 and "top: must be in 1..10" in done.err and done.err.count("\n") == 1
     done = command("explain", *flags[:3], tmp_path / "none.png")
     assert done.code == 2 and "none.png: no such file" in done.err and done.err.count("\n") == 1
+    done = command("explain", *flags[:3], tmp_path)
+    assert (
+        done.error
+        == f"error: input: must be an image file or a sound file, got {tmp_path}: a folder; give one of its files"
+    )
     for form in ("bmp", "pgf", "rgba"):
         done = command("explain", *flags, "--out", tmp_path / f"explained.{form}")
         assert done.code == 2 and "out: must be a .png, .pdf or .svg" in done.err and done.err.count("\n") == 1

@@ -46,6 +46,16 @@ def test_measure_sets_mean_and_deviation_of_each_channel() -> None:
     assert encoder.std.flatten()[1] == 1.0  # a constant channel would otherwise be divided by zero
 
 
+def test_a_picture_with_its_channels_last_is_refused_with_the_remedy() -> None:
+    encoder = ImageEncoder((3, 8, 8), Softmax(), **SMALL)
+    with pytest.raises(ValueError, match=r"got \(8, 8, 3\); put the channels first$"):
+        encoder(torch.rand(2, 8, 8, 3))
+    with pytest.raises(
+        ValueError, match=r"got \(3, 8, 9\); change the inputs, or carry the encoder to their size with "
+    ):
+        encoder(torch.rand(2, 3, 8, 9))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

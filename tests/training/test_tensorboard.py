@@ -25,12 +25,14 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.tensorboard import SummaryWriter
 
 from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
 from longseq.tasks import MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
+from longseq.training.curves import read_curves
 from longseq.training.pictures import draw_confusions
 from longseq.training.tensorboard import BestFigure, Confusions, DrawsSeldom, InputSamples, Overview, RateAndNorm
 
@@ -318,3 +320,12 @@ def test_without_tensorboard_nothing_happens(tmp_path: Path, other: bool) -> Non
 def test_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="num_samples must be positive"):
         InputSamples(0)
+
+
+def test_the_curves_of_a_run_that_went_on_have_each_step_once_and_nothing_is_said(tmp_path: Path, caplog) -> None:
+    for first, value in ((0, 1.0), (3, 2.0)):
+        with SummaryWriter(str(tmp_path / "run/curves"), purge_step=first or None) as writer:
+            for step in range(first, 6):
+                writer.add_scalar("loss", value, step)
+    assert read_curves(tmp_path / "run") == {"loss": [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]}
+    assert not caplog.records
