@@ -275,8 +275,8 @@ def refuse_no_waveform(values: Tensor) -> None:
 
 
 def _tensor_of(array: Any) -> Tensor:
-    if isinstance(array, np.ndarray):  # torch takes no strides below 0, and no other byte order
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    if isinstance(array, np.ndarray):  # torch takes no strides below 0, no other byte order, nothing read-only
+        array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     try:
         values = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:

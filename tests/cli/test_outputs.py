@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -300,8 +301,16 @@ def test_images_too(command, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^inputs must be finite pixels in 0..255, got values from 0 to 65535; scale"):
         model.predict(np.array([[[0, 65535]]], np.uint16))
     turned = np.asfortranarray(image.numpy().astype(">f4"))[:, ::-1]
-    (of_turned,), (expected,) = model.predict(turned), model.predict(image.flip(1))
-    torch.testing.assert_close(of_turned.probabilities, expected.probabilities)
+    still = image.flip(1).numpy()
+    still.flags.writeable = False  # as PIL gives them
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.set_warn_always(True)
+        of_turned, of_still = model.predict([turned, still])
+    torch.set_warn_always(False)
+    (expected,) = model.predict(image.flip(1))
+    for found in (of_turned, of_still):
+        torch.testing.assert_close(found.probabilities, expected.probabilities)
     with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got object; make an"):
         model.predict(object())
     with pytest.raises(ValueError, match="^events must be of sounds, but this model sees images; leave it out"):
