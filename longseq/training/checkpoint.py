@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.plugins.io import CheckpointIO
+from torch import Tensor
 
 from longseq.training.description import flatten
 from longseq.training.sharded import is_sharded, read_sharded
@@ -55,11 +56,19 @@ def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
     return [path for *_, path in sorted(good, reverse=True)], bad
 
 
+def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
+    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape, and the remedy."""
+    there, here = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
+    odd = next(name for name in {**here, **there} if here.get(name) != there.get(name))
+    shapes = f"{there.get(odd, 'absent')}, and {here.get(odd, 'absent')} by its own settings"
+    return f"{odd} is {shapes}; another version of longseq wrote it, or it was changed: take the one as it was"
+
+
 def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:
     """Check that a checkpoint's weights fit a model.
 
     Raises:
-        CheckpointError: If they do not fit; the message names the settings that differ, each with both values.
+        CheckpointError: If they do not fit; the message names the settings that differ, or a weight, with both values.
     """
     saved, current = checkpoint["state_dict"], model.state_dict()
     if saved.keys() == current.keys() and all(saved[name].shape == current[name].shape for name in current):
@@ -70,8 +79,10 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
         for name in {**old, **new}
         if old.get(name) != new.get(name) and re.match(r"(encoder|task|pool|num_classes)\b", name)
     ]
+    if not differing:
+        raise CheckpointError(f"ckpt_path: {misfit(saved, current)}")
     raise CheckpointError(
-        f"ckpt_path: does not fit the model: {', '.join(differing) or 'it was made by another version of longseq'}; "
+        f"ckpt_path: does not fit the model: {', '.join(differing)}; "
         "leave the flags out, or start a new training from it with --model.init_from"
     )
 

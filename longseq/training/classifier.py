@@ -23,7 +23,7 @@ from longseq.encoders.encode import shard_of
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
-from longseq.training.checkpoint import CheckpointError, read_checkpoint
+from longseq.training.checkpoint import CheckpointError, misfit, read_checkpoint
 from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
 from longseq.training.distillation import Teacher
@@ -457,8 +457,8 @@ class Classifier(pl.LightningModule):
         try:
             model.load_state_dict(checkpoint["state_dict"])
         except RuntimeError as error:
-            what = "its weights do not fit the model that it describes"
-            raise CheckpointError(f"{checkpoint_path}: {what}; another version of longseq has written it") from error
+            what = misfit(checkpoint["state_dict"], model.state_dict())
+            raise CheckpointError(f"{checkpoint_path}: {what}") from error
         return model
 
 

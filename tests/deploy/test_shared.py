@@ -159,8 +159,14 @@ def test_what_is_no_model_is_said_in_one_line(folder: Path, tmp_path: Path, comm
         longseq.load("nobody/nothing")
 
 
-def test_a_shared_folder_names_only_classes_that_are_expected(folder: Path) -> None:
+def test_a_shared_folder_fits_its_weights_and_names_only_classes_that_are_expected(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
+    attention = settings["classifier"]["encoder"]["init_args"]["attention"]["init_args"]
+    attention["k"] = 8
+    (folder / "config.json").write_text(json.dumps(settings))
+    said = r"project_keys.weight is \(16, 64\), and \(8, 64\) by its own settings; another version of longseq "
+    with pytest.raises(CheckpointError, match=said):
+        longseq.load(folder)
     settings["classifier"]["encoder"]["class_path"] = "subprocess.Popen"
     settings["classifier"]["encoder"]["init_args"] = {"args": ["touch", str(folder / "ran")]}
     (folder / "config.json").write_text(json.dumps(settings))
