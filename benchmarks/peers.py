@@ -401,9 +401,8 @@ def main() -> None:
         print(lines[-1], flush=True)
         if is_late := time.monotonic() - begin > 60 * minutes:
             lines += ["", f"No row was begun after {minutes:g} minutes."]
-        out.write_text(
-            "\n".join(["# longseq and its peers", "", said, "", *lines, ""])
-        )  # after every row, or a run that is cut short leaves nothing
+        text = "\n".join(["# longseq and its peers", "", said, "", *lines, ""])
+        out.write_text(text)  # after every row, or a run that is cut short leaves nothing
         if is_late:
             break
 

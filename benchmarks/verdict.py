@@ -190,7 +190,7 @@ class Setting(NamedTuple):
             return ""
         rows = self.sweep("rates", SECONDS_OF_RATES, RATES, 1, "val", "--trainer.limit_test_batches=0")
         figures = {row["model.learning_rate"]: accuracy(row["val accuracy, mean"]) for row in rows}
-        return max(figures, key=lambda rate: figures[rate])
+        return max(figures, key=figures.__getitem__)
 
     def accuracies(self, rate: str, seeds: int, split: str) -> list[float]:
         (row,) = self.sweep("main", SECONDS, rate, seeds, split)

@@ -71,7 +71,8 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         if late:
             end, length = late[0].end, lengths[late[0].path]
             what = f"line {late[0].line} ends at {end:g} s, {late[0].path} has {length:g} s"
-            say(f"{self.root}: {counted(len(late), 'row')} of the table lasts beyond its recording ({what}); cut there")
+            last = "lasts beyond its recording" if len(late) == 1 else "last beyond their recordings"
+            say(f"{self.root}: {counted(len(late), 'row')} of the table {last} ({what}); cut there")
         return facts
 
     def examine(self, path: Path) -> Facts:

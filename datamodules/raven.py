@@ -11,6 +11,7 @@ from datamodules.files import Item
 
 BEGIN_TIME = "Begin Time (s)"  # counted from the first recording, as its end is; every table of Raven has it
 BEGIN_PATH = "Begin Path"  # where a recording was on the computer on which Raven ran, perhaps one with Windows
+BIRDNETS_PATH = "File"  # the same of BirdNET
 
 
 def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from datamodules.errors import DataError, counted, say
 from datamodules.files import Item
 from datamodules.find import SPLITS
-from datamodules.raven import BEGIN_PATH, BEGIN_TIME, below
+from datamodules.raven import BEGIN_PATH, BEGIN_TIME, BIRDNETS_PATH, below
 from datamodules.rows import read_rows
 from datamodules.spelling import with_one_spelling
 from datamodules.windows import starts_of_windows
@@ -20,7 +20,7 @@ from datamodules.windows import starts_of_windows
 COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
 # The same in tables of Hugging Face, Raven, BirdNET and our own predict --events; the first that is there counts.
 OTHER_NAMES = {
-    "path": ("file_name", BEGIN_PATH, "Begin File", "File"),  # files of several sites may have one name
+    "path": ("file_name", BEGIN_PATH, "Begin File", BIRDNETS_PATH),  # files of several sites may have one name
     "label": ("class", "Species", "Common name", "Common Name", "Annotation"),
     "start": ("File Offset (s)", BEGIN_TIME, "Start (s)"),
     "end": ("End Time (s)", "End (s)"),
@@ -80,7 +80,7 @@ def read_table(
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
         items.append(_item(path, line, values, separator is not None, groups))
     if folder is not None:
-        items = below(folder, items, path) if column["path"] in (BEGIN_PATH, "File") else items
+        items = below(folder, items, path) if column["path"] in (BEGIN_PATH, BIRDNETS_PATH) else items
         items = with_one_spelling(folder, items)
     if column.get("start") == BEGIN_TIME and len({item.path for item in items}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"

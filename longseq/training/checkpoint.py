@@ -57,9 +57,12 @@ def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
-    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape, and the remedy."""
+    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape, and the remedy; empty
+    if all fit."""
     there, here = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
-    odd = next(name for name in {**here, **there} if here.get(name) != there.get(name))
+    odd = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
+    if odd is None:
+        return ""
     shapes = f"{there.get(odd, 'absent')}, and {here.get(odd, 'absent')} by its own settings"
     return f"{odd} is {shapes}; another version of longseq wrote it, or it was changed: take the one as it was"
 
@@ -70,8 +73,8 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
     Raises:
         CheckpointError: If they do not fit; the message names the settings that differ, or a weight, with both values.
     """
-    saved, current = checkpoint["state_dict"], model.state_dict()
-    if saved.keys() == current.keys() and all(saved[name].shape == current[name].shape for name in current):
+    what = misfit(checkpoint["state_dict"], model.state_dict())
+    if not what:
         return
     old, new = _settings(checkpoint, model)
     differing = [
@@ -80,7 +83,7 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
         if old.get(name) != new.get(name) and re.match(r"(encoder|task|pool|num_classes)\b", name)
     ]
     if not differing:
-        raise CheckpointError(f"ckpt_path: {misfit(saved, current)}")
+        raise CheckpointError(f"ckpt_path: {what}")
     raise CheckpointError(
         f"ckpt_path: does not fit the model: {', '.join(differing)}; "
         "leave the flags out, or start a new training from it with --model.init_from"
