@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MultilabelPrecisionRecallCurve
 
+from longseq.compat.torch import at_least_float32
 from longseq.compat.torchmetrics import AUROC, F1, AveragePrecision
 from longseq.encoders import Encoder
 from longseq.tasks.task import Answer, Task, shares_of
@@ -41,6 +42,7 @@ class MultiLabel(Task):
         self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
         """A class's weight is that of the samples that have it; those that lack it count once."""
+        outputs = at_least_float32(outputs)
         targets = self.targets(targets, len(weights)).to(outputs)
         smooth = targets * (1 - label_smoothing) + label_smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs, smooth, 1 + (weights.to(outputs) - 1) * targets)

@@ -7,6 +7,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 from longseq.arguments import SettingError
+from longseq.compat.torch import at_least_float32
 from longseq.compat.torchmetrics import F1OfOne, PrecisionOfOne, RecallOfOne, UnwaitedF1
 from longseq.tasks.task import Answer, Task, shares_of
 
@@ -29,6 +30,7 @@ class SingleLabel(Task):
         """As torch's cross entropy; but a sample's true class alone weighs what is spread over all classes. In torch
         each class weighs its own part, so that a rare class with a large weight becomes the answer to every sample."""
         targets = targets if targets.is_floating_point() else _one_each(targets)
+        outputs = at_least_float32(outputs)  # on a GPU autocast leaves cross_entropy's logarithms in bfloat16
         loss = F.cross_entropy(outputs, targets, weights)
         if not label_smoothing:
             return loss

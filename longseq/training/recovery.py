@@ -105,6 +105,11 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
             self._stopping = received
             self._stop(trainer)
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        """After the last validation save what it has found too: a run that is killed in its test has it then."""
+        if self._ends_within_epoch and trainer.state.fn == TrainerFn.FITTING:
+            trainer.save_checkpoint(self.last)
+
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         self._saved_at = time.monotonic()
         pl_module.bad_steps.check(trainer)

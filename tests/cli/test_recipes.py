@@ -71,6 +71,25 @@ def test_a_training_that_max_steps_ended_within_an_epoch_goes_on_with_the_batche
     assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
 
 
+def test_a_run_that_was_killed_in_its_test_is_tested_with_the_figures_of_its_last_validation(
+    command: Callable,
+    steps: list[Step],  # noqa: F811
+) -> None:
+    steady = ["--model.schedule", "constant", "--model.warmup_fraction", "0", "--trainer.max_epochs", "-1"]
+    within, whole = BATCHES + 1, 2 * BATCHES
+    validated = ["--trainer.check_val_every_n_epoch", "null", "--trainer.val_check_interval", within]
+    assert command(*UNLOGGED, *steady, *validated, "--trainer.max_steps", within).code == 0
+    written = Path("runs/x/0/metrics.json").read_text()
+    assert "val/accuracy" in written
+    Path("runs/x/0/metrics.json").unlink()
+    assert command(*UNLOGGED, "--resume", "runs/x/0").code == 0
+    assert Path("runs/x/0/metrics.json").read_text() == written
+    assert command(*UNLOGGED, "--resume", "runs/x/0", "--trainer.max_steps", whole).code == 0
+    assert command(*UNLOGGED, *steady, *validated, "--trainer.max_steps", whole).code == 0
+    assert len(steps) == 2 * whole
+    assert same(ended("x/0")["state_dict"], ended("x/1")["state_dict"])
+
+
 def test_a_scheduler_may_watch_a_metric_or_go_by_steps(command: Callable, steps: list[Step]) -> None:  # noqa: F811
     plateau = "{scheduler: ReduceLROnPlateau, monitor: val/loss, patience: 0, threshold: 100, factor: 0.1}"
     assert command(*UNLOGGED, "--model.schedule", plateau).code == 0

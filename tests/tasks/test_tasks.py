@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MultilabelAUROC, MultilabelF1Score
 
 from longseq import ImageEncoder, Softmax
-from longseq.tasks import Answer, SingleLabel, Task
+from longseq.tasks import Answer, MultiLabel, SingleLabel, Task
 from longseq.training import Classifier, MixUp
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
@@ -115,6 +115,24 @@ def test_single_label_is_cross_entropy_and_its_names_and_counts() -> None:
     assert task.answer(nn.Identity(), torch.tensor([0.1, 0.7, 0.2]), ["a", "b", "c"])[0].class_name == "b"
     assert task.names(torch.tensor(2), ["a", "b", "c"]) == "c"
     assert task.names(torch.tensor([0.25, 0.0, 0.75]), ["a", "b", "c"]) == "75% c + 25% a"
+
+
+@pytest.mark.parametrize("task", [SingleLabel(), MultiLabel()], ids=["single", "multi"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_bfloat16_outputs_is_computed_in_float32(task: Task, smoothing: float) -> None:
+    """A GPU's autocast leaves the logarithms of cross_entropy in bfloat16, which has two values about ln 2."""
+    outputs = (0.01 * torch.randn(256, 2, generator=torch.Generator().manual_seed(0))).bfloat16().requires_grad_()
+    exact = outputs.detach().double().requires_grad_()
+    labels, weights = torch.arange(256) % 2, torch.tensor([1.0, 1.5])
+    loss = task.loss(outputs, labels, weights, smoothing)
+    expected = task.loss(exact, task.targets(labels, 2).double(), weights.double(), smoothing)
+    if isinstance(task, SingleLabel):  # shares of classes are divided by the samples, labels by their weights
+        expected = expected * 256 / weights[labels].sum()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    for each in (loss, expected):
+        each.backward()
+    assert outputs.grad is not None and exact.grad is not None
+    torch.testing.assert_close(outputs.grad.double(), exact.grad, rtol=2**-8, atol=0)
 
 
 def test_a_class_without_a_sample_has_no_figure() -> None:
