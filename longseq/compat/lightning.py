@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from pytorch_lightning.tuner.lr_finder import _LRCallback
 
@@ -128,6 +129,27 @@ def running_averages(trainer: pl.Trainer) -> list[Any]:
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     averages = [item._average_model for item in callbacks if isinstance(item, WeightAveraging)]
     return [average.module for average in averages if average is not None]
+
+
+class _FitLoopToItsEnd(_FitLoop):
+    @property
+    def done(self) -> bool:
+        validated: Any = self.epoch_loop.val_loop.batch_progress.total
+        is_to_be_validated = self.epoch_loop.restarting and validated.processed == validated.started - 1
+        return super().done and not is_to_be_validated
+
+
+def resume_last_validation(trainer: pl.Trainer) -> None:
+    """Let a resumed training run the validation after its last step too. Lightning runs none once max_steps is reached;
+    a checkpoint that was put before its validation is resumed there."""
+    trainer.fit_loop.__class__ = _FitLoopToItsEnd
+
+
+def count_from_what_is_validated(trainer: pl.Trainer) -> None:
+    """Let a resumed validation count the batch in which it was stopped once. Lightning counts it twice as begun, and
+    would take its end for one more stop when resumed from there."""
+    batches: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total
+    batches.ready = batches.started = batches.processed
 
 
 def put_before_validation(fit_loop: dict[str, Any]) -> None:

@@ -15,7 +15,13 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import TrainerFn
 
 from longseq.arguments import ArgumentError
-from longseq.compat.lightning import is_accumulating, is_followed_by_validation, put_before_validation
+from longseq.compat.lightning import (
+    count_from_what_is_validated,
+    is_accumulating,
+    is_followed_by_validation,
+    put_before_validation,
+    resume_last_validation,
+)
 from longseq.training.classifier import Classifier
 from longseq.training.divergence import refuse_bad_weights
 
@@ -54,7 +60,11 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         self._validation_is_to_come = False
         self._shared_batches = 0  # validation batches that every rank has
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        resume_last_validation(trainer)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._ends_within_epoch = trainer.global_step == trainer.max_steps and not trainer.is_last_batch
         pl_module.bad_steps.of_all_ranks = self._of_all_ranks
         self._saved_at = time.monotonic()
         if trainer.world_size > 1:
@@ -85,6 +95,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
+        count_from_what_is_validated(trainer)
         # the fewest batches of any rank: a rank with one more would wait for the others for ever
         own = min(sum(trainer.num_val_batches), sys.maxsize)  # infinite of a loader without a length
         self._shared_batches = -self._agree(-int(own), False)[0]

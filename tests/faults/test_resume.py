@@ -33,6 +33,10 @@ SETTINGS = {
         "--trainer.accumulate_grad_batches", "2", "--data.num_workers", "2", "--data.augment+=RandomErasing",
         "--model.mix", "MixUp",
     ],
+    "an end within an epoch": [
+        "--trainer.max_epochs", "-1", "--trainer.max_steps", "14", "--trainer.val_check_interval", "7",
+        "--trainer.check_val_every_n_epoch", "null",
+    ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip
 # an epoch has 10 training batches and 2 validation batches; further tests stop a plain training in the middle of an
@@ -43,6 +47,7 @@ KILLS = [
     ("plain", "on_train_batch_start", 14, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
     ("plain", "on_save_checkpoint", 4, "SIGKILL", 0),
     ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0),
+    ("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0),  # in the last validation
     ("two processes", "on_train_batch_end", 7, "SIGTERM", 0),
     ("two processes", "on_train_batch_end", 7, "SIGTERM", 1),
 ]
@@ -108,7 +113,7 @@ def curves(run: Path) -> dict[str, list[tuple[int, str]]]:
 def assert_equal(ours: Path, theirs: Path) -> None:
     mine, other = state(ours), state(theirs)
     assert mine.keys() == other.keys()
-    assert [key for key in mine if mine[key] != other[key]] == []
+    assert {key: (mine[key], other[key]) for key in mine if mine[key] != other[key]} == {}
     assert any("optimizer_states" in key for key in mine) and any("generators" in key for key in mine)
     assert curves(ours) == curves(theirs)  # the same points, none of them twice
 
@@ -125,7 +130,9 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
         assert last.startswith(f"{name}: saved runs/digits/0/last.ckpt after step ")
         assert last.endswith("go on with --resume runs/digits/0")
         assert "Traceback" not in killed.stderr
-    assert_equal(resumed(tmp_path, *arguments), whole(setting))
+    ours, theirs = resumed(tmp_path, *arguments), whole(setting)
+    assert_equal(ours, theirs)
+    assert (ours / "metrics.json").read_text() == (theirs / "metrics.json").read_text()
 
 
 def test_a_run_that_resumed_before_a_validation_and_was_killed_after_it_draws_the_same_numbers(whole, tmp_path) -> None:
