@@ -326,10 +326,14 @@ def side_by_side(rows: Iterable[dict[str, str]]) -> list[list[str]]:
 @styled
 def draw(out: Path) -> None:
     """Test error against the time of a step, a panel for each task that has a table: a full circle with the local
-    convolutions, a line from it to a hollow one without them, and bars from the lowest seed to the highest."""
+    convolutions, a line from it to a hollow one without them, the name beside the better of the two, and bars from the
+    lowest seed to the highest."""
     tasks = [task for task in TASKS if (out / task / "table.csv").exists()]
-    figure, all_axes = panels(len(tasks), height=4.6)
-    for task, axes in zip(tasks, all_axes, strict=True):
+    columns = min(len(tasks), 3)
+    figure, all_axes = panels(columns, math.ceil(len(tasks) / columns), height=4.6)
+    for axes in all_axes[len(tasks) :]:
+        axes.remove()
+    for task, axes in zip(tasks, all_axes, strict=False):
         trained = [row for row in read(out / task / "table.csv") if accuracy(row["test accuracy"]) >= 0]
         named = []
         for system, forms in itertools.groupby(trained, key=lambda row: row["system"]):
@@ -342,7 +346,7 @@ def draw(out: Path) -> None:
                 axes.errorbar(x, y, bars, fmt="o", color=colour, fillstyle=fill, capsize=2)
                 points.append((x, y))
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.5)
-            named.append((system, points[0]))
+            named.append((system, min(points, key=lambda point: point[1])))
         axes.set(
             xscale="log", yscale="log", xlabel="ms of a training step", ylabel="test error", title=TASKS[task].title
         )
@@ -354,7 +358,7 @@ def draw(out: Path) -> None:
             axis.set_minor_locator(NullLocator())
         name_points(axes, named)
     handles = [Line2D([], [], marker="o", linestyle="", color=colour, label=text) for text, colour in KINDS.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * len(tasks), fontsize=7)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, fontsize=7)
     figure.savefig(out / "verdict.png")
 
 
