@@ -29,8 +29,9 @@ class SingleLabel(Task):
     ) -> Float[Tensor, ""]:
         """As torch's cross entropy; but a sample's true class alone weighs what is spread over all classes. In torch
         each class weighs its own part, so that a rare class with a large weight becomes the answer to every sample."""
-        targets = targets if targets.is_floating_point() else _one_each(targets)
         outputs = at_least_float32(outputs)  # on a GPU autocast leaves cross_entropy's logarithms in bfloat16
+        targets = targets.to(outputs) if targets.is_floating_point() else _one_each(targets)
+        weights = weights.to(outputs)
         loss = F.cross_entropy(outputs, targets, weights)
         if not label_smoothing:
             return loss
