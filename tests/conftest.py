@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         for absent in (torch.cuda, torch.xpu, torch.mtia):  # each would keep every seed for later, with a stack trace
             absent.manual_seed_all = lambda seed: None
+    forked.sync_nothing()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only a CPU gives the same results bit for bit
     os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
 

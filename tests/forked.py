@@ -156,6 +156,11 @@ def draw_nothing() -> None:
     _replace(watching, "show", show_but_no_mistakes)
 
 
+def sync_nothing() -> None:
+    """Let no file be synced to the disk, which takes milliseconds for each: tests kill processes, but no machine."""
+    os.fsync = lambda file: None
+
+
 def _replace(module: Any, name: str, blank: Callable) -> None:
     """Replace a function wherever DRAWS is not set when it is called."""
     draw = getattr(module, name)
@@ -201,6 +206,7 @@ def _serve(ours: socket.socket) -> dict[str, Any]:
     """Fork for every request; the fork returns the request. The server ends when the tests end."""
     for name in IMPORTED:
         importlib.import_module(name)
+    sync_nothing()
     gc.freeze()  # else the collector would make every fork copy the pages that it visits
     wake, woken = socket.socketpair()
     woken.setblocking(False)

@@ -47,18 +47,19 @@ def listener(needles: Needles) -> Classifier:
     )  # fmt: skip
     model = Classifier(encoder, DIGITS, pool="max")
     generator = torch.Generator().manual_seed(0)
-    maker, steps = needles.train_set.maker, 400
+    maker, steps = needles.train_set.maker, 300
 
     def batch() -> torch.Tensor:
         seconds = 1.1 + 0.9 * float(torch.rand((), generator=generator))
         return torch.stack([spoken(maker, number, seconds, generator) for number in range(20)])
 
-    encoder.measure([batch() for _ in range(4)])
+    batches = [batch() for _ in range(75)]  # heard four times each: drawing them takes as long as a step
+    encoder.measure(batches[:4])
     labels = torch.arange(20) % DIGITS
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.03)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1)
-    for _ in range(steps):
-        loss = cross_entropy(model(batch()), labels)
+    for step in range(steps):
+        loss = cross_entropy(model(batches[step % len(batches)]), labels)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

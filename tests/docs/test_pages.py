@@ -161,11 +161,12 @@ def test_every_command_of_a_page_is_one_that_exists(page: Path, parse: Callable)
 
 FIT = ["fit", "--config"]
 CONTEXTS = [
-    *([*FIT, name] for name in ("image/folder", "audio/folder", "audio/needles")),
+    [*FIT, "image/folder", "--trainer.callbacks+=EMAWeightAveraging"],  # takes nearly all
+    *([*FIT, name] for name in ("audio/folder", "audio/needles")),
     *([*FIT, "image/folder", f"--model.encoder.attention={name}"] for name in ("Verma", "Softmax")),
     *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
     [*FIT, "image/folder", "--data=ImageShards"],
-    [*FIT, "image/folder", "--data=Pathfinder", "--trainer.callbacks+=EMAWeightAveraging"],
+    [*FIT, "image/folder", "--data=Pathfinder"],
     [*FIT, "image/folder", "--model.encoder=TimmEncoder", "--model.encoder.model=vit_tiny_patch16_224"],
     ["predict", "--ckpt_path", "CKPT", "--input", "x"],
     ["sweep", "--config", "audio/fsdd", "--grid", "model.encoder.attention.k=8"],
@@ -181,17 +182,20 @@ def test_every_flag_in_a_sentence_or_table_exists_and_takes_its_value(parse: Cal
     reasons: dict[tuple[str, ...], str] = {}
 
     def refused(given: list[tuple[str, ...]], context: list[str]) -> list[tuple[str, ...]]:
-        """Those of the flags with which the command line cannot be parsed; halves are tried as long as that is so."""
+        """Those of the flags with which the command line cannot be parsed: the one whose value the error names; if that
+        is none or several, halves are tried."""
         try:
             parse([*context, *(word for words in given for word in words)])
             return []
         except UserError as error:
-            if len(given) == 1:
-                if "no such option" not in str(error):
-                    reasons.setdefault(given[0], str(error))
-                return given
-        middle = len(given) // 2
-        return refused(given[:middle], context) + refused(given[middle:], context)
+            named = [words for words in given if words[-1].rpartition("=")[2] in str(error)]
+            if len(named) != 1 < len(given):
+                middle = len(given) // 2
+                return refused(given[:middle], context) + refused(given[middle:], context)
+            (first,) = named if len(named) == 1 else given
+            if "no such option" not in str(error):
+                reasons.setdefault(first, str(error))
+            return [first, *refused([words for words in given if words != first], context)]
 
     places = {tuple(words): f"{page.relative_to(ROOT)}: {code}" for page in PAGES for code, words in flags(page)}
     options = [parse(context) for context in CONTEXTS]
@@ -325,17 +329,38 @@ def is_run(form: tuple[str, ...]) -> bool:
 RESULTS = forms(page for page in PAGES if page.parent.name == "results")
 
 
-def is_within_another(form: tuple[str, ...]) -> bool:
-    """Whether another command of the results, which is run, has all flags of this one, and more; both start from an
-    earlier run, or neither does."""
-    starts = {"--model.init_from", "--init_from"}
-    others = (other for other in RESULTS if is_run(other) and starts.isdisjoint(other) == starts.isdisjoint(form))
-    return any(set(form) < set(other) for other in others)
+def shown_by(form: tuple[str, ...]) -> Iterator[str]:
+    """The flags and values that a run of a command shows to work; of a sweep also those of its first setting and of its
+    flags."""
+    for word in form:
+        if word.startswith('["'):
+            yield from form_of(json.loads(word))
+        elif "=" in word and not word.startswith("-"):
+            key, value = first_of(word)
+            yield from (f"--{key}", value.removesuffix(".yaml"))
+        elif not word.startswith("runs/"):
+            yield word
+
+
+def covering(left: set[tuple[str, ...]], others: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """As few commands as show all that any of them would show, besides what others show."""
+    shown = {word for form in others for word in shown_by(form)}
+    while not all(shown.issuperset(shown_by(form)) for form in left):
+        most = max(sorted(left), key=lambda form: len(set(shown_by(form)) - shown))
+        shown.update(shown_by(most))
+        yield most
 
 
 OTHERS = forms(page for page in PAGES if page not in GUIDES and page.parent.name != "results")
-RUN = [each for form, each in OTHERS.items() if is_run(form)]
-RUN += [each for form, each in RESULTS.items() if is_run(form) and form not in OTHERS and not is_within_another(form)]
+FORMS = [form for form in OTHERS if is_run(form)]
+FORMS += covering({form for form in RESULTS if is_run(form)}, FORMS)  # a record of what was trained, and not a guide
+STARTS = {
+    folder for form in FORMS for flag, folder in pairwise(form) if flag == "--init_from"
+}  # of sweeps that others go on from
+FORMS += [
+    form for form, (_, words) in RESULTS.items() if STARTS & {out for flag, out in pairwise(words) if flag == "--out"}
+]
+RUN = [each for form, each in (OTHERS | RESULTS).items() if form in FORMS]
 TRAINED = [arguments for _, arguments in RUN if arguments[0] in ("fit", "sweep")]
 TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
 
