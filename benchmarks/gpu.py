@@ -24,8 +24,19 @@ from typing import Any, NoReturn
 import million
 import torch
 import torch.nn.functional as F
+from in_turns import (
+    Bench,
+    Row,
+    Step,
+    as_measured,
+    autocast,
+    compare,
+    layer_step,
+    our_layer,
+    seconds_of,
+    training_step,
+)
 from jsonargparse.typing import PositiveInt
-from peers import Bench, Row, Step, as_measured, autocast, compare, layer_step, our_layer, seconds_of, training_step
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 

@@ -16,28 +16,25 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from in_turns import Bench, Row, Step, as_measured, compare, layer_step, our_layer, seconds_of, spread, training_step
 from jsonargparse.typing import PositiveInt
 from linear_attention_transformer.linear_attention_transformer import SelfAttention
 from linformer import Linformer as PyPILinformer
 from linformer import LinformerSelfAttention
 from nystrom_attention import NystromAttention
 from performer_pytorch import SelfAttention as PerformerAttention
-from timm.layers.attention import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from vit_pytorch.efficient import ViT
 
 from longseq import ImageEncoder, Linformer, Separable, Verma
-from longseq.attention import Linear, Mechanism, Projection
-from longseq.attention.grid import TokenGrid
+from longseq.attention import Linear, Projection
 from longseq.encoders import Conv2d
 from longseq.encoders.local import LocalLayer
 from longseq.reports.apart import print_apart, run_apart
@@ -46,89 +43,16 @@ from longseq.reports.plots import machine
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 from longseq.training.memory import keep_freed_memory
-from longseq.training.throughput import wait_for
 
 K, DEPTH, CLASSES = 128, 4, 10
 PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "performer-pytorch", "vit-pytorch", "timm")
 CHECKPOINTING, SEPARABLE, LOCAL = (f"longseq, {part}" for part in ("activation checkpointing", "Separable", "Conv2d"))
 DENSE = Linear()
 OURS = ("longseq", CHECKPOINTING, SEPARABLE, LOCAL)
-Step = Callable[[], None]
-Row = list[str]  # what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted on a CPU
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The device, and the sizes that are measured on it."""
-
-    device: str
-    width: int
-    heads: int
-    precisions: tuple[str, ...]  # of classifiers; layers are measured in the first one
-    lengths: tuple[int, ...]  # in tokens, for layers
-    sides: tuple[int, ...]  # of images, in pixels, for classifiers
-    softmax_sides: tuple[int, ...]  # sides at which exact attention is measured too
-
-    @property
-    def compiles(self) -> bool:
-        return self.device == "cuda"
 
 
 CPU = Bench("cpu", 128, 4, ("32", "bf16"), (4096, 16384), (64, 128), (64,))
 GPU = Bench("cuda", 768, 12, ("bf16",), (65536, 16384, 4096), (256, 128, 64), (256, 128, 64))
-
-
-def autocast(bench: Bench, precision: str) -> torch.autocast:
-    return torch.autocast(bench.device, torch.bfloat16, enabled=precision == "bf16")
-
-
-def layer_step(bench: Bench, layer: nn.Module, n: int) -> Step:
-    """Forward and backward of an attention layer, for a sequence of n tokens."""
-    layer = layer.to(bench.device)
-    layer.compile() if bench.compiles else None
-    x = torch.randn(1, n, bench.width, device=bench.device, requires_grad=True)
-    gradient = torch.randn(1, n, bench.width, device=bench.device)
-
-    def step() -> None:
-        layer.zero_grad()
-        x.grad = None
-        with autocast(bench, bench.precisions[0]):
-            out = layer(x)
-        out.float().backward(gradient)
-
-    return step
-
-
-def as_measured(encoder: ImageEncoder) -> ImageEncoder:
-    """An encoder that takes pictures as they are and does not measure the first batch, for which torch.compile would
-    break its graph."""
-    encoder.set_statistics(encoder.mean, encoder.std)
-    return encoder
-
-
-def training_step(
-    bench: Bench, model: nn.Module, height: int, width: int, precision: str, compiles: bool = False
-) -> Step:
-    """A whole step of training on one image, every pixel a token: forward, backward and AdamW."""
-    model = model.to(bench.device).train()
-    model.compile() if bench.compiles or compiles else None
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    image = torch.randn(1, 3, height, width, device=bench.device)
-    label = torch.zeros(1, dtype=torch.long, device=bench.device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with autocast(bench, precision):
-            logits = model(image)
-        F.cross_entropy(logits.float(), label).backward()
-        optimizer.step()
-
-    return step
-
-
-def our_layer(bench: Bench, mechanism: Mechanism, n: int) -> nn.Module:
-    timms: Any = Attention(bench.width, bench.heads, qkv_bias=False)
-    return mechanism.layers([timms], TokenGrid((n, 1)))[0]
 
 
 def peer_layers(bench: Bench, n: int) -> dict[str, nn.Module]:
@@ -165,28 +89,6 @@ def classifiers(bench: Bench, height: int, width: int) -> dict[str, Callable[[],
             transformer=PyPILinformer(d, n + 1, DEPTH, k=K, heads=heads, share_kv=True),
         ),
     }  # fmt: skip
-
-
-def seconds_of(bench: Bench, step: Step) -> float:
-    device = torch.device(bench.device)
-    wait_for(device)
-    begin = time.perf_counter()
-    step()
-    wait_for(device)
-    return time.perf_counter() - begin
-
-
-def compare(bench: Bench, ours: Step, theirs: Step, rounds: int) -> list[str]:
-    """Milliseconds of both, theirs over ours, and the ratio's spread over the rounds."""
-    for step in (ours, theirs, ours, theirs):
-        step()
-    pairs = [(seconds_of(bench, ours), seconds_of(bench, theirs)) for _ in range(rounds)]
-    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return [f"{1e3 * mine:.3g} ms", f"{1e3 * other:.3g} ms", *spread([b / a for a, b in pairs])]
-
-
-def spread(ratios: Sequence[float]) -> list[str]:
-    return [f"**{statistics.median(ratios):.2f}**", f"{min(ratios):.2f} to {max(ratios):.2f}"]
 
 
 def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | None:
