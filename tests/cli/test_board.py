@@ -86,7 +86,7 @@ def tab(address: str, browser: Any) -> Iterator[Callable[[str], Any]]:
 
     def open_(name: str, dark: bool = False) -> Any:
         page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="dark" if dark else "light")
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)  # a machine that does much else takes its time
         pages.append(page)
         page.goto(address.replace("custom_scalars", name))
         return page
