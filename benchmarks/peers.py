@@ -49,8 +49,6 @@ PEERS = ("linformer", "linear-attention-transformer", "nystrom-attention", "perf
 CHECKPOINTING, SEPARABLE, LOCAL = (f"longseq, {part}" for part in ("activation checkpointing", "Separable", "Conv2d"))
 DENSE = Linear()
 OURS = ("longseq", CHECKPOINTING, SEPARABLE, LOCAL)
-
-
 CPU = Bench("cpu", 128, 4, ("32", "bf16"), (4096, 16384), (64, 128), (64,))
 GPU = Bench("cuda", 768, 12, ("bf16",), (65536, 16384, 4096), (256, 128, 64), (256, 128, 64))
 

@@ -351,15 +351,16 @@ def covering(left: set[tuple[str, ...]], others: Iterable[tuple[str, ...]]) -> I
         yield most
 
 
+def values_of(words: Iterable[str], flag: str) -> set[str]:
+    """What a command gives to a flag."""
+    return {value for name, value in pairwise(words) if name == flag}
+
+
 OTHERS = forms(page for page in PAGES if page not in GUIDES and page.parent.name != "results")
 FORMS = [form for form in OTHERS if is_run(form)]
 FORMS += covering({form for form in RESULTS if is_run(form)}, FORMS)  # a record of what was trained, and not a guide
-STARTS = {
-    folder for form in FORMS for flag, folder in pairwise(form) if flag == "--init_from"
-}  # of sweeps that others go on from
-FORMS += [
-    form for form, (_, words) in RESULTS.items() if STARTS & {out for flag, out in pairwise(words) if flag == "--out"}
-]
+SWEPT = {folder for form in FORMS for folder in values_of(form, "--init_from")}  # sweeps that others go on from
+FORMS += [form for form, (_, words) in RESULTS.items() if SWEPT & values_of(words, "--out")]
 RUN = [each for form, each in (OTHERS | RESULTS).items() if form in FORMS]
 TRAINED = [arguments for _, arguments in RUN if arguments[0] in ("fit", "sweep")]
 TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
