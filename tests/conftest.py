@@ -17,6 +17,7 @@ import jaxtyping
 import pytest
 
 ROOT = Path(__file__).parents[1]
+WHOLE = {"cli", "deploy", "docs", "faults", "reports", "test_accuracy.py"}  # tests of commands, which train
 
 TrainPy = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -118,14 +119,21 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
+@pytest.fixture(autouse=True)
+def shapes_are_checked_where_parts_are_tested(request: pytest.FixtureRequest) -> None:
+    """Leave whole trainings unchecked, as a user runs them: the checks take a tenth of their time, for calls that the
+    tests of the parts make as well."""
+    folder = request.path.relative_to(ROOT / "tests").parts[0]
+    jaxtyping.config.update("jaxtyping_disable", folder in WHOLE)
+
+
 @pytest.fixture
-def exports() -> Iterator[None]:
+def exports(shapes_are_checked_where_parts_are_tested: None) -> Iterator[None]:
     """Let models be traced in this process: beartype does not take a traced length, a torch.SymInt, for int, and checks
     are traced slowly. A trace that fails leaves copies of the encoders' classes until they are collected, and a later
     command line would find two classes of one name."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
     gc.collect()
 
 
