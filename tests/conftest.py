@@ -17,7 +17,7 @@ import jaxtyping
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WHOLE = {"cli", "deploy", "docs", "faults", "reports", "test_accuracy.py"}  # tests of commands, which train
+WHOLE = {"cli", "deploy", "docs", "faults", "reports", "test_accuracy.py", "test_configs.py"}  # commands: train, export
 
 TrainPy = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -121,18 +121,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.fixture(autouse=True)
 def shapes_are_checked_where_parts_are_tested(request: pytest.FixtureRequest) -> None:
-    """Leave whole trainings unchecked, as a user runs them: the checks take a tenth of their time, for calls that the
-    tests of the parts make as well."""
-    folder = request.path.relative_to(ROOT / "tests").parts[0]
-    jaxtyping.config.update("jaxtyping_disable", folder in WHOLE)
+    """Leave whole commands unchecked, as a user runs them: the checks take a tenth of their time, for calls that the
+    tests of the parts make as well. A traced model must be unchecked: beartype does not take a traced length, a
+    torch.SymInt, for int, and checks are traced slowly."""
+    place = request.path.relative_to(ROOT / "tests").parts[0]
+    jaxtyping.config.update("jaxtyping_disable", place in WHOLE)
 
 
 @pytest.fixture
-def exports(shapes_are_checked_where_parts_are_tested: None) -> Iterator[None]:
-    """Let models be traced in this process: beartype does not take a traced length, a torch.SymInt, for int, and checks
-    are traced slowly. A trace that fails leaves copies of the encoders' classes until they are collected, and a later
-    command line would find two classes of one name."""
-    jaxtyping.config.update("jaxtyping_disable", True)
+def exports() -> Iterator[None]:
+    """Collect what traces leave: one that fails leaves copies of the encoders' classes until they are collected, and a
+    later command line would find two classes of one name."""
     yield
     gc.collect()
 

@@ -1,6 +1,5 @@
 """Windows by flex_attention are those by products of blocks: values, and differences, for a CPU has no gradients."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jaxtyping
@@ -17,11 +16,9 @@ from longseq.attention.others.pattern import Blocks, PatternFormula
 
 
 @pytest.fixture(autouse=True)
-def unchecked_types() -> Iterator[None]:
+def unchecked_types(shapes_are_checked_where_parts_are_tested: None) -> None:
     """torch traces the function that says which keys are seen, and cannot trace the check of its types."""
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 N, WINDOW, PREFIX = 300, 20, 3  # blocks of 128 tokens, some without a pair
