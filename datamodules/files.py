@@ -56,7 +56,8 @@ class Item:
     def name(self) -> str:
         if self.end is None and not self.start:
             return self.path
-        return f"{self.path} {self.start:.10g}-{self.end or 'end'}"
+        end = "end" if self.end is None else f"{self.end:.10g}"
+        return f"{self.path} {self.start:.10g}-{end}"
 
 
 class OnDisk(DataModule):

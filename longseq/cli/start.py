@@ -74,6 +74,12 @@ def main(args: list[str] | None = None) -> None:
     gc.disable()  # it would scan the imported objects again and again: a tenth of the start
     try:
         from longseq.cli.entry import run  # imports torch and Lightning
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith(("longseq", "datamodules")):
+            raise  # a fault of ours
+        remedy = f"activate .venv, or install longseq here: python -m pip install {Path(longseq.__file__).parents[1]}"
+        print(shown(f"error: {error.name}: not installed for {sys.executable}; {remedy}"), file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         gc.enable()
         print("SIGINT: stopped; start it again", file=sys.stderr)

@@ -69,20 +69,28 @@ def test_a_configuration_is_found_in_the_working_folder_and_then_in_the_package(
         configuration("image")
 
 
-def test_ctrl_c_while_torch_is_imported_ends_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("raised", "code", "err"),
+    [
+        (KeyboardInterrupt(), 130, "SIGINT: stopped; start it again"),
+        (ModuleNotFoundError("", name="torch"), 2, f"error: torch: not installed for {sys.executable}; activate "),
+    ],
+)
+def test_what_ends_the_import_of_torch_is_one_line(
+    raised: BaseException, code: int, err: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Interrupted:
+    class Ends:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "longseq.cli.entry":
-                raise KeyboardInterrupt
+                raise raised
 
     monkeypatch.delitem(sys.modules, "longseq.cli.entry", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [Ends(), *sys.meta_path])
     with pytest.raises(SystemExit) as ended:
         main(["stats", "--data", "Digits"])
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "SIGINT: stopped; start it again\n"
+    assert ended.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(err)
 
 
 def test_a_reader_that_goes_away_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
