@@ -1,10 +1,10 @@
-# make demo, test, quick, torture, bench, docs or lint: each target first installs what it needs into .venv
+# make demo, test, quick, thorough, torture, bench, docs or lint: each target first installs what it needs into .venv
 PYTHON ?= python3
 BIN := .venv/bin
 # install what the extra asks for: with uv, if it is there and reaches its registry, in a fifth of pip's time
 install = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python --editable '.$(1)' ||) $(BIN)/pip install --quiet --editable '.$(1)'
 
-.PHONY: demo test quick torture bench docs lint clean
+.PHONY: demo test quick thorough torture bench docs lint clean
 
 demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -15,6 +15,10 @@ demo: .venv/.installed
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
+# those of test, and those that take long and show more cases of the same
+thorough: .venv/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m ""
+
 # takes a minute: the tests of formulas, interfaces and contracts, without a training
 quick: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix tests/, \
@@ -24,7 +28,7 @@ quick: .venv/.installed-test
 		training/test_classifier.py)
 
 torture: .venv/.installed-test
-	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults -k "random_moments or whenever_its_writer"
+	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults -m "" -k "random_moments or whenever_its_writer"
 
 bench: .venv/.installed-bench
 	$(BIN)/python benchmarks/peers.py

@@ -69,6 +69,7 @@ def slowed(clips: Clips) -> Clips:
     return Clips([clip[:length] for clip, length in zip(waveforms, lengths, strict=True)], clips.labels)
 
 
+@pytest.mark.thorough
 def test_digits_with_every_pixel_a_token_also_at_twice_the_size(train: Train) -> None:
     accuracy, model = train(DIGITS, "--trainer.max_epochs", "6")
     assert accuracy >= 0.72
@@ -87,6 +88,7 @@ def test_spoken_digits_with_every_frame_a_token_also_at_other_hops_and_twice_as_
     assert accuracy_of(resize(model, seconds=2.0), data) >= accuracy - 2 * LOSS  # stretched speech differs a little
 
 
+@pytest.mark.thorough
 def test_vowels_in_bf16_mixed_come_as_far_as_in_float32(train_py, tmp_path: Path) -> None:
     """Trains only a part of an epoch, because a processor without bfloat16 takes ten times as long."""
     part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_test_batches", "2"]
@@ -99,6 +101,7 @@ def test_vowels_in_bf16_mixed_come_as_far_as_in_float32(train_py, tmp_path: Path
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
 
 
+@pytest.mark.thorough
 def test_mnist_trains_on_784_tokens_and_logs_its_throughput(train_py, tmp_path: Path, real_data: Path) -> None:
     """Trains only a part of an epoch: a whole epoch takes too long for a test, and the config gives its figures."""
     part = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "12", "--trainer.limit_val_batches", "2"]

@@ -144,6 +144,7 @@ def test_efficient_attention_is_that_of_linear_attention_transformer(is_padded: 
     torch.testing.assert_close(of_qkv, torch.cat(rest), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_verma_without_e_is_fla_orgs_linear_attention(tmp_path: Path) -> None:
     """A process of its own, because Triton decides whether it interprets when it is imported."""
     pytest.importorskip("fla", reason="fla-core is not installed")

@@ -216,6 +216,7 @@ def test_command_configuration_and_model_are_text(tab: Callable) -> None:
         page.get_by_text(text).first.wait_for(state="attached")
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_the_projector_holds_the_validation_split(tab: Callable) -> None:
     page = tab("projector")

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.limit_train_batches", "3"]
 SMALL += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1", "--experiment", "x"]
 FIT = ["fit", "--config", str(ROOT / "configs/image/digits.yaml"), *SMALL, "--trainer.logger", "false"]
+THOROUGH = pytest.mark.thorough
 GROWING = [*FIT, "--grow", "4x4:2,8:1,12:2"]
 
 
@@ -69,7 +70,7 @@ def test_one_tensorboard_shows_all_stages_each_with_the_tokens_of_its_own_size(c
         assert ratios and ratios == pytest.approx([tokens] * len(ratios))
 
 
-@pytest.mark.parametrize("stop", [4, 7, 13])
+@pytest.mark.parametrize("stop", [pytest.param(4, marks=THOROUGH), 7, pytest.param(13, marks=THOROUGH)])
 def test_a_stopped_growth_goes_on_as_if_it_had_never_stopped(
     stop: int, whole: Path, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_growth_goes_on_from_a_stage_without_a_validation(command) -> None:
     assert "runs/x/0/last.ckpt; tokens 4 x 4 before, 8 x 8 now: " in done.out
 
 
+@THOROUGH
 def test_a_later_stage_may_be_corrected_after_those_before_it_have_ended(
     whole: Path, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_growth_that_is_resumed_by_the_folder_of_its_run_goes_on_to_its_last_s
     assert same(weights("x/2"), weights("x/2", whole))
 
 
+@THOROUGH
 def test_a_learning_rate_of_a_stage_holds_from_there_on_after_a_stop_too(
     command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

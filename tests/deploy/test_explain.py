@@ -68,6 +68,7 @@ def listener(needles: Needles) -> Classifier:
     return model.eval()
 
 
+@pytest.mark.thorough
 def test_the_spoken_digit_in_a_longer_recording_holds_most_of_the_attribution(
     listener: Classifier, needles: Needles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ from longseq.tasks import Masked, MultiLabel
 from longseq.training import Classifier
 
 FORMATS = {"onnx": write_onnx, "torch": write_torch}
+THOROUGH = pytest.mark.thorough
+TWO_KINDS = [ImageEncoder, SpectrogramEncoder]
 
 
 pytestmark = pytest.mark.usefixtures("exports")
@@ -52,7 +54,10 @@ def classifier(encoder: Encoder, num_classes: int = 5, **options) -> Classifier:
 @pytest.mark.parametrize(
     ("kind", "format"),
     # ONNX is made of torch's program, so one of images and one of sounds show that this is written and read as well
-    [*((kind, "onnx") for kind in KINDS), (ImageEncoder, "torch"), (SpectrogramEncoder, "torch")],
+    [
+        *((kind, format) for kind in TWO_KINDS for format in FORMATS),
+        *(pytest.param(kind, "onnx", marks=THOROUGH) for kind in KINDS if kind not in TWO_KINDS),
+    ],
 )
 def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: str, tmp_path: Path) -> None:
     encoder, inputs = kind.examples(Linformer(7), local=Conv1d(3))[0]
@@ -117,6 +122,7 @@ def of_clips(*mechanisms: Mechanism) -> Classifier:
     return classifier(SpectrogramEncoder(8000, 0.4, InTurn(mechanisms), **sizes))
 
 
+@THOROUGH
 @pytest.mark.parametrize("mechanisms", [EXPORTED[start : start + 9] for start in range(0, len(EXPORTED), 9)], ids=str)
 def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Mechanism], tmp_path: Path) -> None:
     model = of_clips(*mechanisms)
@@ -130,7 +136,7 @@ def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Me
         assert largest_difference(model, program, run, inputs) < 1e-5, lengths
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=THOROUGH), "torch"])
 def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "local": Conv1d(5), "dim": 16, "depth": 1, "heads": 4}
     sounds = classifier(SpectrogramEncoder(8000, 0.4, Verma(length_scaling=1.0), num_mels=20, **free), pool="attention")
@@ -209,6 +215,7 @@ def test_the_command_says_from_which_size_on_torchs_file_takes_images(
     torch.testing.assert_close(run_torch(out)(smallest), model.task.probabilities(model(smallest)))
 
 
+@THOROUGH
 def test_int8_makes_the_file_smaller_and_keeps_what_it_says(command, checkpoint: Path, tmp_path: Path) -> None:
     whole, small = tmp_path / "whole.onnx", tmp_path / "small.onnx"
     assert command("export", "--ckpt_path", checkpoint, "--out", whole).code == 0
@@ -281,7 +288,7 @@ def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
     assert largest_difference(model, program, run, pixels) < 1e-5
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=THOROUGH), "torch"])
 def test_a_file_that_is_bound_to_the_traced_length_is_refused(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "dim": 16, "depth": 1, "heads": 4, "num_mels": 20}
     path = tmp_path / "model"

@@ -326,6 +326,15 @@ def is_run(form: tuple[str, ...]) -> bool:
     return not ONLY_PARSED.keys() & words_and_parts(form)
 
 
+def is_record(block: Block) -> bool:
+    """Whether a block says what was done, and not what to do."""
+    return block.page.parent.name == "results"
+
+
+def exports(together: list[list[str]]) -> bool:
+    return any(arguments[0] == "export" for arguments in together)
+
+
 RESULTS = forms(page for page in PAGES if page.parent.name == "results")
 
 
@@ -362,11 +371,17 @@ FORMS += covering({form for form in RESULTS if is_run(form)}, FORMS)  # a record
 SWEPT = {folder for form in FORMS for folder in values_of(form, "--init_from")}  # sweeps that others go on from
 FORMS += [form for form, (_, words) in RESULTS.items() if SWEPT & values_of(words, "--out")]
 RUN = [each for form, each in (OTHERS | RESULTS).items() if form in FORMS]
-TRAINED = [arguments for _, arguments in RUN if arguments[0] in ("fit", "sweep")]
+TRAINED = [arguments for block, arguments in RUN if arguments[0] in ("fit", "sweep") and not is_record(block)]
 TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
 
 
-@pytest.mark.parametrize(("block", "together"), TOGETHER, ids=[str(block) for block, _ in TOGETHER])
+@pytest.mark.parametrize(
+    ("block", "together"),
+    [
+        pytest.param(block, each, id=str(block), marks=[pytest.mark.thorough] * (is_record(block) or exports(each)))
+        for block, each in TOGETHER
+    ],
+)
 @pytest.mark.usefixtures("forked_reports")
 def test_every_command_of_other_pages_runs(
     block: Block,

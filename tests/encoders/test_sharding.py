@@ -18,7 +18,7 @@ from longseq.encoders.sharding import refuse_unsharded
 SCRIPT = Path(__file__).with_name("shared_by_processes.py")
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process has computed."""
     folder = tmp_path_factory.mktemp(f"shards{request.param}")

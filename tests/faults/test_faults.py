@@ -215,6 +215,7 @@ def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int,
     assert said_of_the_machine(RuntimeError("a defect of ours")) is None
 
 
+@pytest.mark.thorough
 def test_out_of_memory_says_what_fits(tmp_path: Path) -> None:
     """The flags that the error suggests do fit: the same training runs with them under the same limit. Where addresses
     are limited, the failed step may leave memory in such pieces that not even a batch of one fits any more; the error

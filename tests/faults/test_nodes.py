@@ -55,6 +55,7 @@ def wait_until(is_so: Callable[[], bool], agents: list[forked.Forked]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_a_replaced_host_and_a_lost_one(
     hosts: list[str], tmp_path: Path

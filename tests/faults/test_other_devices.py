@@ -48,6 +48,7 @@ def curves(run: Path, tags: Iterable[str]) -> dict[str, list[tuple[int, float]]]
 STAGES = [(2, "ddp", 1), (2, "SequenceParallel", 3), (1, "auto", 4), (2, "FullySharded", 8), (4, "ddp", 12)]
 
 
+@pytest.mark.thorough
 def test_a_run_on_other_processes_with_any_strategy_has_the_losses_of_one_that_never_stopped(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()

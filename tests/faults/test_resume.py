@@ -41,15 +41,16 @@ SETTINGS = {
 }  # fmt: skip
 # an epoch has 10 training batches and 2 validation batches; further tests stop a plain training in the middle of an
 # epoch, and at its last batch before the validation
+THOROUGH = pytest.mark.thorough
 KILLS = [
     ("plain", "on_validation_batch_end", 2, "SIGINT", 0),
-    ("plain", "on_validation_end", 2, "SIGKILL", 0),
+    pytest.param("plain", "on_validation_end", 2, "SIGKILL", 0, marks=THOROUGH),
     ("plain", "on_train_batch_start", 14, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
-    ("plain", "on_save_checkpoint", 4, "SIGKILL", 0),
+    pytest.param("plain", "on_save_checkpoint", 4, "SIGKILL", 0, marks=THOROUGH),
     ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0),
-    ("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0),  # in the last validation
+    pytest.param("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0, marks=THOROUGH),  # the last one
     ("two processes", "on_train_batch_end", 7, "SIGTERM", 0),
-    ("two processes", "on_train_batch_end", 7, "SIGTERM", 1),
+    pytest.param("two processes", "on_train_batch_end", 7, "SIGTERM", 1, marks=THOROUGH),
 ]
 EXIT = {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}
 
@@ -154,6 +155,7 @@ def test_a_run_killed_before_a_validation_in_the_middle_of_an_epoch_goes_on_with
     assert_equal(resumed(tmp_path, *arguments), expected)
 
 
+@THOROUGH
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
         assert dict(leaves(mine[part])) == dict(leaves(other[part]))
 
 
-@pytest.mark.parametrize(("workers", "locale"), [(1, None), (2, "de_DE.UTF-8")])
+@pytest.mark.parametrize(("workers", "locale"), [(1, None), pytest.param(2, "de_DE.UTF-8", marks=THOROUGH)])
 def test_losses_are_the_same_on_any_number_of_workers_from_another_folder_and_under_another_locale(
     workers: int, locale: str | None, whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_every_mechanism_and_sharing_ends_three_steps_with_the_weights_of_one_process(apart: Path) -> None:
     differences = json.loads((apart / "differences.json").read_text())
     assert len(differences) > 25

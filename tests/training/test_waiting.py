@@ -56,6 +56,7 @@ OF_MECHANISMS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "number", "mechanism"), [*OF_ENCODERS, *OF_MECHANISMS])
 def test_a_step_keeps_all_tensors_on_the_gpu_and_waits_for_none(kind: Any, number: int, mechanism: Mechanism) -> None:
     encoder, inputs = kind.examples(mechanism)[number]
