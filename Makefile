@@ -1,6 +1,7 @@
 # make demo, test, quick, thorough, torture, bench, docs or lint: each target first installs what it needs into .venv
 PYTHON ?= python3
 BIN := .venv/bin
+CHECKED := longseq.attention,longseq.encoders,longseq.tasks,longseq.training,longseq.reports,longseq.deploy,datamodules.images,datamodules.image_files,datamodules.mnist,datamodules.vowels
 # install what the extra asks for: with uv, if it is there and reaches its registry, in a fifth of pip's time
 install = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python --editable '.$(1)' ||) $(BIN)/pip install --quiet --editable '.$(1)'
 
@@ -15,9 +16,10 @@ demo: .venv/.installed
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# those of test, and those that take long and show more cases of the same
+# those of test and those that take long, which show more cases of the same; and checks of all shapes and types where
+# tensors have shapes, a fifth more time
 thorough: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m ""
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "" --jaxtyping-packages=$(CHECKED),beartype.beartype
 
 # takes a minute: the tests of formulas, interfaces and contracts, without a training
 quick: .venv/.installed-test

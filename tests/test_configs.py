@@ -1,5 +1,6 @@
 """Every YAML file loads against the real signatures, and a short fit of each experiment runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,39 +48,50 @@ SHORT = ["--trainer.max_steps", "3", "--trainer.limit_val_batches", "1", "--trai
          "--model.encoder.depth", "1"]  # fmt: skip
 
 
-@pytest.mark.usefixtures("exports")
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
-def test_a_short_fit_of_every_experiment_runs_and_every_kind_of_model_is_exported(
-    experiment: Path,
-    train_py,
-    command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    name = name_of(experiment)
-    made = name in ("image/pathfinder", "audio/needles")
-    flags = ["--data.num_train", "60", "--data.num_test", "20"] if made else []
-    if name in ROOTS:
-        fixture, place = ROOTS[name]
-        flags += ["--data.root", str(request.getfixturevalue(fixture) / place)]
-    if name == "image/cifar10":
-        flags += ["--data.root", small_sets.cifar10(tmp_path, monkeypatch).root]
+Trained = Callable[[Path], str]
+
+
+@pytest.fixture
+def trained(
+    train_py, command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Trained:
+    """Train an experiment for a few steps, and return the path of its checkpoint."""
 
     def printed(*arguments: str) -> str:
         done = command(*arguments)
         assert done.code == 0, done.err
         return done.out
 
-    # the checksums of CIFAR-10's small archive are replaced in this process alone
-    fit = printed if name == "image/cifar10" else lambda *arguments: train_py(*arguments).stdout
-    trained = fit("fit", "--config", str(experiment), *SHORT, *flags, "--data.batch_size", "4")
-    checkpoint = trained.split("checkpoint:")[1].split()[0]
-    if experiment not in EXPORTED:
-        return
+    def train(experiment: Path) -> str:
+        name = name_of(experiment)
+        made = name in ("image/pathfinder", "audio/needles")
+        flags = ["--data.num_train", "60", "--data.num_test", "20"] if made else []
+        if name in ROOTS:
+            fixture, place = ROOTS[name]
+            flags += ["--data.root", str(request.getfixturevalue(fixture) / place)]
+        if name == "image/cifar10":
+            flags += ["--data.root", small_sets.cifar10(tmp_path, monkeypatch).root]
+        # the checksums of CIFAR-10's small archive are replaced in this process alone
+        fit = printed if name == "image/cifar10" else lambda *arguments: train_py(*arguments).stdout
+        done = fit("fit", "--config", str(experiment), *SHORT, *flags, "--data.batch_size", "4")
+        return done.split("checkpoint:")[1].split()[0]
+
+    return train
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
+def test_a_short_fit_of_every_experiment_runs(experiment: Path, trained: Trained) -> None:
+    assert Path(trained(experiment)).exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("exports")
+@pytest.mark.parametrize("experiment", EXPORTED, ids=lambda path: path.stem)
+def test_every_kind_of_model_is_exported(experiment: Path, trained: Trained, command) -> None:
+    checkpoint = trained(experiment)
     # in this process, because another one needs two seconds before it can export
-    exported = printed("export", "--ckpt_path", checkpoint, "--tolerance", "1e-5", "--out", f"{checkpoint}.onnx")
-    assert "on a batch of the test split" in exported
+    done = command("export", "--ckpt_path", checkpoint, "--tolerance", "1e-5", "--out", f"{checkpoint}.onnx")
+    assert done.code == 0 and "on a batch of the test split" in done.out, done.err
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)

@@ -76,7 +76,9 @@ def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(whole: 
     assert command("test", "--ckpt_path", "runs/x/1/best.ckpt", "--trainer.limit_test_batches", "1").code == 0
 
 
-@pytest.mark.parametrize(("stop", "how"), [(7, "--resume"), (5, "--resume FOLDER")])
+@pytest.mark.parametrize(
+    ("stop", "how"), [(7, "--resume"), pytest.param(5, "--resume FOLDER", marks=pytest.mark.thorough)]
+)
 def test_a_stopped_cross_validation_goes_on_and_repeats_no_finished_fold(
     stop: int, how: str, whole: Callable, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

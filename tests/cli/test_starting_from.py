@@ -88,6 +88,7 @@ def test_a_checkpoint_that_cannot_be_started_from_is_one_line(command, trained, 
     assert done.error.startswith("error: ") and said in done.error
 
 
+@pytest.mark.thorough
 def test_a_compiled_training_leaves_checkpoints_as_they_are(train_py, tmp_path: Path) -> None:
     """The model has one block and is not evaluated, because every graph takes ten seconds to compile."""
     small = ["--model.encoder.depth", "1", "--model.encoder.dim", "8", "--trainer.max_steps", "2"]

@@ -288,7 +288,8 @@ def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
     assert largest_difference(model, program, run, pixels) < 1e-5
 
 
-@pytest.mark.parametrize("format", [pytest.param("onnx", marks=THOROUGH), "torch"])
+@THOROUGH
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_is_bound_to_the_traced_length_is_refused(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "dim": 16, "depth": 1, "heads": 4, "num_mels": 20}
     path = tmp_path / "model"

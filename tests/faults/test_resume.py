@@ -47,7 +47,7 @@ KILLS = [
     pytest.param("plain", "on_validation_end", 2, "SIGKILL", 0, marks=THOROUGH),
     ("plain", "on_train_batch_start", 14, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
     pytest.param("plain", "on_save_checkpoint", 4, "SIGKILL", 0, marks=THOROUGH),
-    ("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0),
+    pytest.param("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0, marks=THOROUGH),
     pytest.param("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0, marks=THOROUGH),  # the last one
     ("two processes", "on_train_batch_end", 7, "SIGTERM", 0),
     pytest.param("two processes", "on_train_batch_end", 7, "SIGTERM", 1, marks=THOROUGH),
@@ -136,6 +136,7 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
     assert (ours / "metrics.json").read_text() == (theirs / "metrics.json").read_text()
 
 
+@THOROUGH
 def test_a_run_that_resumed_before_a_validation_and_was_killed_after_it_draws_the_same_numbers(whole, tmp_path) -> None:
     stopped = run(tmp_path, DIE, "on_train_batch_end", 10, "SIGTERM", 0, *FIT)
     assert stopped.returncode == EXIT["SIGTERM"], stopped.stderr[-3000:]
@@ -144,6 +145,7 @@ def test_a_run_that_resumed_before_a_validation_and_was_killed_after_it_draws_th
     assert_equal(resumed(tmp_path, *FIT), whole("plain"))
 
 
+@THOROUGH
 def test_a_run_killed_before_a_validation_in_the_middle_of_an_epoch_goes_on_with_it(tmp_path: Path) -> None:
     arguments = [*FIT, "--trainer.val_check_interval", "2", "--trainer.limit_train_batches", "4"]
     (tmp_path / "whole").mkdir()
