@@ -16,8 +16,8 @@ demo: .venv/.installed
 test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# those of test and those that take long, which show more cases of the same; and checks of all shapes and types where
-# tensors have shapes, a fifth more time
+# runs all tests, those of `make test` and those that take long and show further cases of the same; it also checks the
+# shapes and types of the calls, where tensors have shapes, which takes a fifth more time
 thorough: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "" --jaxtyping-packages=$(CHECKED),beartype.beartype
 

@@ -121,9 +121,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.fixture(autouse=True)
 def shapes_are_checked_where_parts_are_tested(request: pytest.FixtureRequest) -> None:
-    """Leave whole commands unchecked, as a user runs them: the checks take a tenth of their time, for calls that the
-    tests of the parts make as well. A traced model must be unchecked: beartype does not take a traced length, a
-    torch.SymInt, for int, and checks are traced slowly."""
+    """Leave whole commands unchecked, as a user runs them: the checks of `make thorough` take a tenth of their time for
+    calls that the tests of the parts make as well. A traced model must be unchecked: beartype does not take a traced
+    length, a torch.SymInt, for int, and checks are traced slowly."""
     place = request.path.relative_to(ROOT / "tests").parts[0]
     jaxtyping.config.update("jaxtyping_disable", place in WHOLE)
 

@@ -8,7 +8,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import longseq
@@ -68,23 +68,33 @@ def main(args: list[str] | None = None) -> None:
         if args[0] not in COMMANDS:
             raise UserError(f"{args[0]}: no such command; {nearest(args[0], COMMANDS)}")
         args = with_configurations(args)
+        run = _import_run()
     except UserError as error:
         print(shown(f"error: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
-    gc.disable()  # it would scan the imported objects again and again: a tenth of the start
-    try:
-        from longseq.cli.entry import run  # imports torch and Lightning
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.startswith(("longseq", "datamodules")):
-            raise  # a fault of ours
-        remedy = f"activate .venv, or install longseq here: python -m pip install {Path(longseq.__file__).parents[1]}"
-        print(shown(f"error: {error.name}: not installed for {sys.executable}; {remedy}"), file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
-        gc.enable()
         print("SIGINT: stopped; start it again", file=sys.stderr)
         sys.exit(130)
     run(args)
+
+
+def _import_run() -> Callable[[list[str]], None]:
+    """Import torch and Lightning, and what runs a command with them, which turns the collector on again.
+
+    Raises:
+        UserError: If a library is not installed.
+    """
+    gc.disable()  # it would scan the imported objects again and again: a tenth of the start
+    try:
+        from longseq.cli.entry import run
+    except BaseException as error:
+        gc.enable()
+        ours = ("longseq", "datamodules")
+        if not isinstance(error, ModuleNotFoundError) or not error.name or error.name.startswith(ours):
+            raise
+        remedy = f"activate .venv, or install longseq here: python -m pip install {Path(longseq.__file__).parents[1]}"
+        raise UserError(f"{error.name}: not installed for {sys.executable}; {remedy}") from error
+    return run
 
 
 def _help() -> str:

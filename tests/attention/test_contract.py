@@ -182,7 +182,7 @@ def test_bfloat16_and_autocast_stay_near_float32(mechanism):
     [pytest.param("compile_every.py", COMPILED, marks=pytest.mark.thorough), ("ddp_every.py", MECHANISMS)],
 )
 def test_every_one_compiles_in_one_graph_and_trains_on_two_processes(script, mechanisms, tmp_path):
-    """The scripts run in separate processes: a compiler cannot follow the shape checks that the tests turn on."""
+    """The scripts run in separate processes: a compiler cannot follow the shape checks of `make thorough`."""
     done = forked.run(Path(__file__).with_name(script), tmp_path, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == list(map(repr, mechanisms))

@@ -326,16 +326,16 @@ def is_run(form: tuple[str, ...]) -> bool:
     return not ONLY_PARSED.keys() & words_and_parts(form)
 
 
-def is_record(block: Block) -> bool:
-    """Whether a block says what was done, and not what to do."""
-    return block.page.parent.name == "results"
+def is_record(page: Path) -> bool:
+    """Whether a page says what was done, and not what to do."""
+    return page.parent.name == "results"
 
 
 def exports(together: list[list[str]]) -> bool:
     return any(arguments[0] == "export" for arguments in together)
 
 
-RESULTS = forms(page for page in PAGES if page.parent.name == "results")
+RESULTS = forms(filter(is_record, PAGES))
 
 
 def shown_by(form: tuple[str, ...]) -> Iterator[str]:
@@ -365,20 +365,22 @@ def values_of(words: Iterable[str], flag: str) -> set[str]:
     return {value for name, value in pairwise(words) if name == flag}
 
 
-OTHERS = forms(page for page in PAGES if page not in GUIDES and page.parent.name != "results")
+OTHERS = forms(page for page in PAGES if page not in GUIDES and not is_record(page))
 FORMS = [form for form in OTHERS if is_run(form)]
-FORMS += covering({form for form in RESULTS if is_run(form)}, FORMS)  # a record of what was trained, and not a guide
+FORMS += covering({form for form in RESULTS if is_run(form)}, FORMS)
 SWEPT = {folder for form in FORMS for folder in values_of(form, "--init_from")}  # sweeps that others go on from
 FORMS += [form for form, (_, words) in RESULTS.items() if SWEPT & values_of(words, "--out")]
 RUN = [each for form, each in (OTHERS | RESULTS).items() if form in FORMS]
-TRAINED = [arguments for block, arguments in RUN if arguments[0] in ("fit", "sweep") and not is_record(block)]
+TRAINED = [arguments for block, arguments in RUN if arguments[0] in ("fit", "sweep") and not is_record(block.page)]
 TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
 
 
 @pytest.mark.parametrize(
     ("block", "together"),
     [
-        pytest.param(block, each, id=str(block), marks=[pytest.mark.thorough] * (is_record(block) or exports(each)))
+        pytest.param(
+            block, each, id=str(block), marks=[pytest.mark.thorough] * (is_record(block.page) or exports(each))
+        )
         for block, each in TOGETHER
     ],
 )

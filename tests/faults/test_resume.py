@@ -39,16 +39,17 @@ SETTINGS = {
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
 }  # fmt: skip
+THOROUGH = pytest.mark.thorough
 # an epoch has 10 training batches and 2 validation batches; further tests stop a plain training in the middle of an
 # epoch, and at its last batch before the validation
-THOROUGH = pytest.mark.thorough
 KILLS = [
     ("plain", "on_validation_batch_end", 2, "SIGINT", 0),
     pytest.param("plain", "on_validation_end", 2, "SIGKILL", 0, marks=THOROUGH),
     ("plain", "on_train_batch_start", 14, "SIGKILL", 0),  # resumes from the checkpoint of an epoch's end
     pytest.param("plain", "on_save_checkpoint", 4, "SIGKILL", 0, marks=THOROUGH),
     pytest.param("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0, marks=THOROUGH),
-    pytest.param("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0, marks=THOROUGH),  # the last one
+    # in the last validation
+    pytest.param("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0, marks=THOROUGH),
     ("two processes", "on_train_batch_end", 7, "SIGTERM", 0),
     pytest.param("two processes", "on_train_batch_end", 7, "SIGTERM", 1, marks=THOROUGH),
 ]
