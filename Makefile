@@ -1,6 +1,7 @@
 # make demo, test, quick, thorough, torture, bench, docs or lint: each target first installs what it needs into .venv
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2
 CHECKED := longseq.attention,longseq.encoders,longseq.tasks,longseq.training,longseq.reports,longseq.deploy,datamodules.images,datamodules.image_files,datamodules.mnist,datamodules.vowels
 # install what the extra asks for: with uv, if it is there and reaches its registry, in a fifth of pip's time
 install = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python --editable '.$(1)' ||) $(BIN)/pip install --quiet --editable '.$(1)'
@@ -12,14 +13,13 @@ demo: .venv/.installed
 	$(BIN)/python train.py fit --config configs/audio/vowels.yaml
 	@echo "curves, confusion matrices, pictures and sounds: $(BIN)/python train.py board"
 
-# a test waits now and then for a process that it started, so there are more workers than the processors of a small machine
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # runs all tests, those of `make test` and those that take long and show further cases of the same; it also checks the
 # shapes and types of the calls, where tensors have shapes, which takes a fifth more time
 thorough: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "" --jaxtyping-packages=$(CHECKED),beartype.beartype
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --jaxtyping-packages=$(CHECKED),beartype.beartype
 
 # takes a minute: the tests of formulas, interfaces and contracts, without a training
 quick: .venv/.installed-test

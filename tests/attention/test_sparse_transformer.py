@@ -76,6 +76,7 @@ def test_values_and_gradients_are_those_of_a_mask_of_all_pairs(arguments: tuple,
         assert is_seen.all() or (mechanism.pattern == "fixed" and mechanism.stride == 40 and not prefix)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 def test_the_values_are_those_of_flex_attention_with_the_papers_pattern(pattern: str) -> None:
     stride, last = 5, 2

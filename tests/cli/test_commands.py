@@ -78,6 +78,7 @@ def test_another_mechanism_keeps_the_k_of_the_config(command, tmp_path: Path) ->
     assert attention["init_args"]["k"] == 16
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [kind for kind in exported(Mechanism) if kind not in (Softmax, Linformer, Verma)])
 def test_every_mechanism_is_trained_and_tested_by_its_name(kind: type[Mechanism], command, tmp_path: Path) -> None:
     """Those left out are trained, and tested with a command of their own, in other tests."""

@@ -119,6 +119,7 @@ def test_finished_folds_are_kept_and_not_mixed_with_other_settings(whole: Callab
     assert sorted(path.name for path in Path("runs/x").iterdir()) == ["0", "2", "3"]
 
 
+@pytest.mark.thorough
 def test_two_processes_train_the_folds_together(tmp_path: Path) -> None:
     two = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     done = forked.run(ROOT / "train.py", *FIT, "--folds", "2", *two, cwd=tmp_path)

@@ -83,6 +83,7 @@ def test_a_stopped_growth_goes_on_as_if_it_had_never_stopped(
     assert same(weights("x/2"), weights("x/2", whole))
 
 
+@pytest.mark.thorough
 def test_a_growth_goes_on_where_a_stage_has_ended_and_a_new_one_starts_anew(whole: Path, command) -> None:
     shutil.copytree(whole, "runs")
     shutil.rmtree("runs/x/2")
@@ -170,6 +171,7 @@ def test_a_learning_rate_of_a_stage_holds_from_there_on_after_a_stop_too(
         assert len(steps) == 9 and same(weights("x/2"), weights(f"{experiment}/2"))
 
 
+@pytest.mark.thorough
 def test_two_processes_grow_together(tmp_path: Path) -> None:
     two = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     done = forked.run(ROOT / "train.py", *FIT, "--grow", "4:1,8:1", *two, cwd=tmp_path)

@@ -93,6 +93,7 @@ def test_what_ends_the_import_of_torch_is_one_line(
     assert line.startswith(err)
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
     command = f"{sys.executable} {ROOT}/train.py stats --data Digits | true; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -133,6 +134,7 @@ def run_installed(script: Path, folder: Path, *arguments: str) -> subprocess.Com
     return subprocess.run([script, *arguments], cwd=folder, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.thorough
 def test_the_wheel_trains_by_a_name_beside_a_folder_called_datamodules(installed: Path, tmp_path: Path) -> None:
     for name in ("datamodules", "longseq"):
         (tmp_path / name).mkdir()
@@ -149,6 +151,7 @@ def test_the_wheel_trains_by_a_name_beside_a_folder_called_datamodules(installed
     assert (tmp_path / "runs/own/0/metrics.json").is_file()
 
 
+@pytest.mark.thorough
 def test_the_wheel_knows_its_version_its_types_and_its_configurations(installed: Path, tmp_path: Path) -> None:
     assert run_installed(installed, tmp_path, "--version").stdout == f"longseq {longseq.__version__}\n"
     (package,) = installed.parents[1].glob("lib/python*/site-packages/longseq")

@@ -51,6 +51,7 @@ def test_predict_names_it_and_leaves_it_out(thin, command):
     assert peak() < 250 * MIB
 
 
+@pytest.mark.thorough
 def test_photographs_of_81_megapixels_are_decoded_one_at_a_time(tmp_path):
     """One image takes 324 MB in Pillow alone. Earlier code copied it four times, with one thread for every core."""
     for name in ("a", "b"):

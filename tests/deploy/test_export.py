@@ -53,11 +53,8 @@ def classifier(encoder: Encoder, num_classes: int = 5, **options) -> Classifier:
 
 @pytest.mark.parametrize(
     ("kind", "format"),
-    # ONNX is made of torch's program, so one of images and one of sounds show that this is written and read as well
-    [
-        *((kind, format) for kind in TWO_KINDS for format in FORMATS),
-        *(pytest.param(kind, "onnx", marks=THOROUGH) for kind in KINDS if kind not in TWO_KINDS),
-    ],
+    # ONNX is made of torch's program; that it is written and read as well, the test of the command shows
+    [*((kind, "torch") for kind in TWO_KINDS), *(pytest.param(kind, "onnx", marks=THOROUGH) for kind in KINDS)],
 )
 def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: str, tmp_path: Path) -> None:
     encoder, inputs = kind.examples(Linformer(7), local=Conv1d(3))[0]
@@ -70,6 +67,7 @@ def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: st
     assert largest_difference(model, program, run, inputs) < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_export_leaves_no_second_class_of_a_name(format: str, tmp_path: Path) -> None:
     """Of modules that share parts torch's tracer makes subclasses with their names, and a YAML file names a class."""
@@ -136,7 +134,8 @@ def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Me
         assert largest_difference(model, program, run, inputs) < 1e-5, lengths
 
 
-@pytest.mark.parametrize("format", [pytest.param("onnx", marks=THOROUGH), "torch"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "local": Conv1d(5), "dim": 16, "depth": 1, "heads": 4}
     sounds = classifier(SpectrogramEncoder(8000, 0.4, Verma(length_scaling=1.0), num_mels=20, **free), pool="attention")
@@ -199,6 +198,7 @@ def test_what_torch_exports_is_described_too(command, checkpoint: Path, tmp_path
     assert run_torch(tmp_path / "model.pt2")(images).sum(1).tolist() == pytest.approx([1.0] * 5)
 
 
+@pytest.mark.thorough
 def test_the_command_says_from_which_size_on_torchs_file_takes_images(
     command, checkpoint: Path, tmp_path: Path
 ) -> None:

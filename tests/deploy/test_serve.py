@@ -37,6 +37,7 @@ def snippet(word: str) -> str:
     return found
 
 
+@pytest.mark.thorough
 def test_the_onnx_snippet_names_a_digit(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(folder)
     exec(snippet("onnxruntime"), {})

@@ -37,6 +37,7 @@ from longseq.training.data import lacking
 # their snippets have tests of their own, which say more
 ELSEWHERE = {"docs/serve.md": "tests/deploy/test_serve.py", "docs/python.md": "tests/encoders/test_measured.py"}
 OTHER_PROGRAMS = {".venv/bin/pip", "source", "export", "tensorboard", "curl"}
+FIRST = [ROOT / "README.md", ROOT / "docs/commands.md"]  # make thorough runs the commands of the other pages too
 GUIDES = [page for page in PAGES if page.parent.name == "guides" and snippets(page)]
 # Words of the commands that are only parsed, and what they need.
 ONLY_PARSED = {
@@ -60,6 +61,11 @@ SHORTER = {
 # Flags that make a training quicker; the page's own values are parsed before them.
 QUICK = ["--data.batch_size", "4", "--trainer.precision", "32-true"]
 ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
+
+
+def is_record(page: Path) -> bool:
+    """Whether a page says what was done, and not what to do."""
+    return page.parent.name == "results"
 
 
 class Parsed(BaseException):
@@ -138,7 +144,11 @@ def words_of_longseq(words: list[str]) -> list[str] | None:
     return words[1:] if Path(words[0]).name == "longseq" else None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.thorough] * is_record(page)) for page in PAGES],
+    ids=ids(PAGES),
+)
 def test_every_command_of_a_page_is_one_that_exists(page: Path, parse: Callable) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block, words in commands(page):
@@ -271,7 +281,11 @@ def test_snippets_that_are_not_run_here_have_tests_of_their_own() -> None:
         assert f'"{page}"' in (ROOT / test).read_text()
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=ids(GUIDES))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.thorough] * (page.stem != "own-images")) for page in GUIDES],
+    ids=ids(GUIDES),
+)
 @pytest.mark.usefixtures("forked_reports")
 def test_a_guide_runs_from_its_first_line_to_its_last(
     page: Path, command: Callable, place: Path, tmp_path: Path
@@ -326,11 +340,6 @@ def is_run(form: tuple[str, ...]) -> bool:
     return not ONLY_PARSED.keys() & words_and_parts(form)
 
 
-def is_record(page: Path) -> bool:
-    """Whether a page says what was done, and not what to do."""
-    return page.parent.name == "results"
-
-
 def exports(together: list[list[str]]) -> bool:
     return any(arguments[0] == "export" for arguments in together)
 
@@ -371,7 +380,7 @@ FORMS += covering({form for form in RESULTS if is_run(form)}, FORMS)
 SWEPT = {folder for form in FORMS for folder in values_of(form, "--init_from")}  # sweeps that others go on from
 FORMS += [form for form, (_, words) in RESULTS.items() if SWEPT & values_of(words, "--out")]
 RUN = [each for form, each in (OTHERS | RESULTS).items() if form in FORMS]
-TRAINED = [arguments for block, arguments in RUN if arguments[0] in ("fit", "sweep") and not is_record(block.page)]
+TRAINED = [arguments for block, arguments in RUN if arguments[0] in ("fit", "sweep") and block.page in FIRST]
 TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in groupby(RUN, key=lambda each: each[0])]
 
 
@@ -379,7 +388,7 @@ TOGETHER = [(block, [arguments for _, arguments in each]) for block, each in gro
     ("block", "together"),
     [
         pytest.param(
-            block, each, id=str(block), marks=[pytest.mark.thorough] * (is_record(block.page) or exports(each))
+            block, each, id=str(block), marks=[pytest.mark.thorough] * (block.page not in FIRST or exports(each))
         )
         for block, each in TOGETHER
     ],

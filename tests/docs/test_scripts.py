@@ -68,9 +68,8 @@ def test_every_script_of_a_page_is_run_or_has_a_reason() -> None:
         assert Path(script).stem in (ROOT / test).read_text()
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(name, marks=[pytest.mark.thorough] * name.startswith("benchmarks/")) for name in SMALLER]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("script", SMALLER)
 def test_every_script_of_a_page_runs(
     script: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

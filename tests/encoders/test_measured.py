@@ -125,6 +125,7 @@ def test_lightning_without_a_data_module_measures_the_first_batch(tmp_path: Path
     assert model.encoder.mean.item() == pytest.approx(IMAGES.float().mean().item())
 
 
+@pytest.mark.thorough
 def test_the_training_that_docs_python_shows_learns_as_it_stands_there() -> None:
     (loop,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "measure" in block)
     names: dict[str, Any] = {}

@@ -23,6 +23,7 @@ def test_it_gives_the_features_of_the_naflexvit(name: str) -> None:
     torch.testing.assert_close(plain(images), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_an_encoder_of_it_is_rebuilt_with_its_weights() -> None:
     one, other = (
         TimmEncoder("naflexvit_base_patch16_gap", Verma(), (3, 32, 48), pretrained=False).eval() for _ in range(2)
