@@ -72,7 +72,8 @@ class Encoder(nn.Module, ABC):
             projection = getattr(attention, "projection", None)
             bound = type(attention if projection is None else projection).__name__
             what = f"must take sequences of any length, but {bound} is bound to one"
-            raise ArgumentError("attention", f"{what}; Verma without k and Linformer with Dynamic are not")
+            remedy = "Verma without k and Linformer with Dynamic are not, or give any_length false"
+            raise ArgumentError("attention", f"{what}; {remedy}")
         if reversible and checkpointing:
             what = "must be false with reversible blocks, which keep no activations either"
             raise ArgumentError("checkpointing", f"{what}; leave out one of the two")

@@ -35,10 +35,11 @@ ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")
 IMAGES = str(ROOT / "configs/image/folder.yaml")
 SOUNDS = str(ROOT / "configs/audio/folder.yaml")
-TINY = [
+ANY_MODEL = [
     "--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1", "--data.batch_size", "4",
-    "--model.encoder.attention.k", "4", "--trainer.enable_progress_bar", "false", "--trainer.max_steps", "2",
+    "--trainer.enable_progress_bar", "false", "--trainer.max_steps", "2",
 ]  # fmt: skip
+TINY = ["--model.encoder.attention.k", "4", *ANY_MODEL]
 
 
 def images(root: Path, classes: str = "ab", each: int = 12, seed: int = 0) -> Path:
@@ -277,7 +278,7 @@ def test_a_setting_that_keeps_all_shapes_does_not_change_silently(command: Calla
 def test_runs_on_ones_own_data_are_called_after_its_folder(command: Callable, pets: Path) -> None:
     """--resume finds a run by its data folder, because image and sound runs share the configuration's name."""
     sounds(pets / "calls")
-    sound = ["fit", "--config", SOUNDS, "--data.root", "calls", *TINY, "--model.encoder.num_mels", "16"]
+    sound = ["fit", "--config", SOUNDS, "--data.root", "calls", *ANY_MODEL, "--model.encoder.num_mels", "16"]
     assert "no unfinished run of calls in .: starting a new one" in command(*sound, "--resume").out
     assert {folder.name for folder in (pets / "runs").iterdir()} == {"pets", "calls"}
     done = command("fit", "--config", IMAGES, *TINY[:-1], "4", "--data.root", "pets", "--resume")

@@ -453,7 +453,7 @@ def with_data(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -
         small = ["--data.seconds", "0.7"]  # 71 tokens, k is 64
     elif "TimmEncoder" in words:
         small = ["--model.encoder.model", "test_vit", "--data.size", "32", *few_tokens]
-    elif "/folder" in settings.get("--config", ""):
+    elif "image/folder" in settings.get("--config", ""):
         small = few_tokens
     if "--folds" in words and kind != "ESC50":  # which has five of its own
         words[words.index("--folds") + 1] = "2"
