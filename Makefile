@@ -1,6 +1,7 @@
 # make demo, test, quick, thorough, torture, bench, docs or lint: each target first installs what it needs into .venv
 PYTHON ?= python3
 BIN := .venv/bin
+# processes of the tests: each imports all libraries and makes the fixtures of its tests, so a third is no gain on two processors
 WORKERS ?= 2
 CHECKED := longseq.attention,longseq.encoders,longseq.tasks,longseq.training,longseq.reports,longseq.deploy,datamodules.images,datamodules.image_files,datamodules.mnist,datamodules.vowels
 # install what the extra asks for: with uv, if it is there and reaches its registry, in a fifth of pip's time
