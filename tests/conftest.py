@@ -15,6 +15,7 @@ from pathlib import Path
 import forked
 import jaxtyping
 import pytest
+from needs import skip_without_needs
 
 ROOT = Path(__file__).parents[1]
 WHOLE = {"cli", "deploy", "docs", "faults", "reports", "test_accuracy.py", "test_configs.py"}  # commands: train, export
@@ -44,6 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: tests[item.path])
     gc.freeze()  # a collection would need half a second to scan what is imported, which stays anyway
     gc.set_threshold(20_000, 20)  # models are made and dropped by the thousand: Python's 700 take a tenth of the time
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    skip_without_needs(item)
 
 
 def pytest_unconfigure() -> None:

@@ -19,11 +19,8 @@ import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 RUNS = ["digits/0/Linformer-k16-seed0", "vowels/0/Verma-seed1"]
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +71,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=QUIET)
         yield browser
         browser.close()
 
@@ -128,7 +125,7 @@ def test_a_port_that_is_taken_is_named(command: Callable) -> None:
     assert done.code == 2 and done.error.startswith(f"error: port: {port} cannot be opened")
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_the_first_screen_is_loss_accuracy_learning_rate_and_tokens_a_second_of_named_runs(tab: Callable) -> None:
     page = tab("custom_scalars")
     for run in RUNS:
@@ -142,7 +139,7 @@ def test_the_first_screen_is_loss_accuracy_learning_rate_and_tokens_a_second_of_
     photographed(page, "board")
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize("dark", [False, True])
 def test_images_are_as_wide_as_their_cards_and_white_on_a_dark_page_too(tab: Callable, dark: bool) -> None:
     page = tab("images", dark)
@@ -162,7 +159,7 @@ def test_images_are_as_wide_as_their_cards_and_white_on_a_dark_page_too(tab: Cal
         photographed(page, "board-images")
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_every_image_of_the_run_is_on_its_tab(tab: Callable) -> None:
     page = tab("images")
     wanted = ["attention", "by_class", "confusion", "decision", "mistakes", "summary_tokens"]
@@ -173,7 +170,7 @@ def test_every_image_of_the_run_is_on_its_tab(tab: Callable) -> None:
         found.locator("tf-image-loader img").first.wait_for()
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_the_hparams_tab_shows_what_a_person_compares_without_a_click(tab: Callable) -> None:
     page = tab("hparams")
     header = page.get_by_text("Trial ID").first
@@ -188,7 +185,7 @@ def test_the_hparams_tab_shows_what_a_person_compares_without_a_click(tab: Calla
     photographed(page, "board-hparams")
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_the_use_of_processor_and_memory_is_a_curve(tab: Callable) -> None:
     page = tab("scalars")
     for name in ("processor_percent", "peak_memory_gib"):
@@ -197,14 +194,14 @@ def test_the_use_of_processor_and_memory_is_a_curve(tab: Callable) -> None:
         card.locator("svg .line, svg path").first.wait_for(state="attached")
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_the_mistakes_of_the_test_can_be_heard(tab: Callable) -> None:
     page = tab("audio")
     page.get_by_text("_taken_for_").first.wait_for()
     page.locator("audio").first.wait_for(state="attached")
 
 
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_command_configuration_and_model_are_text(tab: Callable) -> None:
     page = tab("text")
     for name, text in {
@@ -217,7 +214,7 @@ def test_command_configuration_and_model_are_text(tab: Callable) -> None:
 
 
 @pytest.mark.thorough
-@needs_browser
+@pytest.mark.needs("chromium")
 def test_the_projector_holds_the_validation_split(tab: Callable) -> None:
     page = tab("projector")
     inside = page.frame_locator("iframe").frame_locator("iframe")
