@@ -21,7 +21,7 @@ from longseq.cli.growing import is_given_up
 from longseq.cli.names import shown
 from longseq.cli.runs import CONFIG, METRICS, config_of, experiment_of, numbered
 from longseq.training import Classifier
-from longseq.training.checkpoint import good_checkpoints
+from longseq.training.checkpoint import good_checkpoints, has_checkpoint
 from longseq.training.storage import CheckpointError, write_text
 
 # A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
@@ -95,7 +95,7 @@ def folds_begun(experiment: Path, folds: int) -> dict[int, Path]:
 
 def _unfinished(runs: list[Path]) -> Path | None:
     """The newest of these runs that has a checkpoint and is not finished."""
-    return next((run for run in reversed(runs) if list(run.glob("*.ckpt")) and not (run / METRICS).exists()), None)
+    return next((run for run in reversed(runs) if has_checkpoint(run) and not (run / METRICS).exists()), None)
 
 
 def newest_checkpoint(run: Path) -> Path:

@@ -56,6 +56,12 @@ def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
     return [path for *_, path in sorted(good, reverse=True)], bad
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has a checkpoint, perhaps a damaged one. Parts without what names them are none: an older longseq
+    was killed while it wrote its first."""
+    return any(path.is_file() or is_sharded(path) for path in folder.glob("*.ckpt"))
+
+
 def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
     """A weight of a checkpoint that a model of the same settings lacks, or has in another shape, and the remedy; empty
     if all fit."""

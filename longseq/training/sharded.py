@@ -41,17 +41,17 @@ def is_sharded(path: Path) -> bool:
 def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint; every process calls this with its own parts, which are DTensors.
 
-    The parts go into a new folder, and ``meta.ckpt`` is replaced when they are whole. So even if a process is killed,
-    the old checkpoint or the new one is there, whole.
+    The parts go into a new folder, and ``meta.ckpt`` is replaced when they are whole. Where there is no such checkpoint
+    yet, all of it is written beside its place and then renamed. So even if a process is killed, the old checkpoint or
+    the new one is there, whole, or none if it is the first.
 
     Raises:
         StorageError: If the disk is full or the folder cannot be written to; an older checkpoint stays as it was.
     """
     tensors, rest = _apart(checkpoint)
     is_first = dist.get_rank() == 0
-    # beside a checkpoint that one process has written, which is a file, until the parts are whole
     beside = path.with_name(f".{path.name}.parts")
-    named = [(beside if path.is_file() else path) / f"{time.time_ns()}"]
+    named = [(path if is_sharded(path) else beside) / f"{time.time_ns()}"]
     dist.broadcast_object_list(named)
     (folder,) = named
     try:
@@ -63,15 +63,16 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
             "--trainer.default_root_dir, then --resume: an older checkpoint is unchanged"
         ) from error
     if is_first:
-        if path.is_file():
-            set_aside(path)
-            os.rename(beside, path)
-            folder = path / folder.name
         sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-        write_checkpoint({**rest, "parts": {"folder": folder.name, "sums": sums}}, path / META)
+        write_checkpoint({**rest, "parts": {"folder": folder.name, "sums": sums}}, folder.parent / META)
+        if folder.parent == beside:
+            if path.is_file():  # one process has written it
+                set_aside(path)
+            shutil.rmtree(path, ignore_errors=True)  # parts of a first checkpoint that an older longseq did not finish
+            os.rename(beside, path)
         for old in path.iterdir():
-            if old.is_dir() and old != folder:
-                shutil.rmtree(old)
+            if old.is_dir() and old.name != folder.name:
+                shutil.rmtree(old, ignore_errors=True)  # a rank of a killed training may still write there
         shutil.rmtree(beside, ignore_errors=True)  # what a killed process has left
         remove_checkpoint(aside(path))
 

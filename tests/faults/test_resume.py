@@ -15,6 +15,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longseq.cli.runs import numbered
+from longseq.training.checkpoint import read_any
 from longseq.training.storage import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,10 @@ SETTINGS = {
         "--trainer.check_val_every_n_epoch", "null",
     ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
+    "parts": [
+        "--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "FullySharded",
+        "--trainer.strategy.save_distributed_checkpoint", "true",
+    ],
 }  # fmt: skip
 THOROUGH = pytest.mark.thorough
 # an epoch has 10 training batches and 2 validation batches; further tests stop a plain training in the middle of an
@@ -158,24 +163,48 @@ def test_a_run_killed_before_a_validation_in_the_middle_of_an_epoch_goes_on_with
     assert_equal(resumed(tmp_path, *arguments), expected)
 
 
+# parts that were killed while they were written for the first time: killed before anything names them
+KILLED_IN_ITS_FIRST_CHECKPOINT = """
+import os, signal, sys
+from longseq.cli import main
+from longseq.training import sharded
+sharded.write_checkpoint = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_killed_in_its_first_checkpoint_of_parts_starts_anew(tmp_path: Path) -> None:
+    few = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"]
+    arguments = [*FIT, *SETTINGS["parts"], *few, "--trainer.devices", "1", "--trainer.limit_test_batches", "1"]
+    killed = run(tmp_path, "-c", KILLED_IN_ITS_FIRST_CHECKPOINT, *arguments)
+    assert killed.returncode == EXIT["SIGKILL"], killed.stderr[-3000:]
+    done = run(tmp_path, ROOT / "train.py", *arguments, "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resume: no unfinished run of digits in .: starting a new one" in done.stdout
+    assert (tmp_path / "runs/digits/1/metrics.json").is_file()
+
+
 @THOROUGH
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("seed", range(2))
-def test_kills_at_random_moments(seed: int, whole, tmp_path: Path) -> None:
-    """TORTURE kills (4 by default) are shared by two runs; the result is the same after any number of kills."""
+@pytest.mark.parametrize(("setting", "seed"), [("plain", 0), ("plain", 1), ("parts", 2)])
+def test_kills_at_random_moments(setting: str, seed: int, whole, tmp_path: Path) -> None:
+    """TORTURE kills (4 by default) are shared by two runs, and a third one, of parts, has a quarter as many; the result
+    is the same after any number of kills."""
     generator = random.Random(seed)
-    kills = int(os.environ.get("TORTURE", "4")) // 2
-    arguments = [*FIT, "--checkpoint_minutes", "0.002"]  # saves every few steps
+    kills, longest = int(os.environ.get("TORTURE", "4")) // 2, 3.0
+    if setting == "parts":
+        kills, longest = kills // 2, 10.0  # two processes take longer to start and to save
+    arguments = [*FIT, *SETTINGS[setting], "--checkpoint_minutes", "0.002"]  # saves every few steps
     for _ in range(kills):
         try:
             done = forked.run(
-                ROOT / "train.py", *arguments, "--resume", cwd=tmp_path, timeout=generator.uniform(0.5, 3)
+                ROOT / "train.py", *arguments, "--resume", cwd=tmp_path, timeout=generator.uniform(0.5, longest)
             )  # at the timeout, the run is killed with SIGKILL
         except subprocess.TimeoutExpired:
             continue
-        assert done.returncode == 0
+        assert done.returncode == 0, done.stderr[-3000:]
     last = resumed(tmp_path, *arguments)
-    mine, other = (torch.load(path / "last.ckpt", weights_only=True) for path in (last, whole("plain")))
+    mine, other = (read_any(path / "last.ckpt") for path in (last, whole(setting)))
     for part in ("state_dict", "optimizer_states"):
         assert dict(leaves(mine[part])) == dict(leaves(other[part]))
 

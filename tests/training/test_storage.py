@@ -1,6 +1,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from longseq.training import storage
-from longseq.training.checkpoint import good_checkpoints, read_any
+from longseq.training.checkpoint import good_checkpoints, has_checkpoint, read_any
 from longseq.training.sharded import write_sharded
 
 
@@ -76,16 +77,9 @@ def checkpoint(step: int) -> dict[str, Any]:
     return {"state_dict": {"weight": torch.full((3,), float(step))}, "global_step": step}
 
 
-@pytest.mark.parametrize("moment", range(4))
-@pytest.mark.parametrize(
-    "writers", [(storage.write_checkpoint, write_sharded), (write_sharded, storage.write_checkpoint)]
-)
-def test_a_file_that_replaces_a_folder_of_parts_or_the_reverse_leaves_one_of_them_whole(
-    writers: Any, moment: int, one_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "last.ckpt"
-    first, second = writers
-    first(checkpoint(1), path)
+@contextmanager
+def killed_at_rename(moment: int) -> Iterator[None]:
+    """Stop a writer at the first of all its renames, or at the second, and so on; one with fewer comes to its end."""
     renames = 0
 
     def killed_at(plain: Any) -> Any:
@@ -93,19 +87,56 @@ def test_a_file_that_replaces_a_folder_of_parts_or_the_reverse_leaves_one_of_the
             nonlocal renames
             if renames == moment:
                 raise SystemExit
-            renames += Path(paths[0]).parent in (tmp_path, path)
+            renames += 1
             plain(*paths)
 
         return rename
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rename", killed_at(os.rename))
         patch.setattr(os, "replace", killed_at(os.replace))
-        with pytest.raises(SystemExit):
-            second(checkpoint(2), path)
+        with suppress(SystemExit):
+            yield
+
+
+@pytest.mark.parametrize("moment", range(7))
+@pytest.mark.parametrize(
+    "writers", [(storage.write_checkpoint, write_sharded), (write_sharded, storage.write_checkpoint)]
+)
+def test_a_file_that_replaces_a_folder_of_parts_or_the_reverse_leaves_one_of_them_whole(
+    writers: Any, moment: int, one_process: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.ckpt"
+    first, second = writers
+    first(checkpoint(1), path)
+    with killed_at_rename(moment):
+        second(checkpoint(2), path)
     (newest, *_), _ = good_checkpoints(tmp_path)
     found = read_any(newest)
     assert found["state_dict"]["weight"].tolist() == [found["global_step"]] * 3
     second(checkpoint(3), path)
     assert read_any(path)["global_step"] == 3
     assert sorted(file.name for file in tmp_path.iterdir()) in (["last.ckpt"], ["last.ckpt", "last.ckpt.sha256"])
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_the_first_folder_of_parts_is_whole_or_absent(moment: int, one_process: None, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    with killed_at_rename(moment):
+        write_sharded(checkpoint(1), path)
+    assert good_checkpoints(tmp_path)[1] == []
+    assert path.exists() == (moment == 4)
+    write_sharded(checkpoint(2), path)
+    assert read_any(path)["global_step"] == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_first_folder_of_parts_that_an_older_longseq_left_unfinished_is_replaced(
+    one_process: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.ckpt"
+    (path / "1700000000").mkdir(parents=True)
+    assert not has_checkpoint(tmp_path)
+    write_sharded(checkpoint(1), path)
+    assert has_checkpoint(tmp_path) and read_any(path)["global_step"] == 1
+    assert len([folder for folder in path.iterdir() if folder.is_dir()]) == 1
