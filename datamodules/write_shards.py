@@ -5,8 +5,10 @@ import io
 import json
 import os
 import re
+import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,12 @@ def write_shards(data: Any, folder: Path, samples_per_shard: int) -> int:
     if broken:
         raise DataError(f"data: the class {broken[0]!r} has a line break in its name; rename it")
     what = f"{data.identity} {names} {samples_per_shard}"
-    _begin(folder, hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest())
+    with _sole_writer(folder):
+        _begin(folder, hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest())
+        return _write(data, folder, samples_per_shard)
+
+
+def _write(data: Any, folder: Path, samples_per_shard: int) -> int:
     shards = [
         (folder / f"{split}-{number:05}-of-{count:05}.tar", samples, first)
         for split, samples in data.splits().items()
@@ -56,7 +63,7 @@ def write_shards(data: Any, folder: Path, samples_per_shard: int) -> int:
             indices = range(first, min(first + samples_per_shard, len(samples)))
             write_tar(path, _members(data, samples, indices))
     with replacing(folder / CLASSES, _REMEDY) as temporary:
-        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8", newline="\n")
+        temporary.write_text("".join(f"{name}\n" for name in data.class_names), encoding="utf-8", newline="\n")
     (folder / UNFINISHED).unlink()
     return len(shards)
 
@@ -70,18 +77,47 @@ def write_tar(path: Path, members: Iterator[tuple[str, bytes]], remedy: str = _R
             archive.addfile(member, io.BytesIO(content))
 
 
-def _begin(folder: Path, digest: str) -> None:
+@contextmanager
+def _sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes from writing into it. A lock on the folder itself leaves no file in it,
+    and a killed process holds none."""
+    import fcntl
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"{folder}: another process writes into it; wait for its end, or give another") from error
+        except OSError as error:  # a file system without locks
+            print(f"{folder}: cannot be locked ({error.strerror}); write into it in one process only", file=sys.stderr)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _begin(folder: Path, digest: str) -> None:
+    try:
         unfinished = folder / UNFINISHED
-        if unfinished.is_file() and unfinished.read_text() == digest:
+        is_begun = unfinished.is_file() and unfinished.read_text() == digest
+        for left in folder.glob(".*.part" if is_begun else f".{UNFINISHED}.*.part"):
+            left.unlink()  # of a killed process
+        if is_begun:
             return
         if any(folder.iterdir()):
             raise DataError(f"{folder}: holds other files already; give an empty folder")
         with replacing(unfinished, _REMEDY) as temporary:
             temporary.write_text(digest)
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror}); {_REMEDY}") from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> DataError:
+    return DataError(f"{folder}: cannot be written ({error.strerror}); {_REMEDY}")
 
 
 def _members(data: Any, samples: Any, indices: range) -> Iterator[tuple[str, bytes]]:

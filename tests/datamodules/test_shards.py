@@ -1,14 +1,19 @@
 """Shards: the same data as in files, the same order everywhere, and what is wrong with a shard is said in one line."""
 
+import errno
+import fcntl
 import hashlib
 import io
 import json
+import os
 import random
 import shutil
 import tarfile
 from datetime import date
 from pathlib import Path
+from typing import NoReturn
 
+import forked
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -373,6 +378,55 @@ def test_a_writing_that_was_stopped_goes_on_and_gives_the_same_bytes(tmp_path, m
     (tmp_path / "whole/train-00001-of-00003.tar").unlink()
     with pytest.raises(DataError, match=r"train-00001-of-00003\.tar: missing, and others of its 3 are there; "):
         ImageShards(str(tmp_path / "whole")).setup()
+
+
+WRITING = """
+import sys
+from datamodules import ImageFolder
+data = ImageFolder(sys.argv[1], size=8, val_fraction=0.2, test_fraction=0.2)
+data.setup()
+data.write_shards(__import__("pathlib").Path(sys.argv[2]), 3)
+"""
+KILLED = "import os, signal; os.replace = lambda old, new: os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+@pytest.mark.parametrize("renames", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_writing_that_was_killed_goes_on_and_leaves_nothing_behind(renames: int, tmp_path: Path) -> None:
+    """It is killed before a file gets its name: that of the note, or that of an archive."""
+    for number in range(20):
+        path = tmp_path / f"files/{'ab'[number % 2]}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(number))
+    writing = ["-c", WRITING, tmp_path / "files"]
+    assert forked.run(*writing, tmp_path / "whole", cwd=tmp_path).returncode == 0
+    out = tmp_path / "killed"
+    if renames:
+        later = f"import os; named = os.replace\n{KILLED}kill = os.replace\n"
+        later += "os.replace = lambda old, new: (kill if new.suffix == '.tar' else named)(old, new)\n"
+    killed = forked.run("-c", (later if renames else KILLED) + WRITING, tmp_path / "files", out, cwd=tmp_path)
+    assert killed.returncode == -9, killed.stderr[-2000:]
+    assert [path.name for path in out.iterdir() if path.suffix == ".part"] != []
+    assert forked.run(*writing, out, cwd=tmp_path).returncode == 0
+    whole, found = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", out))
+    assert found == whole
+
+
+def test_two_processes_do_not_write_shards_into_one_folder(tmp_path, monkeypatch, capsys):
+    data = SMALL[ImageFolder](tmp_path / "files", monkeypatch)
+    data.setup()
+    (tmp_path / "out").mkdir()
+    held = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(DataError, match=r"out: another process writes into it; wait for its end, or give another$"):
+        data.write_shards(tmp_path / "out", 5)
+    os.close(held)
+
+    def without(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", without)
+    assert data.write_shards(tmp_path / "out", 5) > 1
+    assert "out: cannot be locked (No locks available); write into it in one process only" in capsys.readouterr().err
 
 
 def test_a_training_on_shards_has_the_figures_of_the_training_on_files(command, tmp_path):
