@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,20 @@ def stamp(path: Path) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time make a file of the cache; the others wait, and then find it."""
+    """Let one process at a time make a file of the cache; the others wait, and then find it. A cache that may only be
+    read does, where it holds the file. On a file system without locks two processes may make the same file."""
     import fcntl
 
-    try:
-        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115 (closed below, outside of this try)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    named = path.with_name(f".{path.name}.lock")
+    with ExitStack() as held:
+        try:
+            lock = held.enter_context(open(named, "w"))
+        except OSError as error:
+            if not (path.exists() or named.exists()):
+                raise unwritable(path, error) from error
+        else:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -66,7 +71,7 @@ def replacing(path: Path, remedy: str = _ROOM) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise _unwritable(path, error, remedy) from error
+        raise unwritable(path, error, remedy) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -89,5 +94,8 @@ def kept(part: str, what: str, compute: Callable[[], Any]) -> Any:
         return result
 
 
-def _unwritable(path: Path, error: OSError, remedy: str = _ROOM) -> DataError:
-    return DataError(f"{path}: cannot be written ({error.strerror}); {remedy}")
+def unwritable(path: Path, error: OSError, remedy: str = _ROOM) -> DataError:
+    """The error to raise if a file cannot be written: no data is broken, and the exit code is that of a full disk."""
+    refused = DataError(f"{path}: cannot be written ({error.strerror}); {remedy}")
+    refused.exit_code = 6
+    return refused

@@ -36,6 +36,7 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
     path = cache_folder("scans") / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.json"
     with locked(path):
         known: dict[str, list[Any]] = _read(path)
+        before = dict(known)
         stamps = {name: _stamp(root / name) for name in names}
         changed = [name for name in names if known.get(name, [None])[0] != stamps[name]]
 
@@ -48,9 +49,9 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
 
         for name, facts in zip(changed, in_threads(record, changed, f"checking {root}"), strict=True):
             known[name] = [stamps[name], facts]
-        if changed:
-            # broken files are read again next time: a disk, a permission or a missing decoder may have been to blame
-            good = {name: entry for name, entry in known.items() if "error" not in entry[1]}
+        # broken files are read again next time: a disk, a permission or a missing decoder may have been to blame
+        good = {name: entry for name, entry in known.items() if "error" not in entry[1]}
+        if good != before:
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(good))
     return {name: known[name][1] for name in names}

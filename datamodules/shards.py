@@ -299,12 +299,15 @@ class Shards(OnDisk):
         """The splits of these samples; None for an empty validation.
 
         Raises:
-            DataError: If the training lacks a class, or if a group is in two splits.
+            DataError: If the training lacks a class, the test has no sample, or a group is in two splits.
         """
         for name, count in zip(self.class_names, counts(labels[train], self.num_classes).tolist(), strict=True):
             if not count:
                 what = f"no readable sample of class {name} to train on"
                 raise DataError(f"{self.root}: {what}; add some, or take the class out")
+        if not len(test):
+            what = "nothing is left for the test split, because each class has only one sample"
+            raise DataError(f"data.root: {what}; add some of each class")
         first: dict[str, str] = {}
         for split, numbers in (("train", train), ("val", val), ("test", test)):
             for group in dict.fromkeys(self._groups(numbers) or ()):

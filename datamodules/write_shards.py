@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datamodules.cache import replacing
+from datamodules.cache import replacing, unwritable
 from datamodules.errors import DataError, require
 from datamodules.labels import classes_of
 from datamodules.scan import progress
@@ -87,7 +87,7 @@ def _sole_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error, _REMEDY) from error
     try:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,11 +113,7 @@ def _begin(folder: Path, digest: str) -> None:
         with replacing(unfinished, _REMEDY) as temporary:
             temporary.write_text(digest)
     except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> DataError:
-    return DataError(f"{folder}: cannot be written ({error.strerror}); {_REMEDY}")
+        raise unwritable(folder, error, _REMEDY) from error
 
 
 def _members(data: Any, samples: Any, indices: range) -> Iterator[tuple[str, bytes]]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import socket
 import sys
@@ -42,6 +43,19 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
         return LOST_RANK, WORKER_OR_RANK
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk: no room for what is written; make room, or write to another place", MEMORY
+    if limit := limit_reached(error):
+        return limit, MEMORY
+    return None
+
+
+def limit_reached(error: BaseException) -> str | None:
+    """What to say of an error that a limit of the shell has caused (ulimit), in this process or in a worker, whose
+    errors have no number left; None for any other."""
+    if "Too many open files" in str(error) or "items of ancdata" in str(error):
+        what = f"files: more are open than the {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} of ulimit -n"
+        return f"{what}; raise it (ulimit -n 4096), or lower data.num_workers"
+    if "File too large" in str(error):
+        return "disk: a file would be larger than ulimit -f lets it be; raise it (ulimit -f unlimited)"
     return None
 
 

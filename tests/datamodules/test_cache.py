@@ -1,6 +1,11 @@
 """What the cache keeps from run to run: incomplete files are made anew, and an unwritable cache is named."""
 
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -77,6 +82,46 @@ def test_a_folder_in_the_cache_that_cannot_be_written_is_named_too(cache, images
     (cache / "statistics").symlink_to("/proc")
     with pytest.raises(DataError, match=r"statistics/.+\.pt: cannot be written \(.+\); make room or set"):
         digits.statistics()
+
+
+@pytest.fixture
+def read_only(cache: Path) -> Iterator[Callable[[], None]]:
+    """Lets nobody, not even root, write into the cache from then on."""
+    cache.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", cache], capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    yield lambda: subprocess.run(["mount", "-o", "remount,ro", cache], check=True)
+    subprocess.run(["umount", cache], check=True)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_whole_cache_that_may_only_be_read_is_enough(has_locks, read_only, cache, images):
+    (images / "cats/broken.png").write_bytes(b"no image")
+
+    def loaded() -> list:
+        data, drawn = ImageFolder(str(images), on_error="skip"), Pathfinder(num_train=20, num_test=4)
+        data.setup()
+        drawn.setup()
+        return [data.facts, data.statistics(), data.train_set.inputs.tolist(), drawn.train_set.inputs.tolist()]
+
+    first = loaded()
+    if not has_locks:  # as in a copy without hidden files
+        for path in cache.rglob(".*.lock"):
+            path.unlink()
+    read_only()
+    assert loaded() == first
+    with pytest.raises(DataError, match=r"cannot be written \(Read-only file system\); make room or set LONGSEQ_CACHE"):
+        Pathfinder(num_train=21, num_test=4).setup()
+
+
+def test_a_cache_on_a_file_system_without_locks_is_used(cache, images, monkeypatch):
+    def without(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", without)
+    for _ in range(2):
+        ImageFolder(str(images)).setup()
+    assert list(cache.glob("scans/*.json"))
 
 
 @pytest.mark.parametrize("name", ["LONGSEQ_CACHE", "XDG_CACHE_HOME"])

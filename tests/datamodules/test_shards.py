@@ -317,6 +317,17 @@ def test_splits_are_words_of_paths_and_are_drawn_where_there_are_none(images):
     assert [len(samples) for samples in data.splits().values()] == [14, 2, 4]
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_few_samples_of_each_class_are_one_line(samples, tmp_path):
+    """Of one sample none is left to test on, and of two none to validate on."""
+    tar(tmp_path / "a.tar", labelled(["a", "b"] * samples))
+    split = {1: "test", 2: "validation"}[samples]
+    said = rf"^data\.root: nothing is left for the {split} split, because each class has only one sample.*; add some"
+    for in_memory in (True, False):
+        with pytest.raises(DataError, match=said):
+            ImageShards(str(tmp_path), size=8, in_memory=in_memory).setup()
+
+
 def test_groups_are_whole_in_splits_and_folds(tmp_path):
     for number in range(3):
         members = {}

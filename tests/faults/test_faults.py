@@ -205,6 +205,10 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
         (RuntimeError("DefaultCPUAllocator: you tried to allocate 4294967296 bytes."), 6, "memory: 4096 MiB more"),
         (MemoryError(), 6, "memory: not enough"),
         (OSError(errno.ENOSPC, "No space left on device"), 6, "disk: no room for what is written"),
+        (OSError(errno.EFBIG, "File too large"), 6, "disk: a file would be larger than ulimit -f lets it be; raise it"),
+        (OSError(errno.EMFILE, "Too many open files"), 6, "files: more are open than the "),
+        (OSError("Caught OSError in DataLoader worker process 0.\n[Errno 24] Too many open files: 'x'"), 6, "files: "),
+        (RuntimeError("received 0 items of ancdata"), 6, "lower data.num_workers"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 7, "worker 7 is killed by signal"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), 7, "worker 7, 8 exited unexpectedly"),
     ],
@@ -214,6 +218,42 @@ def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int,
     assert exit_code == code
     assert said in message and "\n" not in message
     assert said_of_the_machine(RuntimeError("a defect of ours")) is None
+
+
+LIMITED = """
+import resource, sys
+from longseq.cli import main
+resource.setrlimit(getattr(resource, sys.argv[1]), 2 * (int(sys.argv[2]),))
+main(sys.argv[3:])
+"""
+
+
+TOO_LARGE = r"error: (.* \(File too large\); make room|disk: a file would be larger than ulimit -f)"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("RLIMIT_NOFILE", 48, r"error: files: more are open than the 48 of ulimit -n; raise it"),
+        ("RLIMIT_FSIZE", 100, TOO_LARGE),
+        (
+            "RLIMIT_FSIZE",
+            5000,
+            r"error: (.* \(File too large\); make room|disk: a file would be larger than ulimit -f)",
+        ),
+        (
+            "RLIMIT_FSIZE",
+            50000,
+            r"error: (.* \(File too large\); make room|disk: a file would be larger than ulimit -f)",
+        ),
+    ],
+)
+def test_a_limit_of_the_shell_is_one_line(limit: str, value: int, said: str, tmp_path: Path) -> None:
+    """A file of 100 bytes holds no configuration, one of 5,000 no curves and one of 50,000 no checkpoint."""
+    done = run(tmp_path, "-c", LIMITED, limit, value, *SHORT, "--data.num_workers", "4")
+    assert done.returncode == 6, done.stderr[-3000:]
+    assert re.match(said, last_line(done))
 
 
 @pytest.mark.thorough
