@@ -411,12 +411,12 @@ class Commands(CommandLine):
         if not self.trainer.is_global_zero:
             return
         assert self.record is not None
-        write_metrics(self.record.run, figures)
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
         (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
         found = figures, by_class.figures, confusions.of_test
         write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line)
+        write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")

@@ -219,6 +219,20 @@ def test_a_run_that_ended_and_was_extended_is_unfinished_again(
     assert "going on from runs/pets/0/last.ckpt" in command(*flags, "4", "--resume").out
 
 
+def test_a_run_that_was_killed_before_its_card_is_whole_gets_one(
+    command: Callable, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, flags = pets / "runs/pets/1", ["fit", "--config", IMAGES, "--data.root", "pets", *TINY]
+    with monkeypatch.context() as patch:
+        patch.setattr("longseq.cli.commands.write_card", lambda *_: Stop.now())
+        with pytest.raises(Stop):
+            command(*flags)
+    assert not (run / "README.md").exists()
+    done = command(*flags, "--resume")
+    assert (done.code, "going on from runs/pets/1/last.ckpt" in done.out) == (0, True), done.err
+    assert (run / "README.md").exists() and (run / "metrics.json").exists()
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("ckpt_path", "runs/pets/0/last.ckpt"), ("resume", True), ("resume", "runs/pets/0")]
 )

@@ -3,9 +3,12 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longseq.cli.runs import numbered
+from longseq.deploy.formats import run_onnx
 from longseq.training.checkpoint import read_any
 from longseq.training.storage import write_checkpoint
 
@@ -207,6 +211,52 @@ def test_kills_at_random_moments(setting: str, seed: int, whole, tmp_path: Path)
     mine, other = (read_any(path / "last.ckpt") for path in (last, whole(setting)))
     for part in ("state_dict", "optimizer_states"):
         assert dict(leaves(mine[part])) == dict(leaves(other[part]))
+
+
+@THOROUGH
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", ["folds", "sweep", "onnx", "safetensors"])
+def test_a_command_that_was_killed_gives_a_whole_result_when_it_is_given_again(
+    name: str, whole, tmp_path: Path
+) -> None:
+    """It is killed TORTURE / 20 times (2 by default) at random moments. A killed sweep leaves the training that it
+    started, and another sweep that comes to the same run names it."""
+    few = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "1"]
+    few += ["--trainer.limit_test_batches", "1"]
+    export = ["export", "--ckpt_path", whole("plain") / "best.ckpt", "--format", name, "--out", "model"]
+    config = ["--config", ROOT / "configs/image/digits.yaml"]
+    grid = ["--grid", "model.encoder.attention.k=4,8", "--seeds", "1", "--flags", json.dumps(few)]
+    command, result = {
+        "folds": ([*FIT, *few, "--folds", "2", "--resume"], "runs/digits/*/folds.csv"),
+        "sweep": (["sweep", *config, *grid], "sweep/table.csv"),
+        "onnx": (export, "model"),
+        "safetensors": (export, "model/*"),
+    }[name]
+    for folder in ("whole", "killed"):
+        (tmp_path / folder).mkdir()
+    assert run(tmp_path / "whole", ROOT / "train.py", *command).returncode == 0
+    generator = random.Random(0)
+    for _ in range(max(int(os.environ.get("TORTURE", "0")) // 20, 2)):
+        longest = 20 if name == "sweep" else 5
+        with suppress(subprocess.TimeoutExpired):
+            forked.run(ROOT / "train.py", *command, cwd=tmp_path / "killed", timeout=generator.uniform(0.2, longest))
+    done = run(tmp_path / "killed", ROOT / "train.py", *command)
+    while "is being trained by process" in done.stderr:
+        time.sleep(1)
+        done = run(tmp_path / "killed", ROOT / "train.py", *command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {folder: sorted((tmp_path / folder).glob(result)) for folder in ("whole", "killed")}
+    assert [path.name for path in found["killed"]] == [path.name for path in found["whole"]] != []
+    if name == "onnx":
+        images = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
+        (ours,), (theirs,) = found.values()
+        assert torch.equal(run_onnx(ours)(images), run_onnx(theirs)(images))
+    else:
+        ours, theirs = (
+            [re.sub("runs/digits/.*?,", "", path.read_text("latin-1")) for path in of] for of in found.values()
+        )
+        assert ours == theirs
+    assert list((tmp_path / "killed").glob(".*")) == []
 
 
 @pytest.mark.parametrize(("workers", "locale"), [(1, None), pytest.param(2, "de_DE.UTF-8", marks=THOROUGH)])
