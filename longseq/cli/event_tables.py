@@ -1,6 +1,7 @@
 """Files of what is heard when: CSV, labels for Audacity, and selection tables for Raven."""
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import soundfile
 from longseq.cli.errors import UserError
 from longseq.cli.outputs import Growing, csv_lines
 from longseq.training.predictions import Heard
+
+_LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # Audacity's begin and end; its labels have no header
 
 
 class EventTable(Growing, ABC):
@@ -24,7 +27,7 @@ class EventTable(Growing, ABC):
     header = ""
 
     def __init__(self, path: Path, recordings: Sequence[str]) -> None:
-        super().__init__(path, "events")
+        super().__init__(path, "events", rb"\A" + (re.escape(self.header.encode()) or _LABEL))
         self.check(recordings)
 
     def check(self, recordings: Sequence[str]) -> None:
@@ -81,8 +84,7 @@ class Raven(EventTable):
 
     def begin(self, heard_before: Sequence[str]) -> None:
         super().begin(heard_before)
-        with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
-            self.count = sum(1 for _ in file) - 1  # without the header
+        self.count = self.text().count("\n") - 1  # without the header
         self.before = sum(self.sounds[path][1] for path in heard_before)
 
     def take(self, heard: Heard) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped
+from longseq.cli.runs import lock
 from longseq.training.predictions import Prediction
-from longseq.training.storage import write_text
+from longseq.training.storage import refuse_foreign, write_text
 
 COLUMNS = ("path", "start", "end", "class", "probability")
 
@@ -34,21 +35,44 @@ class Growing:
     Args:
         path: The file.
         flag: The flag that names it.
+        mark: A regular expression that each such file of longseq's holds.
+
+    Raises:
+        ValueError: If somebody else's file is there.
     """
 
-    def __init__(self, path: Path, flag: str) -> None:
+    def __init__(self, path: Path, flag: str, mark: bytes) -> None:
         self.path, self.flag = path, flag
+        refuse_foreign(path, flag, mark)
 
     def holds(self, size: int) -> bool:
         """Whether the file is there, and has so many bytes at least."""
         return self.path.is_file() and self.path.stat().st_size >= size
 
-    def open(self, size: int) -> None:
-        """Open the file behind so many bytes; 0 makes it anew."""
+    def open(self) -> None:
+        """Open the file, which keeps what it holds, and let no other process write it.
+
+        Raises:
+            UserError: If it cannot be opened, or another process writes it.
+        """
         with writable(self.path, self.flag):
-            self._file = open(self.path, "r+b" if size else "wb")  # noqa: SIM115  (close does)
+            self._file = open(self.path, "a+b")  # noqa: SIM115  (close does)
+        if not lock(self._file, self.path):
+            raise self.in_use()
+
+    def in_use(self) -> UserError:
+        """The error to raise if another process writes the file."""
+        return UserError(f"{self.flag}: {self.path}: another process writes it; wait for its end, or give another")
+
+    def cut(self, size: int) -> None:
+        """Keep so many bytes, and write behind them."""
         self._file.truncate(size)
         self._file.seek(size)
+
+    def text(self) -> str:
+        """All that is written."""
+        self._file.seek(0)  # a second descriptor would lose the lock when it is closed
+        return self._file.read().decode(errors="surrogateescape")
 
     def write(self, text: str) -> None:
         """Write a text to its end."""
@@ -69,6 +93,7 @@ class Output(ABC):
     stops it."""
 
     done = 0  # files that an earlier run has written
+    begun_otherwise = False
 
     def __enter__(self) -> "Output":
         return self
@@ -95,7 +120,8 @@ class Lines(Output):
 
     def __enter__(self) -> "Output":
         if self._events:
-            self._events.open(0)
+            self._events.open()
+            self._events.cut(0)
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -119,39 +145,60 @@ class Text(Output):
         path: The file.
         settings: All that decides what is written into it.
         events: The file of events, if there is one; what it has of a file is written before that file's predictions.
+        stamps: Of each input, in their order, what changes if it is replaced. Only those of inputs that are written
+            already count: a broken one may be mended before a run goes on.
+
+    Attributes:
+        begun_otherwise: Whether an earlier run that was stopped here had other settings or inputs.
     """
 
     header = ""
+    mark = b""
 
-    def __init__(self, path: Path, settings: Any, events: Growing | None = None) -> None:
-        self.file = Growing(path, "out")
+    def __init__(self, path: Path, settings: Any, events: Growing | None = None, stamps: Sequence[str] = ()) -> None:
+        self.file = Growing(path, "out", self.mark)
         self._texts = [*([events] if events else []), self.file]  # events may not be writable, so they come first
         self._note = path.with_name(f".{path.name}.unfinished")
         described = json.dumps([settings, [str(text.path) for text in self._texts]])
         self._key = hashlib.sha256(described.encode()).hexdigest()
-        note = self._read_note()
         self._sizes = [0 for _ in self._texts]
+        self._stamps, self._seen = stamps, hashlib.sha256()
+        self._found = note = self._read_note()
         if note.get("key") == self._key and all(map(Growing.holds, self._texts, note["sizes"])):
-            self.done, self._sizes = note["files"], note["sizes"]
+            self._see(0, note["files"])
+            if note["seen"] == self._seen.hexdigest():
+                self.done, self._sizes = note["files"], note["sizes"]
+            else:
+                self._seen = hashlib.sha256()
+        self.begun_otherwise = bool(note) and not self.done
 
     def __enter__(self) -> "Output":
+        for text in self._texts:
+            text.open()
+        if self._read_note() != self._found:  # another process has written it, and has ended in between
+            raise self.file.in_use()
         for text, size in zip(self._texts, self._sizes, strict=True):
-            text.open(size)
+            text.cut(size)
         if not self.done:
             self.file.write(self.header)
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        for text in self._texts:
-            text.close()
         if error is None:
             self._note.unlink(missing_ok=True)
+        for text in self._texts:
+            text.close()
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         self.file.write("".join(map(self.text, predictions)))
-        self.done += len({prediction.path for prediction in predictions})
-        note = {"key": self._key, "sizes": [text.size() for text in self._texts], "files": self.done}
+        before, self.done = self.done, self.done + len({prediction.path for prediction in predictions})
+        self._see(before, self.done)
+        sizes = [text.size() for text in self._texts]
+        note = {"key": self._key, "sizes": sizes, "files": self.done, "seen": self._seen.hexdigest()}
         write_text(self._note, json.dumps(note))
+
+    def _see(self, start: int, end: int) -> None:
+        self._seen.update("".join(f"{stamp}\n" for stamp in self._stamps[start:end]).encode())
 
     @abstractmethod
     def text(self, prediction: Prediction) -> str:
@@ -159,9 +206,10 @@ class Text(Output):
 
     def _read_note(self) -> dict[str, Any]:
         try:
-            return json.loads(self._note.read_text())
-        except (OSError, ValueError):  # there is none, or it was cut off: start anew
+            note = json.loads(self._note.read_text())
+        except (OSError, ValueError, RecursionError):  # there is none, or it was cut off: start anew
             return {}
+        return note if isinstance(note, dict) and note.keys() == {"key", "sizes", "files", "seen"} else {}
 
 
 def csv_lines(rows: Iterable[Sequence[str]]) -> str:
@@ -175,6 +223,7 @@ class Table(Text):
     """CSV with a row for each class that is named; where none is, a row without class and probability."""
 
     header = ",".join(COLUMNS) + "\r\n"
+    mark = rb"\A" + header.encode()
 
     def text(self, prediction: Prediction) -> str:
         path, start, end, answers, _ = prediction
@@ -186,6 +235,8 @@ class Table(Text):
 class JsonLines(Text):
     """A JSON object on each line, for each file or each window."""
 
+    mark = rb'\A\{"path": .*, "classes": \['
+
     def text(self, prediction: Prediction) -> str:
         path, start, end, answers, _ = prediction
         classes = [{"class": name, "probability": round(probability, 4)} for name, probability in answers]
@@ -196,9 +247,10 @@ class JsonLines(Text):
 class Json(JsonLines):
     """A JSON array of the same objects; it is made when all of them are there."""
 
-    def __init__(self, path: Path, settings: Any, events: Growing | None = None) -> None:
+    def __init__(self, path: Path, settings: Any, events: Growing | None = None, stamps: Sequence[str] = ()) -> None:
         self._whole = path
-        super().__init__(path.with_name(f".{path.name}.lines"), settings, events)
+        refuse_foreign(path, "out", rb'\A\[\n\{"path": .*, "classes": \[')
+        super().__init__(path.with_name(f".{path.name}.lines"), settings, events, stamps)
 
     def __enter__(self) -> "Output":
         is_new = not self._whole.exists()
@@ -210,7 +262,7 @@ class Json(JsonLines):
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is None:
-            lines = self.file.path.read_text().splitlines()
+            lines = self.file.text().splitlines()
             with writable(self._whole, "out"):  # if this fails the note stays, and a run that is started again goes on
                 write_text(self._whole, "[\n" + ",\n".join(lines) + "\n]\n")
         super().__exit__(kind, error, traceback)
@@ -221,13 +273,14 @@ class Json(JsonLines):
 _KINDS: dict[str, type[Text]] = {".csv": Table, ".jsonl": JsonLines, ".json": Json}
 
 
-def output_for(out: str | None, settings: Any, events: Growing | None = None) -> Output:
+def output_for(out: str | None, settings: Any, events: Growing | None, stamps: Sequence[str]) -> Output:
     """Where predictions go.
 
     Args:
         out: A file whose suffix says its form, - or None for standard output.
         settings: All that decides what is written.
         events: The file of events, if there is one; it is opened with that of the predictions, and goes on with it.
+        stamps: Of each input, what changes if it is replaced.
 
     Raises:
         UserError: If the suffix is unknown, or the folder is not there.
@@ -242,4 +295,4 @@ def output_for(out: str | None, settings: Any, events: Growing | None = None) ->
         raise UserError(f"out: {path.parent}: no such folder; make it, or give another", exit_code=6)
     if events and path.resolve() == events.path.resolve():
         raise UserError(f"events: {out}: the same file as --out; give another")
-    return kind(path, settings, events)
+    return kind(path, settings, events, stamps)

@@ -27,12 +27,14 @@ from longseq.cli.inputs import files_of, parts_of, say_of_windows
 from longseq.cli.names import shown
 from longseq.cli.outputs import Output, output_for, writable
 from longseq.encoders.spectrogram import LogMel
-from longseq.reports.plots import COLOURS, can_be_drawn, styled
+from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.tasks import Task
 from longseq.training import Classifier
+from longseq.training.checkpoint import digest_of
 from longseq.training.data import Part
 from longseq.training.events import Settings
 from longseq.training.predictions import Gathering, Heard, Hearing, features_of_files
+from longseq.training.storage import refuse_foreign, replacing
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it
@@ -58,6 +60,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     if asked.embeddings is not None:
         if not asked.embeddings.endswith(".npz"):
             raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
+        refuse_foreign(Path(asked.embeddings), "embeddings", rb"\bembeddings\.npy")
         _check_place(asked.embeddings, "embeddings")
     chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
     others = [name for name, value in chosen._asdict().items() if value != getattr(Settings(), name)]
@@ -72,11 +75,17 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
             raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
         _check_picture(asked.picture)
     answers = [asked.window, asked.hop, asked.top, chosen, asked.data.as_dict(), asked.model.as_dict()]
-    settings = [os.stat(ckpt_path).st_mtime_ns, paths, *answers]
+    settings = [digest_of(ckpt_path), paths, *answers]
+    files = [os.stat(path) for path in paths]
+    stamps = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     if asked.picture is not None or asked.embeddings is not None:
         settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
     events = None if asked.events is None else table_for(Path(asked.events), paths)
-    output = output_for(asked.out, settings, events)
+    output = output_for(asked.out, settings, events, stamps)
+    if output.begun_otherwise:
+        print(
+            shown(f"out: {asked.out} was begun with another model, settings or inputs: starting anew"), file=sys.stderr
+        )
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
@@ -84,7 +93,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
-        takers.append(lambda heard: draw(heard, model, datamodule).savefig(asked.picture))
+        takers.append(lambda heard: save(draw(heard, model, datamodule), Path(asked.picture)))
     with ExitStack() as stack:
         try:
             gathering = Gathering(model, parts, has_windows, asked.top)
@@ -109,8 +118,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
     if asked.embeddings is not None:
         of_files = dict(features_of_files(parts, rows))
-        with writable(asked.embeddings, "embeddings"):
-            np.savez(asked.embeddings, paths=np.array(list(of_files)), embeddings=torch.stack(list(of_files.values())))
+        with writable(asked.embeddings, "embeddings"), replacing(Path(asked.embeddings)) as part:
+            np.savez(part, paths=np.array(list(of_files)), embeddings=torch.stack(list(of_files.values())))
 
 
 def progress_bars() -> list[pl.Callback]:
@@ -194,6 +203,7 @@ def _check_place(path: str, flag: str) -> None:
 def _check_picture(path: str) -> None:
     if not can_be_drawn(path):
         raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
+    refuse_foreign_picture(Path(path), "picture")
     _check_place(path, "picture")
 
 

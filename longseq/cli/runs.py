@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from jsonargparse import Namespace
@@ -115,12 +115,25 @@ def config_of(run: Path) -> dict[str, Any]:
     return {**config, **series}
 
 
+def lock(file: IO[Any], what: Path) -> bool:
+    """Lock a file that is open for writing until it is closed, and return whether no other process has it locked.
+
+    A record lock belongs to one process: the system removes it when the process ends, however it ends. Loaders that
+    were forked from the process do not keep it, as they would keep a lock of flock. The process loses it when it closes
+    any other descriptor of the file.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:  # a file system without locks
+        print(f"{what}: cannot be locked ({error.strerror}); go on with it in one process only", file=sys.stderr)
+    return True
+
+
 @contextmanager
 def sole_use_of(run: Path) -> Iterator[None]:
     """Keep other processes from resuming this run while this process uses it.
-
-    A record lock belongs to one process: the system removes it when the process ends, however it ends. Loaders that
-    were forked from the process do not keep it, as they would keep a lock of flock.
 
     Raises:
         UserError: If another process has the run; the message names it.
@@ -134,14 +147,10 @@ def sole_use_of(run: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}); choose another {_ROOT}") from error
     with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
+        if not lock(file, run):
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise UserError(f"resume: {run} is being trained by {holder}; wait for its end, or end it") from error
-        except OSError as error:  # a file system without locks
-            print(f"{run}: cannot be locked ({error.strerror}); go on with it in one process only", file=sys.stderr)
+            raise UserError(f"resume: {run} is being trained by {holder}; wait for its end, or end it")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -19,6 +19,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from longseq.cli.errors import UserError, blamed, first_line, items_of
 from longseq.cli.names import escaped, shown
 from longseq.compat.torch import has_bfloat16
+from longseq.reports.plots import can_be_drawn, refuse_foreign_picture, save
 from longseq.training import Classifier
 from longseq.training.pictures import draw_inputs
 from longseq.training.statistics import measure_inputs
@@ -35,18 +36,23 @@ class Trainer(pl.Trainer):
         Args:
             model: The classifier.
             datamodule: The data.
-            out: The PNG to write.
+            out: The picture to write, a .png, .pdf or .svg.
             num_samples: How many inputs.
         """
         if num_samples < 1:
             raise UserError(f"num_samples: got {num_samples}; give 1 or more")
+        if not can_be_drawn(out):
+            raise UserError(f"out: {out}: of no known form; give a .png, .pdf or .svg")
+        if not Path(out).parent.is_dir():
+            raise UserError(f"out: {out} cannot be written (no such folder); make it, or give another")
+        refuse_foreign_picture(Path(out), "out")
         datamodule.setup("fit")
         measure_inputs(model.encoder, datamodule)
         loader: Any = datamodule.train_dataloader()
         chosen = torch.randperm(len(loader.dataset))[:num_samples].tolist()
         inputs, labels = loader.collate_fn(loader.dataset.__getitems__(chosen))
         try:
-            draw_inputs(model.train(), inputs, labels).savefig(out)
+            save(draw_inputs(model.train(), inputs, labels), Path(out))
         except (OSError, ValueError) as error:
             raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
         print(shown(f"inputs drawn: {len(labels)}, in {out}"))

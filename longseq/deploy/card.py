@@ -11,11 +11,11 @@ from torch import Tensor
 
 import longseq
 from longseq.reports.interval import wilson
-from longseq.reports.plots import COLOURS, machine, markdown, panels, styled
+from longseq.reports.plots import COLOURS, machine, markdown, panels, refuse_foreign_picture, save, styled
 from longseq.training.classifier import Classifier
 from longseq.training.curves import read_curves
 from longseq.training.description import settings_of
-from longseq.training.storage import write_text
+from longseq.training.storage import refuse_foreign, write_text
 from longseq.training.summary import summary
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
@@ -49,7 +49,7 @@ def write_card(
     curves = read_curves(run)
     is_drawn = bool(curves) or confusions is not None
     if is_drawn:
-        _draw(curves, model, confusions).savefig(run / FILES[1], dpi=100)
+        save(_draw(curves, model, confusions), run / FILES[1], dpi=100)
     splits = data.splits()
     counts = {name: model.task.counts(split.labels, model.num_classes).tolist() for name, split in splits.items()}
     sections = [
@@ -71,6 +71,17 @@ def write_card(
         f"The `config.yaml` of the run has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",
     ]
     write_text(run / FILES[0], "\n\n".join(section.strip("\n") for section in sections if section) + "\n")
+
+
+def refuse_other_card(folder: Path, argument: str) -> None:
+    """Check that a folder holds no README.md and no card.png that are of no model card of longseq.
+
+    Raises:
+        ValueError: If it does; the message names the argument.
+    """
+    refuse_foreign(folder / FILES[0], argument, rb"\A---\n(?:.*\n)*?library_name: longseq\n")
+    if not (folder / FILES[0]).exists():  # pictures of longseq 0.1 have no mark, but a text beside them
+        refuse_foreign_picture(folder / FILES[1], argument)
 
 
 def _front_matter(model: Classifier) -> str:

@@ -12,11 +12,10 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.encoders.patches import stride_of
-from longseq.reports.plots import COLOURS, can_be_drawn, styled
+from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.tasks import MultiLabel
 from longseq.training.attribution import Attribution, attribute
 from longseq.training.events import Event
-from longseq.training.storage import replacing
 
 
 def explain(
@@ -48,6 +47,7 @@ def explain(
     refuse_no_file(input)
     if not can_be_drawn(out):
         raise ArgumentError("out", f"must be a .png, .pdf or .svg, got {out}; explained.png is usual")
+    refuse_foreign_picture(Path(out), "out")
     predictor = load(ckpt_path, allow_class=allow_class)
     if top is None:
         top = min(3, len(predictor.class_names))
@@ -71,8 +71,7 @@ def explain(
         names_silence = isinstance(model.task, MultiLabel)  # a model of one class a sample names one in every frame
         events = predictor.events(input) if names_silence and model.encoder.any_length else []
         figure = _draw_sound(model.encoder, picture, names, found, start, events)
-    with replacing(Path(out)) as part:
-        figure.savefig(part)
+    save(figure, Path(out))
     print(out)
 
 

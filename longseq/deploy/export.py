@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.deploy.formats import FEWEST_ROWS, Run, quantise, write_onnx, write_torch
-from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file
+from longseq.deploy.formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx, write_torch
+from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file, refuse_others_files
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
-from longseq.training.storage import replacing
+from longseq.training.storage import refuse_foreign, replacing
 
 _ROUNDS = 20  # of a latency
 
@@ -53,8 +53,12 @@ def export(
     """
     if int8 and format != "onnx":
         raise ArgumentError("int8", f"must be left out with {format}, got true; it is for onnx")
-    predictor = load(ckpt_path, allow_class=allow_class, root=root)
     path = Path(out or {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model"}[format])
+    if format == "safetensors":
+        refuse_others_files(path, "out")
+    else:
+        refuse_foreign(path, "out", MARKS[format])
+    predictor = load(ckpt_path, allow_class=allow_class, root=root)
     if format == "safetensors":
         predictor.save_pretrained(path)
         print(f"{path}: longseq.load({str(path)!r}) reads it")

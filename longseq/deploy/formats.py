@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -20,6 +21,8 @@ from longseq.training.storage import replacing
 Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
 
 FACTS = "longseq.json"  # the file in a program of torch.export that describes it
+
+MARKS = {"onnx": rb"class_names", "torch": re.escape(FACTS.encode())}  # what each file of ours holds: its facts
 
 # rows of tokens, and columns, of the smallest image that a file takes, if its model takes images of any size:
 # torch.export never leaves a dimension of 1 free

@@ -24,7 +24,7 @@ from longseq.training.data import Part, lacking
 from longseq.training.description import describe
 from longseq.training.events import Event, Settings
 from longseq.training.predictions import Gathering, Hearing, Prediction, features_of_files, model_and_data
-from longseq.training.shared import FILES, write_shared
+from longseq.training.shared import FILES, refuse_other_model, write_shared
 
 _LOUDEST = 4.0  # of a waveform with full scale 1: a mixture may need 12 dB more; larger values have another unit
 
@@ -162,6 +162,19 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         with torch.inference_mode():
             return compute(move_data_to_device(batch, self.model.device), 0).cpu()
 
+    def save_pretrained(self, save_directory: str | PathLike, **options: Any) -> str | None:
+        """Write model.safetensors, config.json and the model card README.md into a folder.
+
+        Args:
+            save_directory: The folder.
+            options: Those of huggingface_hub.
+
+        Raises:
+            ValueError: If it holds files of these names that longseq has not written.
+        """
+        refuse_others_files(Path(save_directory), "save_directory")
+        return super().save_pretrained(Path(save_directory), **options)
+
     def _save_pretrained(self, save_directory: Path) -> None:
         described = {"hyper_parameters": dict(self.model.hparams), "data": describe(self.data)}
         weights = self.model.state_dict()
@@ -217,6 +230,16 @@ def load(
         raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
     data.num_workers = 0  # to start processes for each file takes longer than to read it
     return Predictor(model.to(device), data, source)
+
+
+def refuse_others_files(folder: Path, argument: str) -> None:
+    """Check that sharing a model overwrites no file that longseq has not written.
+
+    Raises:
+        ValueError: If it would; the message names the argument.
+    """
+    refuse_other_model(folder, argument)
+    card.refuse_other_card(folder, argument)
 
 
 def permutes_pixels(data: Any) -> bool:

@@ -12,6 +12,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from longseq.training.storage import refuse_foreign, replacing
+
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ["#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 _STYLE: Any = {
@@ -30,12 +32,29 @@ _STYLE: Any = {
     "lines.markersize": 4,
 }
 
+_MARK = "drawn by longseq"
 styled = rc_context(_STYLE)  # a decorator for the functions that draw
 
 
 def can_be_drawn(path: str) -> bool:
     """Whether the suffix of a file is .png, .pdf or .svg, which matplotlib writes without other programs."""
     return Path(path).suffix.lower() in (".png", ".pdf", ".svg")
+
+
+def refuse_foreign_picture(path: Path, argument: str) -> None:
+    """Check that no picture of somebody else is overwritten.
+
+    Raises:
+        ValueError: If one would be; the message names the argument.
+    """
+    refuse_foreign(path, argument, _MARK.encode())
+
+
+def save(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a picture with longseq's mark; a .png, .pdf or .svg."""
+    mark = {"Software" if path.suffix.lower() == ".png" else "Creator": _MARK}
+    with replacing(path) as part:
+        figure.savefig(part, metadata=mark, **options)
 
 
 def panels(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, list[Axes]]:

@@ -13,7 +13,14 @@ from torch import Tensor
 from longseq.training.description import flatten
 from longseq.training.sharded import is_sharded, read_sharded
 from longseq.training.shared import read_shared
-from longseq.training.storage import LAYOUT, CheckpointError, read_whole, remove_checkpoint, write_checkpoint
+from longseq.training.storage import (
+    LAYOUT,
+    CheckpointError,
+    read_whole,
+    remove_checkpoint,
+    sha256_of,
+    write_checkpoint,
+)
 
 _FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
@@ -43,6 +50,13 @@ def read_any(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
     if is_sharded(Path(path)):
         return read_sharded(Path(path))
     return read_shared(Path(path)) if Path(path).is_dir() else read_whole(path, map_location)
+
+
+def digest_of(path: str | PathLike) -> str:
+    """The digest of a checkpoint's files: a file, or all those of a folder."""
+    whole = Path(path)
+    files = [whole] if whole.is_file() else sorted(file for file in whole.rglob("*") if file.is_file())
+    return " ".join(sha256_of(file) for file in files)
 
 
 def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:

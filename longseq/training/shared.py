@@ -11,10 +11,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from longseq.training.storage import CheckpointError, replacing
+from longseq.training.storage import CheckpointError, refuse_foreign, replacing
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FILES = (WEIGHTS, CONFIG)
+_OUR_WEIGHTS, _OUR_CONFIG = rb'"encoder\.mean":\{"dtype"', rb'\A\{\s*"longseq":'
+
+
+def refuse_other_model(folder: Path, argument: str) -> None:
+    """Check that a folder holds no model of another program.
+
+    Raises:
+        ValueError: If it does; the message names the argument.
+    """
+    refuse_foreign(folder / CONFIG, argument, _OUR_CONFIG)
+    if not (folder / CONFIG).exists():  # huggingface_hub deletes it first, so a killed process leaves weights alone
+        refuse_foreign(folder / WEIGHTS, argument, _OUR_WEIGHTS)
 
 
 def write_shared(checkpoint: Mapping[str, Any], folder: Path) -> None:

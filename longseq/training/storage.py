@@ -1,7 +1,9 @@
 """Checkpoints on disk: each is whole or absent, has its SHA-256 beside it, and is read without running code in it."""
 
 import hashlib
+import mmap
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +13,8 @@ from typing import IO, Any
 
 import torch
 from torch import Tensor
+
+from longseq.arguments import ArgumentError
 
 # What a checkpoint of a training holds. A checkpoint of another program may lack all of it.
 LAYOUT = {
@@ -123,6 +127,30 @@ def replacing(path: Path) -> Iterator[Path]:
             os.replace(file, path.parent / file.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_foreign(path: Path, mark: bytes) -> bool:
+    """Whether a file is there, is not empty, and lacks what all files of this kind by longseq hold.
+
+    Args:
+        path: The file.
+        mark: A regular expression.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return re.search(mark, content) is None
+
+
+def refuse_foreign(path: Path, argument: str, mark: bytes) -> None:
+    """Check that a file may be written: no file of this name is there that somebody else wrote.
+
+    Raises:
+        ValueError: If one is there; the message names the argument.
+    """
+    if is_foreign(path, mark):
+        what = f"must be a new file, or one that longseq has written, got {path}, which it has not"
+        raise ArgumentError(argument, f"{what}; give another, or move that file away")
 
 
 def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:

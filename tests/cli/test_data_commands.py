@@ -48,12 +48,19 @@ def test_preview_draws_what_training_sees(command, tmp_path):
     plain = np.array(Image.open(tmp_path / "preview.png").convert("L"))
     assert plain.std() > 20  # the preview holds both white and black
     command("preview", "--config", DIGITS, "--num_samples", "3", "--data.augment+=RandomErasing", "--out", "erased.png")
+    command("preview", "--config", DIGITS, "--num_samples", "1", "--out", "again.png")
     command("preview", "--config", DIGITS, "--num_samples", "3", "--out", "again.png")
     again, erased = (np.array(Image.open(tmp_path / name).convert("L")) for name in ("again.png", "erased.png"))
     assert np.array_equal(again, plain) and not np.array_equal(erased, plain)
     sound = ["--model.encoder.spec_augment", "SpecAugment", "--data.augment+=TimeShift", "--model.mix", "MixUp"]
     assert command("preview", "--config", VOWELS, *FEW, *sound, "--out", "sound.png").code == 0
     assert Image.open(tmp_path / "sound.png").size[0] > 500
+    Image.new("L", (8, 8), 130).save(tmp_path / "mine.png")
+    mine = (tmp_path / "mine.png").read_bytes()
+    for name, said in (("mine.png", "must be a new file, or one that longseq"), ("a.jpg", "a.jpg: of no known form; ")):
+        done = command("preview", "--config", DIGITS, "--out", name)
+        assert (done.code, done.error.startswith(f"error: out: {said}")) == (2, True), done.err
+    assert (tmp_path / "mine.png").read_bytes() == mine
     assert (
         "out: no/such/folder.png cannot be written"
         in command("preview", "--config", DIGITS, "--out", "no/such/folder.png").err

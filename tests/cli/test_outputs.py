@@ -1,9 +1,13 @@
 """Predictions in files, and from Python: the same answers in every form, and a stopped run goes on."""
 
 import csv
+import fcntl
 import io
 import json
+import os
 import re
+import shutil
+import signal
 import sys
 import warnings
 from contextlib import suppress
@@ -24,6 +28,7 @@ from longseq.cli.predict import progress_bars
 from longseq.encoders import SpectrogramEncoder
 from longseq.tasks.task import Answer
 from longseq.training.predictions import Prediction
+from longseq.training.storage import write_checkpoint
 
 
 @pytest.fixture
@@ -120,25 +125,49 @@ def test_several_processes_of_torchrun_are_refused(command, checkpoint, recordin
 
 def test_a_wrong_flag_leaves_files_of_before_as_they_are(command, checkpoint, recordings, tmp_path) -> None:
     files = [tmp_path / name for name in ("out.csv", "events.csv", "features.npz", "events.png")]
-    for file in files:
-        file.write_text("of before")
     flags = ["--out", files[0], "--events", files[1], "--embeddings", files[2], "--picture", files[3]]
     one = min(recordings.iterdir())
+    for _ in range(2):  # what longseq has written may be written again
+        assert command("predict", "--ckpt_path", checkpoint, "--input", one, *flags).code == 0
+    before = [file.read_bytes() for file in files]
     for wrong in (["--top", "9"], ["--threshold", "2"], ["--events", files[0]], ["--input", "nowhere"]):
         done = command("predict", "--ckpt_path", checkpoint, "--input", one, *flags, *wrong)
         assert done.code in (2, 3) and done.error.startswith("error: ") and done.err.count("\n") == 1
-        assert [file.read_text() for file in files] == ["of before"] * 4
+        assert [file.read_bytes() for file in files] == before
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [("out", "a.csv"), ("out", "a.jsonl"), ("out", "a.json"), ("events", "a.csv"), ("events", "a.txt"),
+     ("events", "a.tsv"), ("embeddings", "a.npz"), ("picture", "a.png"), ("picture", "a.svg")],
+)  # fmt: skip
+def test_a_file_of_somebody_else_is_not_overwritten(command, checkpoint, recordings, tmp_path, flag, name) -> None:
+    one, mine = min(recordings.iterdir()), 'path,label\n{"path": "a.wav", "label": "low"}\n'
+    (tmp_path / name).write_text(mine)
+    done = command("predict", "--ckpt_path", checkpoint, "--input", one, f"--{flag}", name)
+    said = f"error: {flag}: must be a new file, or one that longseq has written, got {name}, which it has not; give "
+    assert (done.code, done.err.count("\n"), done.error.startswith(said)) == (2, 1, True), done.err
+    assert (tmp_path / name).read_text() == mine
+
+
+def test_events_of_every_form_may_be_written_again(command, checkpoint, recordings, tmp_path) -> None:
+    one = min(recordings.iterdir())
+    for name, flag in {"a.txt": "--events", "a.tsv": "--events", "a.svg": "--picture", "a.pdf": "--picture"}.items():
+        for _ in range(2):
+            done = command("predict", "--ckpt_path", checkpoint, "--input", one, flag, name)
+            assert done.code == 0 and (tmp_path / name).stat().st_size, done.err
 
 
 def test_an_unwritable_file_of_events_leaves_the_predictions_of_before(
     command, checkpoint, recordings, tmp_path
 ) -> None:  # fmt: skip
-    (tmp_path / "out.csv").write_text("of before")
+    before = ",".join(COLUMNS) + "\r\nof before"
+    (tmp_path / "out.csv").write_text(before, newline="")
     (tmp_path / "events.csv").mkdir()
     flags = ["--input", recordings, "--out", tmp_path / "out.csv", "--events", tmp_path / "events.csv"]
     done = command("predict", "--ckpt_path", checkpoint, *flags)
     assert (done.code, done.error) == (6, f"error: events: {tmp_path}/events.csv: Is a directory; give another")
-    assert (tmp_path / "out.csv").read_text() == "of before"
+    assert (tmp_path / "out.csv").read_bytes().decode() == before
 
 
 @pytest.mark.parametrize(
@@ -204,18 +233,112 @@ def test_a_file_in_which_no_class_is_heard_has_a_row_without_class_and_probabili
     assert table(tmp_path / "out.csv")[1:] == [["a.wav", "", "", "two", "0.5000"], ['b "2".wav', "", "", "", ""]]
 
 
-@pytest.mark.parametrize("change", ["settings", "file", "note"])
+NOTES = {"cut off": '{"key": ', "a list": "[]", "deep": "[" * 100_000}
+
+
+@pytest.mark.parametrize("change", ["settings", "file", "second input", *NOTES])
 def test_another_run_starts_anew(change: str, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
-    stop_after_two(Table(out, ["settings"]))
+    stop_after_two(Table(out, ["settings"], stamps=["1", "2", "3"]))
     if change == "file":
         out.unlink()
-    if change == "note":
-        (tmp_path / ".out.csv.unfinished").write_text('{"key": ')
-    with Table(out, ["others" if change == "settings" else "settings"]) as output:
-        assert output.done == 0
+    if change in NOTES:
+        (tmp_path / ".out.csv.unfinished").write_text(NOTES[change])
+    stamps = ["1", "changed" if change == "second input" else "2", "3"]
+    with Table(out, ["others" if change == "settings" else "settings"], stamps=stamps) as output:
+        assert output.done == 0 and output.begun_otherwise == (change not in NOTES)
         output.write(FILES[:1])
     assert [row[0] for row in table(out)] == ["a.wav", "a.wav"]
+
+
+def test_a_run_goes_on_if_an_input_that_was_not_yet_predicted_has_changed(tmp_path: Path) -> None:
+    stop_after_two(Table(tmp_path / "out.csv", 1, stamps=["1", "2", "3"]))
+    with Table(tmp_path / "out.csv", 1, stamps=["1", "2", "mended"]) as output:
+        assert output.done == 2
+        output.write(FILES[2:])
+
+
+def test_a_run_with_another_model_in_the_same_place_or_a_changed_input_starts_anew(
+    command, checkpoint, recordings, tmp_path, monkeypatch
+) -> None:
+    """They have the size of those before, and the model its time too."""
+    model, out, first = tmp_path / "model.ckpt", tmp_path / "out.csv", min(recordings.iterdir())
+    shutil.copy(checkpoint, model)
+    flags = ["predict", "--ckpt_path", model, "--input", recordings, "--data.batch_size", "1", "--out", out]
+
+    write = Table.write
+
+    def two_files(self: Table, found: Any) -> None:
+        if self.done == 2:
+            raise KeyboardInterrupt
+        write(self, found)
+
+    def stopped() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Table, "write", two_files)
+            assert command(*flags).code == 130
+        assert {Path(row[0]).name for row in table(out)} == {"0, of 4.wav", "1, of 4.wav"}
+
+    stopped()
+    going_on = command(*flags)
+    assert going_on.code == 0 and "2 of 4 files are written; going on" in going_on.err
+    whole = out.read_bytes()
+    stopped()
+    status = model.stat()
+    changed = torch.load(model, weights_only=True)
+    for weight in changed["state_dict"].values():
+        weight.neg_()
+    write_checkpoint(changed, model)
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+    anew = command(*flags)
+    assert anew.code == 0 and "going on" not in anew.err
+    said = f"out: {out} holds a part of another run (of another model, or with other settings or inputs): starting anew"
+    assert said in anew.err.splitlines()
+    assert out.read_bytes() != whole
+    by_other = out.read_bytes()
+    stopped()
+    soundfile.write(first, tone(2000, 0.2), 8000, subtype="FLOAT")
+    anew = command(*flags)
+    assert said in anew.err.splitlines() and out.read_bytes() != by_other
+    assert command(*flags[:-1], tmp_path / "alone.csv").code == 0
+    assert out.read_bytes() == (tmp_path / "alone.csv").read_bytes()
+
+
+@pytest.mark.parametrize("flags", [["--out", "a.csv"], ["--out", "a.json"], ["--events", "a.csv"]], ids=str)
+def test_a_file_is_written_by_one_process_at_a_time(command, checkpoint, recordings, tmp_path, flags) -> None:
+    held = tmp_path / (".a.json.lines" if flags[1] == "a.json" else flags[1])
+    flags = ["predict", "--ckpt_path", checkpoint, "--input", recordings, *flags]
+    if "--events" in flags:
+        flags += ["--out", "b.csv"]
+        (tmp_path / "b.csv").write_bytes(before := ",".join(COLUMNS).encode() + b"\r\nof before")
+    ready, is_ready = os.pipe()
+    holder = os.fork()
+    if not holder:
+        with open(held, "ab") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            os.write(is_ready, b"x")
+            signal.pause()
+    try:
+        os.read(ready, 1)
+        done = command(*flags)
+        said = f"{flags[5][2:]}: {held.name}: another process writes it; wait for its end, or give another"
+        assert (done.code, done.error) == (2, f"error: {said}")
+        assert "--events" not in flags or (tmp_path / "b.csv").read_bytes() == before
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    assert command(*flags).code == 0
+
+
+def test_a_process_that_waited_while_another_wrote_the_file_does_not_write_it(tmp_path: Path) -> None:
+    stop_after_two(Table(tmp_path / "out.csv", 1))
+    late = Table(tmp_path / "out.csv", 1)
+    with Table(tmp_path / "out.csv", 1) as output:
+        output.write(FILES[2:])
+    whole = (tmp_path / "out.csv").read_bytes()
+    with pytest.raises(UserError, match=r"out: .*out\.csv: another process writes it; "):
+        late.__enter__()
+    assert (tmp_path / "out.csv").read_bytes() == whole
 
 
 def test_python_gives_the_answers_of_the_command_line(command, checkpoint, recordings) -> None:

@@ -142,6 +142,12 @@ def test_an_image_is_explained(command, digits_run: Path, tmp_path: Path) -> Non
     assert done.code == 0, done.err
     assert len(re.findall(r"\d 0\.\d\d: half of what decided is in \d+ of 64 pixels", done.out)) == 2
     assert Image.open(tmp_path / "new/explained.png").width > 600
+    again = command("explain", *flags, "--top", "2", "--out", tmp_path / "new/explained.png")
+    assert (again.code, again.out) == (0, done.out), again.err
+    mine = (tmp_path / "grey.png").read_bytes()
+    done = command("explain", *flags, "--out", tmp_path / "grey.png")
+    assert done.code == 2 and done.error.startswith("error: out: must be a new file, or one that longseq has written, ")
+    assert (tmp_path / "grey.png").read_bytes() == mine
     done = command("explain", *flags, "--top", "11")
     assert done.code == 2 and "top: must be in 1..10" in done.err and done.err.count("\n") == 1
     done = command("explain", *flags[:3], tmp_path / "none.png")

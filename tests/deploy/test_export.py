@@ -22,7 +22,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer
 from longseq.deploy.export import export, facts_of, largest_difference, refuse_bound
-from longseq.deploy.formats import run_onnx, run_torch, write_onnx, write_torch
+from longseq.deploy.formats import MARKS, run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor
 from longseq.deploy.program import LogMelOfProducts, Program
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
@@ -31,6 +31,7 @@ from longseq.encoders.local import Conv1d
 from longseq.encoders.spectrogram import LogMel
 from longseq.tasks import Masked, MultiLabel
 from longseq.training import Classifier
+from longseq.training.storage import is_foreign
 
 FORMATS = {"onnx": write_onnx, "torch": write_torch}
 THOROUGH = pytest.mark.thorough
@@ -186,11 +187,13 @@ def test_the_command_writes_a_file_that_describes_itself_and_checks_it_with_a_gi
     facts = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
     assert facts == {"class_names": [str(digit) for digit in range(10)], "task": "SingleLabel"}
     onnx.checker.check_model(str(out), full_check=True)
+    assert not is_foreign(out, MARKS["onnx"])
 
 
 def test_what_torch_exports_is_described_too(command, checkpoint: Path, tmp_path: Path) -> None:
     done = command("export", "--ckpt_path", checkpoint, "--format", "torch", "--out", tmp_path / "model.pt2")
     assert done.code == 0, done.err
+    assert not is_foreign(tmp_path / "model.pt2", MARKS["torch"])
     described = {"longseq.json": ""}
     torch.export.load(tmp_path / "model.pt2", extra_files=described)
     assert json.loads(described["longseq.json"])["task"] == "SingleLabel"
@@ -237,14 +240,25 @@ def test_a_file_to_check_with_that_is_not_there_is_one_line(command, checkpoint:
     assert done.code == 2 and "none.png: no such file" in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_of_somebody_else_is_not_overwritten(format: str, command, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("my own")
+    done = command("export", "--ckpt_path", checkpoint, "--format", format, "--out", "mine")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    said = "out: must be a new file, or one that longseq has written, got mine, which it has not; give another, or move"
+    assert done.error == f"error: {said} that file away"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["my own"]
+
+
 def test_what_cannot_be_exported_is_said_in_one_line(
     command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--ckpt_path", checkpoint, "--out", tmp_path / "x"]
-    (tmp_path / "x").write_text("an older file")
+    older = "an older file, with longseq.json and class_names"
+    (tmp_path / "x").write_text(older)
     done = command("export", *flags, "--format", "torch", "--tolerance", "0")
     assert done.code == 2 and "error: tolerance: must be" in done.err and done.err.count("\n") == 1
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["an older file"]
+    assert [path.read_text() for path in tmp_path.iterdir()] == [older]
     done = command("export", *flags[:3], tmp_path)
     assert done.code == 2 and done.error == f"error: out: must be a file, got {tmp_path}, a folder; give another"
     done = command("export", *flags, "--format", "torch", "--int8", "true")

@@ -131,6 +131,36 @@ def test_no_processes_are_started_for_a_file(folder: Path, tmp_path: Path) -> No
     assert longseq.load(tmp_path / "again").data.num_workers == 0
 
 
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_a_file_of_somebody_else_is_not_overwritten(name: str, checkpoint: Path, tmp_path: Path, command) -> None:
+    (tmp_path / name).write_text("my own\n")
+    done = command("export", "--ckpt_path", checkpoint, "--format", "safetensors", "--out", ".")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    said = f"out: must be a new file, or one that longseq has written, got {name}, which it has not; give another, or "
+    assert done.error == f"error: {said}move that file away"
+    with pytest.raises(ArgumentError, match="^save_directory must be a new file, "):
+        longseq.load(checkpoint).save_pretrained(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "my own\n"}
+
+
+def test_a_model_may_be_shared_again_into_its_folder_also_after_a_kill(
+    folder: Path, checkpoint: Path, digits_run: Path
+) -> None:
+    model = longseq.load(checkpoint)
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for missing in ([], ["config.json"], ["config.json", "model.safetensors"], ["card.png"], ["README.md"]):
+        for name in missing:
+            (folder / name).unlink()
+        model.save_pretrained(folder)
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    model.save_pretrained(digits_run / "shared")
+    longseq.load(digits_run / "shared").save_pretrained(folder)  # from a folder, and over that of another source
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    (folder / "card.png").write_bytes(b"of longseq 0.1, without a mark")
+    model.save_pretrained(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+
+
 def test_a_name_below_a_folder_that_is_there_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
