@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from datamodules.errors import DataError
-from datamodules.parquet import classes_of, features_of, opened_parquet
+from datamodules.parquet import classes_of, features_of, opened_parquet, rows_of
 from datamodules.raven import BEGIN_TIME
 
 
@@ -110,11 +110,12 @@ def _rows_of_json(path: Path, file: TextIO, wanted: Collection[str]) -> Rows:
 def _rows_of_parquet(path: Path, wanted: Collection[str]) -> Rows:
     with opened_parquet(path) as file:
         schema = file.schema_arrow
-        used = [name for name in schema.names if name in wanted]
-        found = file.read(columns=used).to_pylist()
-    noted = features_of(schema)
-    classes = {name: classes_of(noted, name) for name in used}
-    rows = [{name: _as_text(value, classes[name]) for name, value in row.items()} for row in found]
+        noted = features_of(path, schema)
+        used = {name: classes_of(path, noted, name) for name in schema.names if name in wanted}
+        rows = [
+            {name: _as_text(value, classes) for (name, classes), value in zip(used.items(), values, strict=True)}
+            for values in rows_of(path, file, list(used))
+        ]
     return Rows(list(schema.names), list(enumerate(rows, start=1)))
 
 

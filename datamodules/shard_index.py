@@ -20,6 +20,7 @@ from datamodules.errors import DataError
 _VERSION = 2  # goes up when an index holds other things
 _BLOCK = 512  # a tar archive is made of blocks of so many bytes
 _LONGEST_LABEL = 1000  # characters; Python reads no number of more than 4300 digits
+_LONGEST_JSON = 2**24  # bytes; as objects of Python they may take thirty times as much
 REMEDY = "copy or download it again"
 
 Member = tuple[bytes, int, int]  # the name of a file in an archive, where its content begins, and how long it is
@@ -128,6 +129,8 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
                         value = json.dumps(int(plain) if plain.isdecimal() else plain)
                         label = numbers[text] = codes.setdefault(value, len(codes))
                 elif ending == b".json" and label < 0:
+                    if size > _LONGEST_JSON:
+                        raise wrong(f"has a .json file of {size} bytes; write its label alone into it")
                     try:
                         value = json.loads(content[offset : offset + size])
                         if isinstance(value, dict) and value.get(field) is not None:
@@ -186,14 +189,22 @@ def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
 
 
 def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[Member]:
+    end = 0
     try:
-        with tarfile.open(path, "r:") as archive:
+        # a mapped file gives what it has, where another would first make room for what a header asks
+        with tarfile.open(fileobj=content, mode="r:") as archive:  # type: ignore[arg-type]
             for member in archive:
                 archive.members.clear()  # type: ignore[attr-defined] (it would keep all of them)
+                begin, end = end, archive.offset  # type: ignore[attr-defined]
+                if end <= begin or member.size < 0:  # Python's tarfile would read in a circle
+                    raise DataError(f"{path}: damaged at byte {begin}; {REMEDY}")
+                if member.issparse():
+                    raise DataError(f"{path}: {member.name} is a sparse file; write the archive without --sparse")
                 if member.isreg():
                     yield os.fsencode(member.name).removeprefix(b"./"), member.offset_data, member.size
             end = archive.offset  # type: ignore[attr-defined]
-    except tarfile.TarError as error:
+    # seeking in a mapped file raises ValueError beyond its end, OverflowError far beyond it
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: cut off or damaged ({error}); {REMEDY}") from error
     if content[end : end + _BLOCK] != bytes(_BLOCK):  # tarfile takes this for the end of the archive
         raise DataError(f"{path}: cut off or damaged at byte {end}; {REMEDY}")

@@ -128,7 +128,8 @@ def _refuse_missing(root: str, names: Sequence[str]) -> None:
             suffix = re.sub(r"^-[0-9a-f]{16}(?=\.)", "-*", found[4])  # Hugging Face's fingerprint of a shard
             present.setdefault((found[1], found[3], suffix), set()).add(int(found[2]))
     for (prefix, count, suffix), numbers in present.items():
-        missing = min(set(range(int(count))) - numbers, default=None)
+        # one after the other: a name may claim any number of shards
+        missing = next((number for number in range(int(count)) if number not in numbers), None)
         if missing is not None:
             name = f"{prefix}{missing:0{len(count)}}-of-{count}{suffix}"
             raise DataError(f"{root}/{name}: missing, and others of its {int(count)} are there; copy or download it")
