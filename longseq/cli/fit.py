@@ -13,7 +13,7 @@ from longseq.cli.callbacks import FINDERS, BestCheckpoint, take_off
 from longseq.cli.errors import refused_in_training
 from longseq.cli.faults import what_was_asked
 from longseq.cli.trainer import is_lightnings, is_of_restoring, wrong_flag
-from longseq.compat.lightning import take_average
+from longseq.compat.lightning import has_averaged, take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.training import Classifier
 from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
@@ -63,7 +63,10 @@ def evaluate_best(
             trainer.save_checkpoint(best)
         rank_zero_only(print)("fit: the training ended before its first validation, so its last weights are tested")
     # WeightAveraging would overwrite the restored weights with its averages, which are in the checkpoint too
-    take_off(trainer, WeightAveraging, *FINDERS)
+    for averaging in take_off(trainer, WeightAveraging, *FINDERS):
+        if isinstance(averaging, WeightAveraging) and not has_averaged(averaging):
+            name = type(averaging).__name__
+            rank_zero_warn(f"{name} has averaged nothing: the training ended before its first update")
     for averaging in take_off(trainer, StochasticWeightAveraging):
         # no step had the averaged weights, so they are neither validated nor saved yet
         if not averaging.n_averaged:

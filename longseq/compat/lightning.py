@@ -1,12 +1,14 @@
 """Lightning: its command line, loops, launcher and signal handlers, and the layout of its checkpoints."""
 
+import ast
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
+import torch
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -129,6 +131,40 @@ def running_averages(trainer: pl.Trainer) -> list[Any]:
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     averages = [item._average_model for item in callbacks if isinstance(item, WeightAveraging)]
     return [average.module for average in averages if average is not None]
+
+
+def has_averaged(callback: WeightAveraging) -> bool:
+    """Whether a callback that averages weights over steps has updated its averages at least once."""
+    return callback._average_model is not None and bool(callback._average_model.n_averaged)
+
+
+@torch.no_grad()
+def keep_unbegun_averages(trainer: pl.Trainer, model: pl.LightningModule) -> None:
+    """Give averages that were not updated yet the weights and buffers of the model. Lightning copies them from the
+    model before it is set up, and validates, saves and tests this copy until the first update."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, WeightAveraging) and callback._average_model is not None and not has_averaged(callback):
+            average = callback._average_model.module
+            for theirs, ours in zip(_tensors_of(average), _tensors_of(model), strict=True):
+                theirs.copy_(ours)
+
+
+def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def watched_figure(states: Mapping[str, Any], kind: str) -> tuple[str, bool]:
+    """The figure by which a ModelCheckpoint chooses, and whether the lowest is the best.
+
+    Args:
+        states: The states of callbacks in a checkpoint.
+        kind: The name of the ModelCheckpoint's class.
+    """
+    (key,) = (key for key in states if key.startswith(f"{kind}{{"))
+    settings = ast.literal_eval(key.removeprefix(kind))
+    return settings["monitor"], settings["mode"] == "min"
 
 
 class _FitLoopToItsEnd(_FitLoop):

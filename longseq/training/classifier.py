@@ -16,7 +16,12 @@ from torchmetrics import MetricCollection
 
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
-from longseq.compat.lightning import hand_on_exact_inputs, is_resumed_averaging, running_averages
+from longseq.compat.lightning import (
+    hand_on_exact_inputs,
+    is_resumed_averaging,
+    keep_unbegun_averages,
+    running_averages,
+)
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.encode import shard_of
@@ -138,6 +143,7 @@ class Classifier(pl.LightningModule):
         self._kind_of_schedule: type | None = None  # that it made itself
         self._planned_for: tuple[Any, ...] | None = None  # the schedule's peak, and the lengths of the training
         self.before_sharding: tuple[Any, str] | None = None  # what a strategy that splits weights keeps: cost, summary
+        self._averages_are_swapped_in = False  # by a callback, for a validation
         self.built_on_meta = encoder.mean.is_meta
         self._drawn_from = torch.get_rng_state()  # a model on the meta device has drawn no number
         self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
@@ -235,6 +241,7 @@ class Classifier(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Make a new learning rate schedule if a callback has changed the learning rate, or the batch size and with it
         the number of steps. Callbacks run before this hook; Lightning restores a checkpoint's state after it."""
+        self._averages_are_swapped_in = False
         self.train_metrics.reset()  # an interrupted training in the same process has left its samples in them
         self.bad_steps.forget()
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -314,10 +321,12 @@ class Classifier(pl.LightningModule):
 
     def on_validation_start(self) -> None:
         self.bad_steps.check(self.trainer)
+        keep_unbegun_averages(self.trainer, self)
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's metrics before the checkpoint at its end is saved, so that no resumed run lacks them."""
         self.bad_steps.check(self.trainer)
+        keep_unbegun_averages(self.trainer, self)  # at the end of the training they replace the model's weights
         values = self.train_metrics.compute()
         self.train_metrics.reset()
         self.log_dict(values, logger=False, sync_dist=True)
@@ -325,8 +334,12 @@ class Classifier(pl.LightningModule):
             logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step - 1)
 
     def on_validation_epoch_start(self) -> None:
+        self._averages_are_swapped_in = bool(running_averages(self.trainer))  # callbacks run before this hook
         self.val_loss.reset()  # an interrupted evaluation has left its samples in it
         self.val_metrics.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        self._averages_are_swapped_in = False
 
     def on_test_epoch_start(self) -> None:
         self.test_loss.reset()
@@ -427,7 +440,12 @@ class Classifier(pl.LightningModule):
         return batches, num_steps, num_steps // max(-(-batches // self.trainer.accumulate_grad_batches), 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Describe the data too, so that a checkpoint alone is enough to test and to predict."""
+        """Describe the data too, so that a checkpoint alone is enough to test and to predict. Averages of the weights
+        stand under ``state_dict`` also where a validation is interrupted, in which the model holds the averages."""
+        keep_unbegun_averages(self.trainer, self)  # what callbacks have put into the checkpoint are these same tensors
+        if self._averages_are_swapped_in and "current_model_state" in checkpoint:
+            averages, weights = checkpoint["current_model_state"], checkpoint["state_dict"]
+            checkpoint["state_dict"], checkpoint["current_model_state"] = averages, weights
         data = self._describe_data()
         if data is not None:
             checkpoint["data"] = data

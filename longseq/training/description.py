@@ -6,8 +6,9 @@ An object is described by its class path and its constructor's arguments.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from os import PathLike
@@ -149,6 +150,9 @@ def _planned(value: Any, hint: Any, callables: type | tuple[type, ...], key: str
             raise CheckpointError(f"{key}: not the description of an object; another program has written it")
         kind = _class_named(path, expected, key)
         return partial(_construct, kind, planned_arguments(kind, arguments, expected, key))
+    fields_alone = next((kind for kind in expected if isinstance(value, Mapping) and _has_fields(kind, value)), None)
+    if fields_alone is not None:  # jsonargparse reads a dataclass as its fields, without a class
+        return partial(_construct, fields_alone, planned_arguments(fields_alone, value, expected, key))
     is_object = all(argument in (NoneType, *expected) for argument in get_args(hint))
     if expected and is_object and not isinstance(value, (NoneType, *expected)):
         raise CheckpointError(f"{key}: {type(value).__name__} where {_names(expected)} is expected; name a class")
@@ -158,6 +162,10 @@ def _planned(value: Any, hint: Any, callables: type | tuple[type, ...], key: str
         parts = {name: _planned(item, hint, callables, f"{key}.{name}") for name, item in value.items()}
         return lambda: {name: part() for name, part in parts.items()}
     return partial(_as_it_is, value)
+
+
+def _has_fields(kind: type, names: Iterable[str]) -> bool:
+    return is_dataclass(kind) and set(names) <= {field.name for field in fields(kind) if field.init}
 
 
 def _as_it_is(value: Any) -> Any:

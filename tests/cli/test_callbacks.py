@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -182,6 +183,40 @@ def test_weights_averaged_over_steps_are_those_validated_saved_and_tested(comman
     as_tested(command, done.out, "best")
 
 
+def test_until_averages_begin_the_trained_weights_are_validated_saved_and_tested(command: Callable) -> None:
+    short = [*UNLOGGED, "--trainer.max_epochs", "2"]
+    with pytest.warns(UserWarning, match="EMAWeightAveraging has averaged nothing"):
+        done = command(*short, *added("EMAWeightAveraging", update_starting_at_step=100_000))
+    assert done.code == 0, done.err
+    assert command(*short).code == 0
+    for name in ("best", "last"):
+        assert same(ended("x/0", name)["state_dict"], ended("x/1", name)["state_dict"])
+    late, without = (json.loads(Path(f"runs/x/{run}/metrics.json").read_text()) for run in (0, 1))
+    assert late == without
+
+
+LATE_OR_SELDOM = [
+    ({"update_starting_at_step": 5}, [5, 6, 7]),
+    ({"update_every_n_steps": 3}, [0, 3, 6]),
+    ({"update_every_n_steps": 0, "update_starting_at_epoch": 0}, [3, 7]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "updates"), LATE_OR_SELDOM)
+def test_averages_that_begin_late_or_are_updated_seldom_are_of_the_steps_that_were_asked_for(
+    arguments: dict[str, int], updates: list[int], command: Callable, steps: list[Step]
+) -> None:
+    done = command(*UNLOGGED, *added("EMAWeightAveraging", decay=0.5, **arguments), "--trainer.max_epochs", "2")
+    assert done.code == 0, done.err
+    last = ended("x/0")
+    after = [step.weights for step in steps[1:]] + [last["current_model_state"]]
+    for name in after[0]:
+        expected = after[updates[0]][name].double()  # the first update takes the weights as they are
+        for update in updates[1:]:
+            expected = 0.5 * expected + 0.5 * after[update][name].double()
+        torch.testing.assert_close(last["state_dict"][name].double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_stochastic_weight_averaging_tests_and_saves_the_average(command: Callable, steps: list[Step]) -> None:
     done = command(*UNLOGGED, *added("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=1))
     assert done.code == 0, done.err
@@ -205,46 +240,79 @@ def as_tested(command: Callable, fitted: str, name: str) -> None:
     assert f"{name}.ckpt" in fitted
 
 
-CALLBACKS = {
-    "LearningRateFinder": {"num_training_steps": 15, "min_lr": 1e-5, "max_lr": 1e-1},
-    "BatchSizeFinder": {"steps_per_trial": 1, "max_trials": 3},
-    "BackboneFinetuning": {"unfreeze_backbone_at_epoch": 1},
-    "StochasticWeightAveraging": {"swa_lrs": 0.01, "swa_epoch_start": 2},
-    "EMAWeightAveraging": {"decay": 0.5},
-    "EarlyStopping": {"monitor": "val/loss", "min_delta": 100, "patience": 2},
-}
-
-
-ALWAYS = {"EMAWeightAveraging", "EarlyStopping"}
+CALLBACKS = [
+    ("LearningRateFinder", {"num_training_steps": 15, "min_lr": 1e-5, "max_lr": 1e-1}),
+    ("LearningRateFinder", {"num_training_steps": 15, "min_lr": 1e-5, "max_lr": 1e-1, "mode": "linear"}),
+    ("BatchSizeFinder", {"steps_per_trial": 1, "max_trials": 3}),
+    ("BatchSizeFinder", {"steps_per_trial": 1, "max_trials": 3, "mode": "binsearch", "init_val": 3}),
+    ("BackboneFinetuning", {"unfreeze_backbone_at_epoch": 1}),
+    ("BackboneFinetuning", {"unfreeze_backbone_at_epoch": 3, "should_align": "false", "initial_denom_lr": 5}),
+    ("BackboneFinetuning", {"unfreeze_backbone_at_epoch": 100}),
+    ("StochasticWeightAveraging", {"swa_lrs": 0.01, "swa_epoch_start": 2}),
+    ("StochasticWeightAveraging", {"swa_lrs": 0.01, "swa_epoch_start": 0.7, "annealing_strategy": "linear"}),
+    ("EMAWeightAveraging", {"decay": 0.5}),
+    ("EMAWeightAveraging", {"decay": 0.5, "use_buffers": "false", "update_every_n_steps": 3}),
+    ("EMAWeightAveraging", {"decay": 0.5, "update_every_n_steps": 0, "update_starting_at_epoch": 1}),
+    ("EMAWeightAveraging", {"decay": 0.5, "update_starting_at_step": 100_000}),
+    ("EarlyStopping", {"monitor": "val/loss", "min_delta": 100, "patience": 2}),
+    ("EarlyStopping", {"monitor": "val/loss", "min_delta": 100, "patience": 2, "check_on_train_epoch_end": "true"}),
+]
+ALWAYS = (9, 13)
+PLACES = {"training": 2 * BATCHES + 2, "validation": 4}  # after so many batches of each
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.thorough) for name in CALLBACKS]
+    ("name", "arguments", "place"),
+    [
+        pytest.param(*each, place, marks=[] if number in ALWAYS else pytest.mark.thorough)
+        for number, each in enumerate(CALLBACKS)
+        for place in PLACES
+    ],
 )
 def test_a_stopped_training_with_a_callback_goes_on_as_if_it_had_never_stopped(
-    name: str, command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+    name: str, arguments: dict, place: str, command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    callback = added(name, **CALLBACKS[name])
-    assert command(*UNLOGGED, *callback).code == 0
+    fit = [*UNLOGGED, "--trainer.limit_val_batches", "2", *added(name, **arguments)]
+    assert command(*fit).code == 0
     whole, rates = ended("x/0"), [step.rates for step in steps]
     steps.clear()
-    step, stops = Classifier.training_step, [2 * BATCHES + 2]
+    hook, batches, stops = f"{place}_step", [0], [PLACES[place]]
+    step = getattr(Classifier, hook)
 
-    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
-        loss = step(self, batch, batch_idx)
-        if len(steps) in stops:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
+    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Any:
+        result = step(self, batch, batch_idx)
+        if any(isinstance(callback, Sentinel) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            batches[0] += self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
+            if batches[0] in stops:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return result
 
-    monkeypatch.setattr(Classifier, "training_step", stopped)
-    assert command(*UNLOGGED, *callback).code == 143
+    monkeypatch.setattr(Classifier, hook, stopped)
+    assert command(*fit).code == 143
     stops.clear()
-    done = command(*UNLOGGED, *callback, "--resume")
+    done = command(*fit, "--resume")
     assert done.code == 0, done.err
     assert [step.rates for step in steps] == rates
     again = ended("x/1")
-    assert same(whole["state_dict"], again["state_dict"])
+    for weights in ("state_dict", "current_model_state"):
+        assert same(whole.get(weights, {}), again.get(weights, {}))
     assert whole["hyper_parameters"] == again["hyper_parameters"]
+    assert same(ended("x/0", "best")["state_dict"], ended("x/1", "best")["state_dict"])
+
+
+def test_a_callback_takes_an_argument_that_is_a_dataclass_and_a_resumed_training_has_it_too(command: Callable) -> None:
+    """The theme of the bar is one; only one of its fields is given."""
+    short = [*UNLOGGED, "--trainer.enable_progress_bar", "true", "--trainer.max_epochs", "1"]
+    done = command(*short, *added("RichProgressBar"))
+    assert done.code == 0, done.err
+    done = command(*short, *added("RichProgressBar", **{"theme.progress_bar": "green"}))
+    assert done.code == 0, done.err
+    done = command("fit", "--resume", "runs/x/1", "--trainer.max_epochs", "2")
+    assert done.code == 0, done.err
+    (bar,) = yaml.safe_load(Path("runs/x/1/config.yaml").read_text())["trainer"]["callbacks"]
+    assert bar["init_args"]["theme"]["progress_bar"] == "green"
+    done = command(*short, *added("RichProgressBar", **{"theme.colour": "green"}))
+    assert (done.code, "theme.colour: no such option" in done.error) == (2, True), done.err
 
 
 def test_inputs_are_shown_once_in_an_experiment_for_the_same_data(command) -> None:

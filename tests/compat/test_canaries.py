@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from jsonargparse import ArgumentParser
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from torchmetrics.classification import MulticlassAccuracy
@@ -120,6 +120,30 @@ def test_stochastic_weight_averaging_has_its_average(tmp_path) -> None:
     averaged = model()
     lightning.take_average(averaging, averaged)
     assert all((weight == 1).all() for weight in averaged.parameters())
+
+
+def test_a_checkpoint_says_by_which_figure_the_best_one_was_chosen(tmp_path) -> None:
+    for mode in ("min", "max"):
+        saving = ModelCheckpoint(tmp_path, monitor="val/x", mode=mode)
+        assert lightning.watched_figure({saving.state_key: {}, "Other": {}}, "ModelCheckpoint") == (
+            "val/x",
+            mode == "min",
+        )
+
+
+def test_averages_over_steps_are_those_of_the_model_until_their_first_update(tmp_path) -> None:
+    averaging, trained = WeightAveraging(), model()
+    trainer = trainer_of(tmp_path, averaging)
+    averaging.setup(trainer, trained, "fit")
+    (average,) = lightning.running_averages(trainer)
+    torch.nn.init.ones_(trained.head.weight)
+    lightning.keep_unbegun_averages(trainer, trained)
+    assert (average.head.weight == 1).all() and not lightning.has_averaged(averaging)
+    assert averaging._average_model is not None
+    averaging._average_model.update_parameters(trained)
+    torch.nn.init.zeros_(trained.head.weight)
+    lightning.keep_unbegun_averages(trainer, trained)
+    assert (average.head.weight == 1).all() and lightning.has_averaged(averaging)
 
 
 @pytest.mark.parametrize(
