@@ -57,7 +57,8 @@ class Classifier(pl.LightningModule):
     Args:
         encoder: Turns inputs into features (b, dim).
         num_classes: Number of classes, 2 or more.
-        class_names: Names of the classes, for reports and predictions; numbers if absent.
+        class_names: Names of the classes, for reports and predictions. If absent, a training takes those of its data
+            module, if it has one for each class; else they are numbers.
         task: What is learned; if absent, SingleLabel: one class for each sample.
         optimizer: Name of one of timm's optimizers.
         learning_rate: The peak, reached after warm-up.
@@ -150,7 +151,7 @@ class Classifier(pl.LightningModule):
         self.on_features: Callable[[Tensor], None] | None = None  # gets their features
         self.encoder = encoder
         self.num_classes = num_classes
-        self.class_names = class_names or [str(label) for label in range(num_classes)]
+        self.class_names = class_names or _numbers(num_classes)
         self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
         self.betas = betas
         self.warmup_fraction, self.label_smoothing = warmup_fraction, label_smoothing
@@ -215,6 +216,7 @@ class Classifier(pl.LightningModule):
             self._draw_weights()
         if stage == "fit":
             self._describe_data()
+            self._take_class_names()
         if stage == "fit" and self.class_weights == "balanced":
             data = data_of(self.trainer)
             if data is None:
@@ -230,6 +232,11 @@ class Classifier(pl.LightningModule):
             self.encoder.compile()
             self.encoder.token_features = torch.compile(self.encoder.token_features)
             self.encoder.all_features = torch.compile(self.encoder.all_features)
+
+    def _take_class_names(self) -> None:
+        names = getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or []
+        if self.class_names == _numbers(self.num_classes) and len(names) == self.num_classes:
+            self.class_names = self.hparams["class_names"] = [str(name) for name in names]
 
     def _draw_weights(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -478,6 +485,11 @@ class Classifier(pl.LightningModule):
             what = misfit(checkpoint["state_dict"], model.state_dict())
             raise CheckpointError(f"{checkpoint_path}: {what}") from error
         return model
+
+
+def _numbers(num_classes: int) -> list[str]:
+    """The names of classes that have no other."""
+    return [str(label) for label in range(num_classes)]
 
 
 def _weights(class_weights: Sequence[float] | str | None, num_classes: int) -> Tensor:

@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from sklearn.metrics import f1_score
 
+import longseq
 from datamodules import Digits, Vowels
 from longseq.arguments import SettingError
 from longseq.attention import Linformer, Verma
@@ -48,6 +49,32 @@ def plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, WORDS), ([*"abcdefghij"], [*"abcdefghij"])])
+def test_a_classifier_fitted_from_python_has_the_names_of_its_data_unless_it_has_its_own(
+    given: list[str] | None, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Digits.setup
+
+    def with_words(data: Digits, stage: str | None = None) -> None:
+        setup(data, stage)
+        data.class_names = WORDS
+
+    monkeypatch.setattr(Digits, "setup", with_words)
+    trainer = fitted(classifier(class_names=given), tmp_path, Digits(), steps=1)
+    trainer.save_checkpoint(tmp_path / "named.ckpt")
+    assert Classifier.load_from_checkpoint(tmp_path / "named.ckpt").class_names == expected
+    assert longseq.load(tmp_path / "named.ckpt").class_names == expected
+
+
+def test_data_with_another_number_of_classes_leaves_a_classifier_its_numbers(tmp_path: Path) -> None:
+    model = classifier(num_classes=12)
+    fitted(model, tmp_path, Digits(), steps=1)
+    assert model.class_names == [str(label) for label in range(12)]
 
 
 def test_norms_biases_and_position_embeddings_are_not_decayed() -> None:
