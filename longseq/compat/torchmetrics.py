@@ -77,11 +77,21 @@ class _OfClasses:
         return (labels == 1).any(0) & (labels == 0).any(0)
 
 
-class AUROC(_OfClasses, MultilabelAUROC):
+class _OfRanks(_OfClasses):
+    """A figure that depends only on the order of the samples. It ranks the outputs, if they are given: in float32 every
+    probability of an output above 17 is 1, and torchmetrics makes probabilities of outputs."""
+
+    def update(self, preds: Tensor, target: Tensor, outputs: Tensor | None = None) -> None:
+        super().update(preds, target)  # type: ignore[misc]
+        if outputs is not None:
+            self.preds[-1] = outputs.detach().float()  # type: ignore[attr-defined]
+
+
+class AUROC(_OfRanks, MultilabelAUROC):
     """The area under the ROC curve."""
 
 
-class AveragePrecision(_OfClasses, MultilabelAveragePrecision):
+class AveragePrecision(_OfRanks, MultilabelAveragePrecision):
     """The average precision; a class that all samples have has 1."""
 
     def has_figure(self) -> Tensor:

@@ -36,7 +36,7 @@ class Task(ABC):
             classes is filled in.
 
     Attributes:
-        best: The name of the metric that chooses the best checkpoint and is printed. A sweep tabulates test accuracy
+        best: The name of the metric that chooses the best checkpoint and is printed. A sweep compares settings by it
             unless its --metric names another figure.
         mode: Whether the best is the highest (max) or the lowest (min).
         shard: The share of this process in the tokens; None where it has all.
@@ -132,7 +132,8 @@ class Task(ABC):
 
     @abstractmethod
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
-        """The metrics that every model of this task logs, including ``best``; they take what ``measured`` returns."""
+        """The metrics that every model of this task logs, including ``best``; they take what ``measured`` returns, and
+        those whose ``update`` has an argument ``outputs`` take the outputs too."""
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics of the training batches, which take what ``measured`` returns; by default ``own_metrics``."""
@@ -158,7 +159,7 @@ class Task(ABC):
         return named
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
-        """Metrics with a figure for each class, for the model card; they take what ``measured`` returns."""
+        """Metrics with a figure for each class, for the model card; they take what ``own_metrics`` take."""
         return {}
 
     def confusion(self, num_classes: int) -> Metric | None:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from longseq import ImageEncoder, Softmax
 from longseq.tasks import MultiLabel
 from longseq.training import Classifier
+from longseq.training.by_class import ByClass
 from longseq.training.mix import MixUp
 
 SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
@@ -92,6 +93,26 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     assert found["auroc"] == pytest.approx(roc_auc_score(labels, chances), abs=1e-6)
     said = chances >= layer.thresholds.numpy()
     assert found["f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-6)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_outputs_are_ranked_also_where_their_probabilities_are_all_one(command, monkeypatch) -> None:
+    """In float32 the probability of an output above 17 is 1."""
+    monkeypatch.setattr(Classifier, "forward", lambda model, inputs: inputs)
+    model = Classifier(ImageEncoder((1, 4, 4), Softmax(), dim=8, depth=1, heads=1), 4, task=MultiLabel())
+    outputs, labels = drawn()
+    outputs += 19
+    assert (outputs.sigmoid() == 1).float().mean() > 0.5
+    by_class = ByClass()
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[by_class], enable_progress_bar=False)
+    loader = DataLoader(TensorDataset(outputs, labels), 40)
+    (figures,) = getattr(trainer, command)(model, loader, verbose=False)
+    stage = "val" if command == "validate" else command
+    for name, scored in {"average_precision": average_precision_score, "auroc": roc_auc_score}.items():
+        assert figures[f"{stage}/{name}"] == pytest.approx(scored(labels, outputs), abs=1e-6)
+        if stage == "test":
+            expected = scored(labels, outputs, average=None)
+            assert by_class.figures[name.replace("_", " ")] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_class_that_no_sample_has_is_in_no_mean_and_has_no_figure() -> None:
