@@ -81,6 +81,7 @@ class DataModule(pl.LightningDataModule, ABC):
         augment: Transforms of single inputs, used in training only.
         predict_parts: The files, or parts of files, that predict_dataloader reads, in this order; see `parts`.
         train_set, val_set, test_set: The splits, after setup.
+        remarks: What was said of the data as a whole, such as copies in two splits; complete after setup.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -127,6 +128,7 @@ class DataModule(pl.LightningDataModule, ABC):
         self.balanced = balanced
         self.folds, self.fold = folds, fold
         self.predict_parts: list[Part] = []
+        self.remarks: list[str] = []
         self._start = (0, 0)
 
     def state_dict(self) -> dict[str, int]:

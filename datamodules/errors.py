@@ -44,7 +44,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def printable(text: str) -> str:
+    """A text whose unprintable characters are escaped."""
+    return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
+
+
 @rank_zero_only
 def say(text: str) -> None:
     """Print a line for the user on standard error, from rank zero only; unprintable characters are escaped."""
-    print("".join(part if part.isprintable() else ascii(part)[1:-1] for part in text), file=sys.stderr)
+    print(printable(text), file=sys.stderr)

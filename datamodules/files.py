@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import DataModule
-from datamodules.errors import DataError, counted, require, say
+from datamodules.errors import DataError, counted, printable, require, say
 from datamodules.hold_out import Split, hold_out, hold_out_files
 from datamodules.labels import Labels, labels_of
 from datamodules.samples import Files, Samples
@@ -101,6 +101,13 @@ class OnDisk(DataModule):
         if not self.root or not folder.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
         return folder
+
+    def remark(self, what: str) -> None:
+        """Say something of the data as a whole, once, and keep it for the model's card."""
+        what = printable(what)
+        if what not in self.remarks:
+            self.remarks.append(what)
+            say(f"{self.root}: {what}")
 
     def refuse_or_tell(self, bad: dict[str, str]) -> None:
         """Say how many broken files are left out.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.find import SPLITS, find_in_class_folders
-from datamodules.scan import walk
+from datamodules.scan import LeftOut, walk
 from datamodules.table import COLUMNS, read_table, refuse_other_tasks
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -60,7 +60,10 @@ class OwnFiles(FileDataModule):
 
     def find(self) -> list[Item]:
         if self.table is None:
-            items = self._of_metadata() or list(find_in_class_folders(self.folder, self.predict_suffixes))
+            left_out = LeftOut()
+            items = self._of_metadata() or list(find_in_class_folders(self.folder, self.predict_suffixes, left_out))
+            for line in left_out.lines():
+                self.remark(line)
             if not items:
                 suffixes = ", ".join(sorted(self.predict_suffixes))
                 raise DataError(f"{self.root}: holds no folder of {self.kind}s for each class; it may hold {suffixes}")
@@ -78,7 +81,12 @@ class OwnFiles(FileDataModule):
     def _tell_of_others(self, items: list[Item], table: str) -> None:
         """Say how many files of the folder have no row."""
         named = {os.path.realpath(self.folder / item.path) for item in items}
-        others = [path for path in walk(self.folder, self.predict_suffixes) if os.path.realpath(path) not in named]
+        left_out = LeftOut()
+        found = walk(self.folder, self.predict_suffixes, left_out)
+        others = [path for path in found if os.path.realpath(path) not in named]
+        left_out.kinds.clear()  # the table says which files are samples
+        for line in left_out.lines():
+            self.remark(line)
         if others:
             count = counted(len(others), self.kind)
             say(f"{self.root}: {count} without a row in {table}, such as {others[0].name}")

@@ -4,17 +4,25 @@ import errno
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from datamodules.cache import cache_folder, locked, replacing, sha256_of
-from datamodules.errors import DataError
+from datamodules.errors import DataError, counted
 
 _VERSION = 4  # goes up when a scan finds faults that earlier versions missed
+
+# Folders that a system or a program makes beside the user's files: thumbnails, deleted files, snapshots.
+_OF_SYSTEMS = frozenset(
+    {"@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "System Volume Information",
+     "__MACOSX", "lost+found"}
+)  # fmt: skip
 
 Facts = dict[str, Any]  # of a file: its SHA-256 and what `examine` found, or the error that it raised
 
@@ -68,9 +76,74 @@ def progress(work: Iterable[Any], title: str, total: int | None = None) -> Itera
     return tqdm(work, title, total, delay=2, leave=False, disable=None)
 
 
-def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
-    """The files below a folder with one of the suffixes, sorted, no hidden ones. Links are followed once, never up."""
+@dataclass
+class LeftOut:
+    """What a search for files leaves out besides hidden ones.
+
+    Attributes:
+        runs: Folders of longseq's own runs, whose pictures are no samples.
+        folders: How many folders a system has made, by their names.
+        kinds: How many files have other suffixes than those that are searched for, by suffix.
+    """
+
+    runs: list[Path] = field(default_factory=list)
+    folders: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether a folder is left out; it is noted then."""
+        if path.name in _OF_SYSTEMS:
+            self.folders[path.name] += 1
+        elif holds_runs_alone(path):
+            self.runs.append(path)
+        else:
+            return False
+        return True
+
+    def lines(self) -> Iterator[str]:
+        """One line for each kind of what was left out."""
+        if self.runs:
+            others = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
+            yield f"left out the folder {self.runs[0].name}{others}: runs of longseq"
+        if self.folders:
+            yield f"left out folders that a system has made: {_listed(self.folders)}"
+        if self.kinds:
+            yield f"left out {counted(self.kinds.total(), 'file')} of other kinds: {_listed(self.kinds)}"
+
+
+def _listed(numbers: Counter[str], most: int = 10) -> str:
+    """The commonest names with their numbers."""
+    others = len(numbers) - most
+    return ", ".join(f"{number} {name}" for name, number in numbers.most_common(most)) + (
+        f" and {counted(others, 'more kind')}" if others > 0 else ""
+    )
+
+
+def holds_runs_alone(folder: Path) -> bool:
+    """Whether it is the folder of a run, which longseq/cli/runs.py makes, or holds nothing but such folders."""
+    try:
+        if (folder / ".lock").is_file() and (folder / ".lock").read_bytes().startswith(b"process "):
+            return True
+        if (folder / "config.yaml").is_file() and (folder / "splits.csv").is_file():  # copied without its hidden file
+            return True
+        inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        return bool(inside) and all(
+            path.is_dir() and not path.is_symlink() and holds_runs_alone(path) for path in inside
+        )
+    except OSError:
+        return False
+
+
+def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) -> Iterator[Path]:
+    """The files below a folder with one of the suffixes, sorted, no hidden ones. Links are followed once, never up.
+
+    Args:
+        root: The folder.
+        suffixes: In lower case, with the dot.
+        left_out: Where to note what is left out.
+    """
     seen: set[tuple[int, int]] = set()
+    left_out = LeftOut() if left_out is None else left_out
 
     def inside(folder: Path) -> Iterator[Path]:
         status = folder.stat()
@@ -81,8 +154,11 @@ def walk(root: Path, suffixes: frozenset[str]) -> Iterator[Path]:
             if path.name.startswith(".") or leads_up(path):
                 continue
             if path.is_dir():
-                yield from inside(path)
-            elif path.suffix.lower() in suffixes and not _leads_nowhere(path):
+                if not left_out.is_folder(path):
+                    yield from inside(path)
+            elif path.suffix.lower() not in suffixes:
+                left_out.kinds[path.suffix.lower() or "without a suffix"] += 1
+            elif not _leads_nowhere(path):
                 yield path
 
     try:

@@ -2,19 +2,24 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import shown
+from longseq.cli.runs import is_run
 from longseq.training.data import Part
 
 _EXAMINED_SECONDS = 60.0  # of a recording, before the others are heard
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
-    """The file itself, or all files of a folder with one of the suffixes, except hidden ones."""
+    """The file itself, or all files of a folder with one of the suffixes, except hidden ones and those of runs.
+
+    What is left out is said.
+    """
     if not name:
         raise UserError("input: empty, perhaps from a variable that is not set; give a file or a folder")
     path = Path(name)
@@ -22,20 +27,34 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
         return [str(path)]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
-    files = sorted(str(file) for file in _below(path) if file.suffix.lower() in suffixes and file.is_file())
+    runs: list[str] = []
+    found = [file for file in _below(path, runs) if file.is_file()]
+    files = sorted(str(file) for file in found if file.suffix.lower() in suffixes)
+    kinds = Counter(file.suffix.lower() or "without a suffix" for file in found if file.suffix.lower() not in suffixes)
+    if runs:
+        others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        print(shown(f"{path}: left out the folder {runs[0]}{others}: runs of longseq"), file=sys.stderr)
+    if kinds:
+        listed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(10))
+        print(shown(f"{path}: left out {kinds.total()} files of other kinds: {listed}"), file=sys.stderr)
     if not files:
         raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)
     return files
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """What is not hidden in a folder and those inside. As in a training, links are followed once, and never up."""
+def _below(folder: Path, runs: list[str]) -> Iterator[Path]:
+    """What is not hidden in a folder and those inside, except in folders of runs, which are noted. As in a training,
+    links are followed once, and never up."""
     seen: set[Path] = set()
     for path, folders, names in os.walk(folder, followlinks=True):
         if (real := Path(path).resolve()) in seen:
             folders.clear()
             continue
         seen.add(real)
+        if is_run(real):
+            folders.clear()
+            runs.append(path)
+            continue
         inside = [Path(path) / name for name in folders if not name.startswith(".")]
         folders[:] = [each.name for each in inside if not real.is_relative_to(each.resolve())]
         yield from (Path(path) / name for name in names if not name.startswith("."))

@@ -23,6 +23,7 @@ from longseq.training.storage import StorageError, write_text
 CONFIG = "config.yaml"  # Lightning's name
 SERIES = "series.json"  # --folds or --grow, if the run is one of several
 SPLITS = "splits.csv"
+LOCK = ".lock"  # what process trains the run
 METRICS = "metrics.json"  # written when a run is finished
 _ROOT = "--trainer.default_root_dir"
 
@@ -89,6 +90,14 @@ def from_here(path: str) -> str:
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run: datamodules/scan.py leaves the same ones out of data."""
+    lock = folder / LOCK
+    is_locked = lock.is_file() and lock.read_bytes().startswith(b"process ")
+    is_copy = (folder / CONFIG).is_file() and (folder / SPLITS).is_file()  # without its hidden file
+    return is_locked or is_copy
+
+
 def forget(run: Path) -> None:
     """Delete the folder of a run that has done no training step, for example because data was missing, unless it holds
     a checkpoint."""
@@ -139,7 +148,7 @@ def sole_use_of(run: Path) -> Iterator[None]:
         UserError: If another process has the run; the message names it.
         StorageError: If the folder cannot be written.
     """
-    path = run / ".lock"
+    path = run / LOCK
     try:
         # the folder may belong to somebody else, and a link in it could lead to one of the user's own files
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

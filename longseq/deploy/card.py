@@ -60,6 +60,7 @@ def write_card(
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
         "## Classes\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class),
+        "\n".join(["## Remarks on the data\n", *(f"- {line}" for line in data.remarks)]) if data.remarks else "",
         "## Intended use and limits",
         _limits(model, counts["test"]),
         "## All figures",

@@ -32,12 +32,14 @@ class DataContract(Protocol):
         on_error: Whether a file that cannot be read ends a prediction (raise), or is left out (skip).
         predict_suffixes: Suffixes of the files that ``read_part`` understands, in lower case, with the dot.
         predict_parts: The files, or parts of files, that predict_dataloader reads; longseq sets it.
+        remarks: What a user of the model should know of the data as a whole; complete after setup.
     """
 
     class_names: list[str]
     on_error: Literal["raise", "skip"]
     predict_suffixes: ClassVar[frozenset[str]]
     predict_parts: list[Part]
+    remarks: list[str]
 
     @property
     def num_classes(self) -> int: ...
