@@ -6,6 +6,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,27 @@ from torch import Tensor
 from datamodules.errors import DataError
 from datamodules.packed import Packed, Source
 
-# Without this list, Pillow would also pass PostScript to an interpreter.
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# By the name of their format in Pillow. Without this list, Pillow would also pass PostScript to an interpreter.
+_SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+    "PCX": (".pcx",),
+    "QOI": (".qoi",),
+    "SGI": (".sgi",),
+    "TGA": (".tga",),
+    "HEIF": (".heic", ".heif"),  # by pillow-heif, if installed
+}
+SUFFIXES = frozenset(chain.from_iterable(_SUFFIXES.values()))
+# A TGA has no mark at its beginning, so any bytes may look like one, and HEIF needs a package. The others are known by
+# their marks, whatever the suffix.
+_BY_SUFFIX = frozenset({"TGA", "HEIF"})
 _BRIGHTEST = 4.0  # times white: highlights may be as bright; larger values have another unit and would all turn white
 _MAX_PIXELS = 89_478_485  # Pillow only warns above this, and threads cannot each turn a warning into an error
 _PIXELS_OF_A_CORE = 2**24  # of images that are decoded at once: photographs of telephones never wait for each other
@@ -68,7 +89,7 @@ def opened(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=_FORMATS) as image:
+            with Image.open(path, formats=_formats(path)) as image:
                 if _of_tiles(image) > _MAX_PIXELS:
                     raise Image.DecompressionBombError
                 if what := too_large(image.height, image.width, made_of):
@@ -88,6 +109,31 @@ def opened(
         raise DataError(
             f"{path}: not a readable image ({what or type(error).__name__}); convert it to PNG or JPEG"
         ) from error
+
+
+@cache
+def _has_heif() -> bool:
+    """Whether pillow-heif is installed; Pillow knows its format then."""
+    try:
+        from pillow_heif import register_heif_opener  # type: ignore[import-not-found]
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
+
+
+def _formats(path: Source) -> list[str]:
+    """The formats that a file may have.
+
+    Raises:
+        DataError: If its suffix is of one for which a package is missing.
+    """
+    if isinstance(path, Packed):  # its name has no suffix
+        return [name for name in _SUFFIXES if name != "HEIF" or _has_heif()]
+    suffix = Path(path).suffix.lower()
+    if suffix in _SUFFIXES["HEIF"] and not _has_heif():
+        raise DataError(f"{path}: {suffix} needs pillow-heif; pip install 'longseq[heic]', or convert it to JPEG")
+    return [name for name, suffixes in _SUFFIXES.items() if name not in _BY_SUFFIX or suffix in suffixes]
 
 
 def bands(image: Image.Image, mode: str) -> Iterator[tuple[int, UInt8[Tensor, "c h w"]]]:

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional
 from datamodules.base import DataModule
 from datamodules.cache import kept
 from datamodules.errors import require
-from datamodules.image_files import bands, opened
+from datamodules.image_files import SUFFIXES, bands, opened
 from datamodules.packed import Source
 from datamodules.samples import LabelledTensors, Samples
 
@@ -58,9 +58,7 @@ class ImageDataModule(DataModule):
 
     shape: tuple[int, int, int]
     keep_aspect = False  # whether an image of another shape is cut to that of the inputs, not stretched
-    predict_suffixes: ClassVar[frozenset[str]] = frozenset(
-        {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-    )
+    predict_suffixes: ClassVar[frozenset[str]] = SUFFIXES
 
     def __init__(self, augment: Sequence[v2.Transform] = (), **common: Any) -> None:
         super().__init__(**common)

@@ -7,6 +7,7 @@ import struct
 import zlib
 
 import numpy as np
+import pillow_heif
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +16,7 @@ from torchvision import datasets
 from torchvision.transforms.v2 import functional
 
 from datamodules import MNIST, DataError, Digits
+from datamodules.image_files import examine_image
 from datamodules.images import ImageDataModule
 
 
@@ -292,5 +294,48 @@ def test_what_mnist_reads_from_a_saved_digit_is_that_digit(packed_mnist, tmp_pat
 
 @pytest.mark.parametrize("suffix", sorted(ImageDataModule.predict_suffixes))
 def test_every_suffix_that_is_promised_can_be_read(suffix, tmp_path):
-    Image.new("L", (20, 12), 77).save(tmp_path / f"x{suffix}")
+    pillow_heif.register_heif_opener()
+    lossless = {"lossless": True} if suffix == ".avif" else {"quality": -1} if suffix in (".heic", ".heif") else {}
+    image = Image.new("L", (20, 12), 77).convert("RGB" if suffix == ".qoi" else "L")
+    image.save(tmp_path / f"x{suffix}", **lossless)
     assert (GREY.read(tmp_path / f"x{suffix}").float() - 77).abs().max() <= 2
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".heic", ".jp2", ".tga"])
+def test_colours_and_places_survive_in_formats_of_telephones_scanners_and_games(suffix, tmp_path):
+    pillow_heif.register_heif_opener()
+    image = Image.new("RGB", (40, 24), (255, 0, 0))
+    image.paste((0, 0, 255), (20, 0, 40, 24))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees: the right half is red
+    image.save(tmp_path / f"x{suffix}", **({"exif": exif, "quality": 90} if suffix == ".avif" else {}))
+    left, right = ([0, 0, 255], [255, 0, 0]) if suffix == ".avif" else ([255, 0, 0], [0, 0, 255])
+    pixels = RGB.read(tmp_path / f"x{suffix}").int()
+    assert (pixels[:, 6, 3] - torch.tensor(left)).abs().max() < 12
+    assert (pixels[:, 6, 16] - torch.tensor(right)).abs().max() < 12
+
+
+def test_an_image_of_a_telephone_without_its_decoder_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("datamodules.image_files._has_heif", lambda: False)
+    (tmp_path / "x.HEIC").touch()
+    with pytest.raises(DataError, match=r"x\.HEIC: \.heic needs pillow-heif; pip install 'longseq\[heic\]', or conve"):
+        GREY.read(tmp_path / "x.HEIC")
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".heic", ".j2k", ".jp2", ".pcx", ".qoi", ".sgi", ".tga"])
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_a_file_of_any_kind_that_is_cut_off_is_refused(suffix, share, tmp_path):
+    pillow_heif.register_heif_opener()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / f"whole{suffix}")
+    content = (tmp_path / f"whole{suffix}").read_bytes()
+    (tmp_path / f"half{suffix}").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(DataError, match="not a readable image"):
+        examine_image(tmp_path / f"half{suffix}")
+
+
+def test_letters_are_no_image_whatever_their_suffix(tmp_path):
+    for suffix in sorted(ImageDataModule.predict_suffixes):
+        (tmp_path / f"x{suffix}").write_bytes(b"these are letters")
+        with pytest.raises(DataError, match="not a readable image"):
+            GREY.read(tmp_path / f"x{suffix}")
