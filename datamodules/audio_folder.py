@@ -1,7 +1,7 @@
 """The user's own recordings: a folder of class folders, or a table of paths and labels."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from datamodules.audio import SoundsOfAnyRate
+from datamodules.clips import cut_into_clips
 from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.own_files import OwnFiles
@@ -25,7 +26,6 @@ from datamodules.sound_files import (
     read_sound,
     seconds_of,
 )
-from datamodules.table import cut_into_clips
 
 
 class AudioFiles(FileDataModule, SoundsOfAnyRate):
@@ -63,17 +63,21 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
     def facts(self) -> dict[str, Facts]:
         facts = super().facts
         lengths = {path: found["frames"] / found["rate_hz"] for path, found in facts.items() if "error" not in found}
-        late = [  # of rows of a detector the last may begin before the end of the recording, and end behind it
+        self._tell_of_late(self.items, lengths)
+        return facts
+
+    def _tell_of_late(self, items: Sequence[Item], lengths: Mapping[str, float]) -> None:
+        """Say how many rows end behind their recordings, by more than the rounding of a table."""
+        late = [
             item
-            for item in self.items
-            if item.end is not None and item.start + item.end > 2 * lengths.get(item.path, math.inf) > 2 * item.start
+            for item in items
+            if item.end is not None and item.start < lengths.get(item.path, 0.0) < item.end - 0.001
         ]
         if late:
             end, length = late[0].end, lengths[late[0].path]
             what = f"line {late[0].line} ends at {end:g} s, {late[0].path} has {length:g} s"
             last = "lasts beyond its recording" if len(late) == 1 else "last beyond their recordings"
             say(f"{self.root}: {counted(len(late), 'row')} of the table {last} ({what}); cut there")
-        return facts
 
     def examine(self, path: Path) -> Facts:
         return examine_sound(path)
@@ -111,7 +115,7 @@ class AudioFolder(OwnFiles, AudioFiles):
 
     Args:
         clip_seconds: Cut every recording of the table into clips of so many seconds, each with the classes of all rows
-            that overlap it; if absent, every row is a clip of its own.
+            that are heard in it; if absent, every row is a clip of its own.
         common: Arguments of OwnFiles and AudioFiles.
 
     Raises:
@@ -132,9 +136,20 @@ class AudioFolder(OwnFiles, AudioFiles):
     def find(self) -> list[Item]:
         items = super().find()
         if self.clip_seconds is None:
+            points = [item for item in items if item.start == item.end]
+            if points:
+                what = f"line {points[0].line}: a point in time, at {points[0].start:g} s, is no clip"
+                raise DataError(f"{self.table or self.root}: {what}; give it an end, or give --data.clip_seconds")
             return items
         assert self.labels_separator is not None  # as __init__ has checked
-        return cut_into_clips(items, self.clip_seconds, self._length_of, self.labels_separator)
+        nameless = [item for item in items if item.line and not item.label and (item.start or item.end is not None)]
+        if nameless:
+            what = "row has times and no label" if len(nameless) == 1 else "rows have times and no label"
+            where = f"line {nameless[0].line}, {nameless[0].path}"
+            say(f"{self.root}: {len(nameless)} {what} ({where}); nothing is heard there")
+        lengths = {path: self._length_of(path) for path in dict.fromkeys(item.path for item in items)}
+        self._tell_of_late(items, lengths)
+        return cut_into_clips(items, self.clip_seconds, lengths.__getitem__, self.labels_separator)
 
     def _length_of(self, path: str) -> float:
         try:

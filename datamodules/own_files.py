@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from datamodules.columns import OWN
 from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.find import SPLITS, find_in_class_folders
 from datamodules.scan import LeftOut, walk
-from datamodules.table import COLUMNS, read_table, refuse_other_tasks
+from datamodules.table import read_table, refuse_other_tasks
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
@@ -29,7 +30,7 @@ class OwnFiles(FileDataModule):
 
     Args:
         root: Folder of the class folders, or of the files that the table names.
-        table: Path of the table; it may be relative to root.
+        table: Path of the table, or of a folder of tables; it may be relative to root.
         labels_separator: What stands between the classes of a label in the table, such as ";".
         groups: What files have in common that must not be in two splits, such as a patient, a recording or a site: the
             name of a column of the table; without a table a regular expression that finds it in each path below root,
@@ -52,7 +53,7 @@ class OwnFiles(FileDataModule):
         self.table, self.labels_separator, self.groups = table, labels_separator, groups
         if groups is not None and table is None:
             refuse_wrong_pattern(groups, ", or a column of data.table")
-        is_other = table is None or groups not in COLUMNS
+        is_other = table is None or groups not in OWN
         require(is_other, "groups", "a column of its own", groups, "the rows of a file stay together without it")
         require(labels_separator != "", "labels_separator", "a text", labels_separator, "';' is usual")
         is_of_table = table is not None or labels_separator is None
@@ -69,14 +70,19 @@ class OwnFiles(FileDataModule):
                 raise DataError(f"{self.root}: holds no folder of {self.kind}s for each class; it may hold {suffixes}")
             return items if self.groups is None else list(self._grouped(items, self.groups))
         path = Path(self.table).expanduser()
-        path = path if path.is_file() else self.folder / path
-        items = read_table(path, self.labels_separator, self.groups, folder=self.folder)
+        path = path if path.exists() else self.folder / path
+        items = read_table(path, self.labels_separator, self.groups, folder=self.folder, sounds=self._sounds)
         refuse_other_tasks(path, items, self.folder, self._classes_given or (), self.labels_separator)
         parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
         if parts:
             raise DataError(f"{path}: line {parts[0]}: start and end are of sounds; leave them out")
         self._tell_of_others(items, self.table)
         return items if is_divided(items) else divided_by_folders(items)
+
+    @property
+    def _sounds(self) -> frozenset[str]:
+        """The suffixes of recordings, which tables may say times of; empty for images."""
+        return self.predict_suffixes if self.kind == "sound" else frozenset()
 
     def _tell_of_others(self, items: list[Item], table: str) -> None:
         """Say how many files of the folder have no row."""
@@ -108,7 +114,7 @@ class OwnFiles(FileDataModule):
                 raise DataError(f"{folder}: holds {paths[0].name} and {paths[1].name}; keep one")
             for path in paths:
                 split = "" if folder == self.folder else SPLITS[folder.name.lower()]
-                rows = read_table(path, is_named=False, folder=folder)
+                rows = read_table(path, is_named=False, folder=folder, sounds=self._sounds)
                 refuse_other_tasks(path, rows, folder, self._classes_given or ())
                 has_own = has_own or is_divided(rows)
                 prefix = folder.relative_to(self.folder)

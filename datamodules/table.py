@@ -1,30 +1,21 @@
 """A user's table of files and their labels."""
 
-import itertools
-import math
 import os
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from datamodules.errors import DataError, counted, say
 from datamodules.files import Item
-from datamodules.find import SPLITS
-from datamodules.raven import BEGIN_PATH, BEGIN_TIME, BIRDNETS_PATH, below
-from datamodules.rows import read_rows
+from datamodules.one_table import rows_of
+from datamodules.raven import Recordings
+from datamodules.scan import walk
 from datamodules.spelling import with_one_spelling
-from datamodules.windows import starts_of_windows
 
-COLUMNS = ("path", "label", "start", "end", "fold", "split")  # other columns are ignored
-# The same in tables of Hugging Face, Raven, BirdNET and our own predict --events; the first that is there counts.
-OTHER_NAMES = {
-    "path": ("file_name", BEGIN_PATH, "Begin File", BIRDNETS_PATH),  # files of several sites may have one name
-    "label": ("class", "Species", "Common name", "Common Name", "Annotation"),
-    "start": ("File Offset (s)", BEGIN_TIME, "Start (s)"),
-    "end": ("End Time (s)", "End (s)"),
-}
+SUFFIXES = frozenset({".csv", ".jsonl", ".parquet", ".tsv", ".txt"})
 
 
 def read_table(
@@ -33,61 +24,70 @@ def read_table(
     groups: str | None = None,
     is_named: bool = True,
     folder: Path | None = None,
+    sounds: frozenset[str] = frozenset(),
 ) -> list[Item]:
-    """The rows of a table of path, label and optionally start, end, fold and split, which may have other names too.
+    """The rows of a table of path, label and optionally start, end, fold and split, which may have the names that other
+    programs give them (datamodules/columns.py).
+
+    A table of sounds without a column of paths is of the recording that has its name; without a row, nothing is heard
+    there. A folder of such tables is read as one table.
 
     Raven counts begin and end times from the start of the first recording, and the file offset from that of the event's
     own.
 
     Args:
-        path: The table: .csv, .tsv, .txt (with tabs or commas), .jsonl or .parquet.
+        path: The table: .csv, .tsv, .txt (with tabs or commas, or labels of Audacity), .jsonl or .parquet; or a folder.
         separator: What stands between the classes of a label, which may also be a list. A clip may then have several
             rows, which become one row of all their classes, and a label may be empty. Without it a label is one class.
         groups: The column that names each row's group, which is never in two splits.
         is_named: Whether the user gave its name. Otherwise it has no rows if it lacks a column of labels or of paths,
             because it may be about something else.
-        folder: Where the files are, also those of Raven's Begin Path and BirdNET's File; if absent, the paths stay as
-            they are.
+        folder: Where the files are, also those that tables of other programs name; if absent, the paths stay as they
+            are.
+        sounds: The suffixes of recordings; empty if the files are none, and have no times.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
     """
-    named = {name: (name, *OTHER_NAMES.get(name, ())) for name in COLUMNS}
-    table = read_rows(path, {*itertools.chain(*named.values()), *([] if groups is None else [groups])})
-    found = {name: [each for each in names if each in table.names] for name, names in named.items()}
-    column = {name: names[0] for name, names in found.items() if names}
-    if groups is not None:
-        column |= {groups: groups} if groups in table.names else {}
-    if column.get("start") == "File Offset (s)" and column.get("end") == "End Time (s)":
-        column[BEGIN_TIME] = BEGIN_TIME
-    missing = [name for name in ("path", "label", *([] if groups is None else [groups])) if name not in column]
-    if missing and not is_named:
-        if "label" in column:
-            say(f"{path}: not used, because it has no column file_name")
-        return []
-    if missing:
-        raise DataError(f"{path}: no column {' and '.join(sorted(missing))}; name it in the first line")
-    twice = [name for name, count in Counter(table.names).items() if count > 1 and name in column.values()]
-    if twice:
-        raise DataError(f"{path}: two columns are called {twice[0]}; keep one")
-    items = []
-    for line, row in table.rows:
-        listed = [part for value in row.values() if isinstance(value, list) for part in value]
-        if inside := [part for part in listed if separator is not None and separator in part]:
-            what = f"{inside[0]!r} in a list has {separator!r} in it"
-            raise DataError(f"{path}: line {line}: {what}; give another --data.labels_separator")
-        texts = {name: _text(value, separator).strip() for name, value in row.items()}
-        values = {name: texts.get(theirs, "") for name, theirs in column.items()}
-        items.append(_item(path, line, values, separator is not None, groups))
-    if folder is not None:
-        items = below(folder, items, path) if column["path"] in (BEGIN_PATH, BIRDNETS_PATH) else items
-        items = with_one_spelling(folder, items)
-    if column.get("start") == BEGIN_TIME and len({item.path for item in items}) > 1:
-        what = "Begin Time (s) counts from the first of several recordings"
-        raise DataError(f"{path}: {what}; have Raven write its column File Offset (s) too")
-    if not items:
+    tables = sorted(walk(path, SUFFIXES)) if path.is_dir() else [path]
+    if not tables:
+        raise DataError(f"{path}: holds no table; give a folder with {', '.join(sorted(SUFFIXES))}")
+    recordings = Recordings(folder, sounds, path) if folder is not None and sounds else None
+    items, without_row = [], []
+    for table in tables:
+        rows = rows_of(table, separator, groups, is_named, folder, recordings)
+        if rows is None:
+            without_row.append(table)
+        else:
+            items += rows
+    if recordings is not None and without_row and (items or separator is not None):
+        if groups is not None:
+            raise DataError(f"{without_row[0]}: holds no row, so no {groups}; add a row for its recording")
+        what = "nothing is heard in such a recording"
+        if separator is None:
+            what = "left out, because without data.labels_separator a recording has a class"
+        name = without_row[0].name
+        say(f"{path}: {counted(len(without_row), 'table')} without a row, such as {name}: {what}")
+        if separator is not None:
+            heard = {item.path for item in items}
+            silent = dict.fromkeys(map(recordings.of, without_row))
+            items += [Item(name, "") for name in silent if name is not None and name not in heard]
+    if not items and is_named:
         raise DataError(f"{path}: holds no row; give each clip a row")
+    if folder is not None:
+        items = with_one_spelling(folder, items)
     items = _together(items, separator) if separator is not None else _once(path, items)
+    _refuse_contradictions(path, items, groups)
+    _tell_of_alike(path, items, separator)
+    return items
+
+
+def _refuse_contradictions(path: Path, items: Sequence[Item], groups: str | None) -> None:
+    """Check that rows of one clip have one label, and rows of one file one split, fold and group.
+
+    Raises:
+        DataError: If they do not.
+    """
     splits: dict[str, str] = {}
     folds: dict[str, str] = {}
     labels: dict[str, str] = {}
@@ -105,14 +105,17 @@ def read_table(
             if first != place:
                 both = f"{first or f'no {what}'} and {place or f'no {what}'}"
                 raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one {what}")
-    return items
 
 
-def _text(value: str | list[str], separator: str | None) -> str:
-    """A cell as text. Without a separator only a list of one is a class: a longer one stays a list, to be refused."""
-    if isinstance(value, str) or (separator is None and len(value) > 1):
-        return str(value)
-    return (separator or "").join(value)
+def _tell_of_alike(path: Path, items: Sequence[Item], separator: str | None) -> None:
+    """Say which classes have names that look the same but for capitals."""
+    first: dict[str, str] = {}
+    names = dict.fromkeys(name for item in items for name in item.classes(separator))
+    both = [(name, first.setdefault(unicodedata.normalize("NFC", name).casefold(), name)) for name in names]
+    alike = [f"{other} and {name}" for name, other in both if name != other]
+    if alike:
+        more = f", and {len(alike) - 1} more" if len(alike) > 1 else ""
+        say(f"{path}: {alike[0]}{more} differ in capitals alone, and are classes of their own")
 
 
 # A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.
@@ -172,7 +175,8 @@ def _together(items: Sequence[Item], separator: str) -> list[Item]:
         key = (item.name, item.split, item.fold, item.group)
         first = clips.setdefault(key, item)
         if first is not item:
-            clips[key] = replace(first, label=separator.join((first.label, item.label)))
+            names = dict.fromkeys((*first.classes(separator), *item.classes(separator)))
+            clips[key] = replace(first, label=separator.join(names))
     return list(clips.values())
 
 
@@ -184,69 +188,3 @@ def _once(path: Path, items: Sequence[Item]) -> list[Item]:
     if len(rows) < len(items):
         say(f"{path}: {counted(len(items) - len(rows), 'row')} left out, equal to others before")
     return list(rows.values())
-
-
-def cut_into_clips(
-    items: Sequence[Item], seconds: float, length_of: Callable[[str], float], separator: str
-) -> list[Item]:
-    """Clips of one length that cover the recordings of a table, each with the classes of all rows that overlap it.
-
-    The last clip ends with the recording, and may overlap the one before it. A shorter recording is one clip. Rows that
-    begin behind the end of their recording, or of one that cannot be read, come back as they are: the scan of all files
-    says what is wrong with them.
-
-    Args:
-        items: Rows with the times at which something is heard; a row without times is of the whole recording.
-        seconds: The length of a clip.
-        length_of: The length of a recording, in seconds, from its path; 0 if it cannot be read.
-        separator: What stands between the classes of a label.
-    """
-    by_path: dict[str, list[Item]] = {}
-    for item in items:
-        by_path.setdefault(item.path, []).append(item)
-    clips = []
-    for path, rows in by_path.items():
-        length = length_of(path)
-        waiting = sorted(rows, key=lambda row: row.start, reverse=True)  # the next row is the last
-        going_on: list[Item] = []
-        for start in starts_of_windows(length, seconds, seconds, least=1e-6 * seconds):
-            start, end = round(start, 6), round(min(start + seconds, length), 6)  # as tables write them
-            while waiting and waiting[-1].start < end:
-                going_on.append(waiting.pop())
-            going_on = [row for row in going_on if row.end is None or row.end > start]
-            heard = sorted(going_on, key=lambda row: row.line)
-            label = separator.join(dict.fromkeys(name for row in heard for name in row.classes(separator)))
-            clips.append(replace(rows[0], label=label, start=start, end=end))
-        clips += waiting
-    return clips
-
-
-def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool, groups: str | None) -> Item:
-    def wrong(what: str) -> DataError:
-        return DataError(f"{path}: line {line}: {what}")
-
-    label = values.get("label", "")
-    if not values["path"] or not (label or may_have_no_class):
-        raise wrong("no path or no label; give both")
-    if "\0" in values["path"]:
-        raise wrong("a NUL in the path; write the table again as UTF-8")
-    group = "" if groups is None else values.get(groups, "")
-    if groups is not None and not group:
-        raise wrong(f"no {groups}; give each row one, or it could get into two splits")
-    split = values.get("split", "").lower()
-    if split and split not in SPLITS:
-        raise wrong(f"split {split}; give train, val or test")
-    try:
-        if BEGIN_TIME in values:
-            start, begin, end = (float(values[name]) for name in ("start", BEGIN_TIME, "end"))
-            end = round(start + end - begin, 6)
-        else:
-            start = float(values.get("start") or 0)
-            end = float(values["end"]) if values.get("end") else None
-    except ValueError as error:
-        raise wrong(f"start or end is no number ({error}); give seconds") from error
-    if not 0 <= start < (math.inf if end is None else end) or end == math.inf:
-        what = f"from {start:g} to {'its end' if end is None else f'{end:g} s'}"
-        raise wrong(f"{what}; give seconds from 0 on, the end after the start")
-    file = os.path.normpath(values["path"])  # one file with two spellings could get into two splits
-    return Item(file, label, SPLITS.get(split, ""), values.get("fold", ""), start, end, line, group)

@@ -9,8 +9,8 @@ import pytest
 import soundfile
 
 from datamodules import AudioFolder, DataError
+from datamodules.clips import cut_into_clips
 from datamodules.files import Item
-from datamodules.table import cut_into_clips
 
 ROWS = [
     ("a.wav", "bird", 0.5, 1.5),
@@ -61,6 +61,13 @@ def test_clips_cover_a_recording_and_miss_no_event(root: Path, seconds: float) -
                 for _, start, end, heard in of_path:
                     overlaps = begin == "" or (begin < end and stop > start)
                     assert name == "" or (name in heard) >= overlaps
+
+
+def test_a_point_in_time_is_in_the_clip_that_holds_it_and_is_no_clip_by_itself(root: Path) -> None:
+    (root / "events.csv").write_text("path,label,start,end\na.wav,bird,2.0,2.0\na.wav,frog,0.5,0.5\n")
+    assert [heard for *_, heard in clips(root, 2.0)] == [{"frog"}, {"bird"}, set(), set()]
+    with pytest.raises(DataError, match=r"^events\.csv: line 2: a point in time, at 2 s, is no clip; give it "):
+        AudioFolder(str(root), table="events.csv").items  # noqa: B018
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.48, 0.7, 0.96, 1.1, 2.4, 3.0])
@@ -147,7 +154,7 @@ def test_a_column_has_its_own_name_before_one_that_differs_in_capitals(root: Pat
     assert [item.label for item in AudioFolder(str(root), table="t.csv").items] == ["bird", "frog"]
 
 
-def test_rows_that_mostly_lie_beyond_their_recordings_are_counted(
+def test_rows_that_last_beyond_their_recordings_are_cut_and_counted(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = {"a.wav": (0, 999, "bird"), "b.wav": (0, 0.5, "frog")}
@@ -156,7 +163,11 @@ def test_rows_that_mostly_lie_beyond_their_recordings_are_counted(
     (root / "t.csv").write_text(f"path,start,end,label\n{text}a.wav,{length - 1},{length + 0.9},frog\n")
     data = AudioFolder(str(root), table="t.csv")
     assert not data.bad_files()
-    said = f"1 row of the table lasts beyond its recording (line 2 ends at 999 s, a.wav has {length:g} s); cut there\n"
+    said = (
+        f"2 rows of the table last beyond their recordings (line 2 ends at 999 s, a.wav has {length:g} s); cut there\n"
+    )
+    assert said in capsys.readouterr().err
+    AudioFolder(str(root), table="t.csv", labels_separator=";", clip_seconds=3.0).items  # noqa: B018
     assert said in capsys.readouterr().err
 
 
