@@ -79,6 +79,11 @@ class Trainer(pl.Trainer):
         datamodule.setup("fit")
         sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
+        labels = [samples.labels for samples in datamodule.splits().values()]
+        if labels[0].ndim == 2:  # samples of any number of classes
+            counts = (torch.cat(labels) > 0).sum(dim=1).bincount().tolist()
+            of_each = ", ".join(f"{number}: {count}" for number, count in enumerate(counts) if count)
+            print(f"labels per {'clip' if hasattr(datamodule, 'sample_rate_hz') else 'image'}: {of_each}")
 
     @staticmethod
     def shard(model: None, datamodule: Any, out: str, samples_per_shard: int = 10_000) -> None:

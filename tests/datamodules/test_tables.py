@@ -349,3 +349,14 @@ def test_a_url_of_a_file_is_its_path(root: Path) -> None:
     shutil.move(root / "r0.wav", root / "a b.wav")
     (root / "t.csv").write_text(f"path,label\nfile://{root}/a%20b.wav,frog\n")
     assert found(root, "t.csv") == [("a b.wav", "frog", 0.0, None)]
+
+
+def test_check_prints_how_many_clips_have_how_many_labels(root: Path, command) -> None:
+    rows = "".join(
+        f"r{n}.wav,{name},{start},{start + 2}\n" for n in range(3) for name, start in (("frog", 0), ("bird", 1))
+    )
+    (root / "t.csv").write_text(f"path,label,start,end\n{rows}")
+    flags = ["--data.table", "t.csv", "--data.labels_separator", ";", "--data.clip_seconds", "3"]
+    done = command("check", "--data", "AudioFolder", "--data.root", root, *flags)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "labels per clip: 0: 9, 2: 3"
