@@ -22,6 +22,7 @@ from datamodules.cache import stamp
 from datamodules.errors import DataError
 from datamodules.packed import Packed, Source
 from datamodules.quiet import without_noise
+from datamodules.sound_mended import Decoded, Joined, mended
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
@@ -31,6 +32,7 @@ _MISSING = 0.02  # of the frames that a header declares, which some writers esti
 _OF_THE_SOUND = frozenset({"data", "SSND", "Data Size"})
 _OF_THE_FILE = frozenset({"RIFF", "riff", "Riff size", "FORM"})
 _BLOCK = 2**20  # samples that are read at once when a file is only examined
+_LAST_PAGE = 2**18  # samples of a page of Ogg: 255 packets of 1024
 
 
 class ValuesError(DataError):
@@ -73,8 +75,7 @@ def read_until_break(
             with opened(path, in_order) as file:
                 rate_hz = file.samplerate
                 first, stop = frames_between(start, end, rate_hz, file.frames)
-                file.seek(first + sum(map(len, blocks)))
-                for block in _blocks(file, stop, rate_hz // blocks_a_second):
+                for block in _blocks(file, first + sum(map(len, blocks)), stop, rate_hz // blocks_a_second):
                     _peak(path, block)
                     blocks.append(block)
                 if stop - file.tell() > _MISSING * file.frames or (first < stop and not blocks):
@@ -92,17 +93,24 @@ def read_until_break(
     return torch.from_numpy(frames), rate_hz, damage
 
 
-def _blocks(file: Any, stop: int, most: int) -> Iterator[np.ndarray]:
-    """What is left of a file up to a frame, so many frames at a time, with its channels averaged."""
-    return map(_averaged, _read(file, stop, most))
+def _blocks(file: Any, first: int, stop: int, most: int) -> Iterator[np.ndarray]:
+    """A part of a file from one frame up to another, so many frames at a time, with its channels averaged."""
+    return map(_averaged, _read(file, first, stop, most))
 
 
-def _read(file: Any, stop: int, most: int, dtype: str = "float32") -> Iterator[np.ndarray]:
-    """What is left of a file up to a frame, so many frames at a time.
+def _read(file: Any, first: int, stop: int, most: int, dtype: str = "float32") -> Iterator[np.ndarray]:
+    """A part of a file from one frame up to another, so many frames at a time.
 
     An MP3 is decoded from a second before them: after a seek, which soundfile does after every read too, its first
-    frames lack the bits that they share with those before, and would be silent.
+    frames lack the bits that they share with those before, and would be silent. So is Opus, whose decoder needs some
+    time to be exact, and Vorbis, of which libsndfile finds other samples after a seek into the last page.
     """
+    if file.format == "OGG" and file.tell() != first:
+        file.seek(max(min(first, file.frames - _LAST_PAGE) - file.samplerate, 0))
+        while file.tell() < first and len(file.read(min(_BLOCK, first - file.tell()), dtype=dtype, always_2d=True)):
+            pass
+    else:
+        file.seek(first)
     is_mp3 = file.format == "MP3"
     while (at := file.tell()) < stop:
         before = min(at, file.samplerate) if is_mp3 else 0
@@ -142,8 +150,7 @@ def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tu
         bits = file.subtype
         has_rate = file.samplerate <= 65535 or (file.samplerate % 10 == 0 and file.samplerate <= 655350)  # in FLAC
         is_integer = bits in ("PCM_16", "PCM_24") and file.channels <= 8 and has_rate
-        file.seek(first)
-        blocks = [*_read(file, stop, file.samplerate, "int32" if is_integer else "float32")]
+        blocks = [*_read(file, first, stop, file.samplerate, "int32" if is_integer else "float32")]
         clip = np.concatenate(blocks or [np.zeros((0, file.channels), np.float32)])
         rate_hz, written = file.samplerate, io.BytesIO()
     if is_integer:
@@ -187,8 +194,6 @@ def examine_sound(path: Source) -> dict[str, Any]:
             beyond full scale.
     """
     with opened(path) as file:
-        if not file.seekable():  # GSM 6.10, for example
-            raise DataError(f"{path}: of an encoding in which no part can be found; convert it to WAV or FLAC")
         declared = file.frames
         what = _contradiction(file.extra_info)
         num_frames, peak = 0, 0.0
@@ -224,7 +229,7 @@ def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
         is_kept = False
         try:
             yield file
-            is_kept = key is not None and file.format == "MP3"
+            is_kept = key is not None and (file.format == "MP3" or isinstance(file, Decoded | Joined))
         except (soundfile.SoundFileError, OSError) as error:
             raise _unreadable(path, error) from error
         finally:
@@ -249,7 +254,6 @@ def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
         source = os.fsencode(path)  # as text the path would have to be UTF-8
     if key is not None and getattr(_kept, "key", None) == key:
         file, _kept.key = _kept.file, None
-        file.seek(0)
         return file, key
     try:
         file = soundfile.SoundFile(source)
@@ -259,7 +263,10 @@ def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
         rate_hz = file.samplerate
         file.close()
         raise DataError(f"{path}: says {rate_hz} samples a second; give it its true rate")
-    return file, key
+    try:
+        return mended(path, file), key
+    except (soundfile.SoundFileError, OSError, ValueError) as error:  # mmap raises ValueError for an empty file
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Source, error: Exception) -> DataError:

@@ -3,7 +3,7 @@
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,16 @@ class EventTable(Growing, ABC):
 
     Args:
         path: The table.
-        recordings: All of them.
+        recordings: All of them, with their lengths in seconds.
     """
 
     header = ""
 
-    def __init__(self, path: Path, recordings: Sequence[str]) -> None:
+    def __init__(self, path: Path, recordings: Mapping[str, float]) -> None:
         super().__init__(path, "events", rb"\A" + (re.escape(self.header.encode()) or _LABEL))
         self.check(recordings)
 
-    def check(self, recordings: Sequence[str]) -> None:
+    def check(self, recordings: Mapping[str, float]) -> None:
         """Check that the table can hold the events of these recordings.
 
         Raises:
@@ -60,7 +60,7 @@ class EventCSV(EventTable):
 class Audacity(EventTable):
     """Audacity's labels: start, end and class, with tabs."""
 
-    def check(self, recordings: Sequence[str]) -> None:
+    def check(self, recordings: Mapping[str, float]) -> None:
         if len(recordings) > 1:
             what = f"Audacity's labels are of one recording, got {len(recordings)}"
             raise UserError(f"events: {self.path}: {what}; give a .csv")
@@ -79,8 +79,8 @@ class Raven(EventTable):
         "Begin Path\tFile Offset (s)\tSpecies\tScore\n"
     )
 
-    def check(self, recordings: Sequence[str]) -> None:
-        self.sounds = {path: rate_and_seconds(path) for path in recordings}
+    def check(self, recordings: Mapping[str, float]) -> None:
+        self.sounds = {path: (rate_of(path), seconds) for path, seconds in recordings.items()}
 
     def begin(self, heard_before: Sequence[str]) -> None:
         super().begin(heard_before)
@@ -100,29 +100,28 @@ class Raven(EventTable):
         self.before += seconds
 
 
-def rate_and_seconds(path: str) -> tuple[int, float]:
-    """The rate of a recording in Hz, and its length.
+def rate_of(path: str) -> int:
+    """The rate of a recording in Hz.
 
     Raises:
         UserError: If Raven cannot open it.
     """
     try:
         name: Any = os.fsencode(path)  # as text it would have to be UTF-8
-        sound = soundfile.info(name)
+        return soundfile.info(name).samplerate
     except soundfile.LibsndfileError as error:  # torchcodec can read it
         raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
-    return sound.samplerate, sound.frames / sound.samplerate
 
 
 _EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity, ".tsv": Raven}
 
 
-def table_for(path: Path, recordings: Sequence[str]) -> EventTable:
+def table_for(path: Path, recordings: Mapping[str, float]) -> EventTable:
     """A table of events; its suffix says its form.
 
     Args:
         path: The table.
-        recordings: Whose events it will hold.
+        recordings: Whose events it will hold, with their lengths in seconds.
 
     Raises:
         UserError: If the suffix is unknown, the form does not suit the recordings, or the folder is not there.

@@ -80,7 +80,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     stamps = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     if asked.picture is not None or asked.embeddings is not None:
         settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
-    events = None if asked.events is None else table_for(Path(asked.events), paths)
+    lengths = {path: parts[-1][2] or 0.0 for path, parts in by_path.items()}
+    events = None if asked.events is None else table_for(Path(asked.events), lengths)
     output = output_for(asked.out, settings, events, stamps)
     if output.begun_otherwise:
         print(
