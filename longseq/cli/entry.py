@@ -27,6 +27,7 @@ from longseq.cli.faults import (
     sigterm_stops,
 )
 from longseq.cli.names import shown
+from longseq.cli.spinning import give_way
 from longseq.cli.start import FUNCTIONS
 from longseq.compat.torch import message_of_worker
 from longseq.training.description import OURS
@@ -40,7 +41,7 @@ def run(args: list[str]) -> None:
     name_dead_ranks()
     replace_port_in_use()
     try:
-        with sigterm_stops():
+        with sigterm_stops(), give_way():
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
             is_function = args[0] in FUNCTIONS

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import longseq
 from longseq.cli.names import shown
+from longseq.cli.threads import keep_to_quota
 
 # Every command and what it does. The parsers take their descriptions from here.
 COMMANDS = {
@@ -68,6 +69,7 @@ def main(args: list[str] | None = None) -> None:
         if args[0] not in COMMANDS:
             raise UserError(f"{args[0]}: no such command; {nearest(args[0], COMMANDS)}")
         args = with_configurations(args)
+        keep_to_quota()
         run = _import_run()
     except UserError as error:
         print(shown(f"error: {error}"), file=sys.stderr)

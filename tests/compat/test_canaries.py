@@ -1,7 +1,9 @@
 """longseq uses parts of libraries that the libraries do not promise to keep: a test fails when a part changes."""
 
 import inspect
+from pathlib import Path
 
+import forked
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -217,3 +219,35 @@ def test_a_module_that_was_compiled_is_known() -> None:
     assert not of_torch.is_compiled(module)
     module.compile()
     assert of_torch.is_compiled(module)
+
+
+def test_libgomps_threads_spin_briefly_while_there_are_more_of_them_than_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it fails, a training beside busy processes is slow again (see longseq/cli/spinning.py)."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000000000")  # longer than this test
+    code = """
+import threading, time, torch
+from longseq.compat.openmp import has_libgomp, spin_briefly
+assert has_libgomp()
+
+def spinning_of():
+    torch.ones(2**18).add_(1)  # both threads have a part; then the other one waits for the next part
+    before = time.process_time()
+    time.sleep(0.4)
+    return time.process_time() - before
+
+until = threading.Event()
+holder = threading.Thread(target=spin_briefly, args=(until,))
+print(spinning_of())
+holder.start()
+time.sleep(0.2)
+print(spinning_of())
+until.set()
+holder.join()
+print(spinning_of())
+"""
+    done = forked.run("-c", code, cwd=tmp_path, fresh=True)
+    before, meanwhile, after = map(float, done.stdout.split())
+    assert meanwhile < 0.005 < 0.01 < min(before, after), done

@@ -1,0 +1,58 @@
+"""Threads of OpenMP that wait for each other spin, but not while other processes need their CPUs."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from longseq.compat.openmp import has_libgomp, spin_briefly
+
+OF_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # a user who has set one of them has chosen
+BUSY = 0.2  # seconds a second, summed over the threads, that these wait for a CPU; one other process makes 0.5
+
+
+@contextmanager
+def give_way(every: float = 1.0) -> Iterator[None]:
+    """Let threads of OpenMP spin only while no other process needs their CPUs.
+
+    A thread that spins for another one, while that one waits for a CPU, keeps this CPU busy: beside a few other
+    processes a training can then take more than twenty times as long. If threads always slept, a training alone on its
+    machine would take longer. So a thread looks every second how long the process's threads have waited for a CPU.
+    """
+    if any(name in os.environ for name in OF_WAITING) or torch.get_num_threads() == 1 or not has_libgomp():
+        yield
+        return
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(ended, every), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch(ended: threading.Event, every: float) -> None:
+    is_idle = threading.Event()
+    is_idle.set()
+    waited, at = seconds_without_cpu(), time.monotonic()
+    while not ended.wait(every):
+        before, since = waited, at
+        waited, at = seconds_without_cpu(), time.monotonic()
+        if waited - before < BUSY * (at - since):
+            is_idle.set()
+        elif is_idle.is_set():
+            is_idle = threading.Event()
+            threading.Thread(target=spin_briefly, args=(is_idle,), daemon=True).start()
+    is_idle.set()
+
+
+def seconds_without_cpu() -> float:
+    """How long the threads of this process have been ready to run and had no CPU, summed over those that exist now."""
+    total = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError, IndexError):  # the thread has ended, or the kernel does not count
+            total += int((thread / "schedstat").read_text().split()[1])
+    return total / 1e9
