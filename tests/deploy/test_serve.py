@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,10 @@ def test_the_service_answers_and_refuses(folder: Path, monkeypatch: pytest.Monke
     client = testclient.TestClient(service.app)
     answer = client.post("/predict", content=(folder / "clip.wav").read_bytes())
     assert answer.status_code == 200 and len(answer.json()) == 3 and 0 < sum(answer.json().values()) <= 1.0001
-    broken = client.post("/predict", content=b"no sound")
-    assert broken.status_code == 400 and "detail" in broken.json()
+    for query, name in (("", "sound"), ("?name=my%20clip.wav", "my clip.wav")):
+        broken = client.post(f"/predict{query}", content=b"no sound")
+        detail = broken.json()["detail"]
+        assert broken.status_code == 400 and detail.startswith(f"{name}: ") and tempfile.gettempdir() not in detail
     refused = client.post("/predict?top=0", content=(folder / "clip.wav").read_bytes())
     assert refused.status_code == 400 and "top must be in 1..10" in refused.json()["detail"]
     sys.modules.pop("service")
