@@ -22,6 +22,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch.distributed import is_torchelastic_launched
 
+from longseq.cli.awaited import name_awaited_ranks
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
@@ -60,6 +61,7 @@ from longseq.cli.settings import (
 from longseq.cli.trainer import (
     Trainer,
     is_of_restoring,
+    refuse_other_number_of_tasks,
     refuse_useless_precision,
     refuse_wrong_numbers,
     warn_of_slow_precision,
@@ -132,12 +134,7 @@ class Commands(CommandLine):
                     load_from_checkpoint_support=False,  # the classifier stores its own description, also from Python
                 )
         except BaseException as error:
-            if self.record is not None and not self.record.has_begun:
-                if self.asked.resumed is None:
-                    rank_zero_only(forget)(self.record.run)
-                else:  # otherwise the next --resume would read the settings that failed now
-                    with suppress(UserError):  # a file that is damaged by now must not hide the error
-                        rank_zero_only(restore_config)(self.record.run, self.asked.started_with)
+            self._forget_what_has_not_begun()
             if self.asked.checkpoint is not None and is_of_restoring(error):
                 what = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error
@@ -298,6 +295,15 @@ class Commands(CommandLine):
         """The configuration that another run of this command has with its flags."""
         return self.parser.parse_args([*self._base, *flags]).fit
 
+    def _forget_what_has_not_begun(self) -> None:
+        if self.record is None or self.record.has_begun:
+            return
+        if self.asked.resumed is None:
+            rank_zero_only(forget)(self.record.run)
+        else:  # otherwise the next --resume would read the settings that failed now
+            with suppress(UserError):  # a file that is damaged by now must not hide the error
+                rank_zero_only(restore_config)(self.record.run, self.asked.started_with)
+
     # Building
 
     def instantiate_classes(self) -> None:
@@ -387,9 +393,12 @@ class Commands(CommandLine):
 
     def _trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except Exception as error:  # only Lightning's code runs here, so a flag of the trainer is wrong
             raise wrong_flag(error, self.settings.trainer) from error
+        refuse_other_number_of_tasks(trainer)
+        name_awaited_ranks(trainer, self._forget_what_has_not_begun)
+        return trainer
 
     @property
     def command_line(self) -> str:

@@ -24,7 +24,7 @@ from longseq.cli.faults import (
     replace_port_in_use,
     said_of_the_machine,
     signal_behind,
-    sigterm_stops,
+    signals_stop,
 )
 from longseq.cli.names import shown
 from longseq.cli.spinning import give_way
@@ -33,6 +33,7 @@ from longseq.compat.torch import message_of_worker
 from longseq.training.description import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
+from longseq.training.signals import said
 
 
 def run(args: list[str]) -> None:
@@ -41,7 +42,7 @@ def run(args: list[str]) -> None:
     name_dead_ranks()
     replace_port_in_use()
     try:
-        with sigterm_stops(), give_way():
+        with signals_stop(), give_way():
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
             is_function = args[0] in FUNCTIONS
@@ -87,7 +88,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, Stopped):
         return str(error), error.exit_code
     if received := signal_behind(error):
-        return f"{received.name}: stopped; start it again (a training with --resume)", 128 + received
+        return said(received), 128 + received
     if isinstance(error, SystemExit):
         return None
     if isinstance(error, MisconfigurationException):

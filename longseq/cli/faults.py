@@ -20,6 +20,7 @@ from torch.distributed import is_torchelastic_launched
 from longseq.cli.names import shown
 from longseq.compat.lightning import end_with_dead_rank, leave_sigterm_to_us
 from longseq.compat.torch import asked_of_memory, dead_worker, is_lost_connection, is_out_of_memory
+from longseq.training.signals import ENDING, answer, watched
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
 _is_ending = threading.Event()  # set when this process ends together with all others
@@ -74,40 +75,55 @@ def what_was_asked(error: BaseException) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM ends a process as Ctrl-C does: Lightning then ends its other ranks, and no code treats it as an error."""
+    """A signal ends a process as Ctrl-C does: Lightning then ends its other ranks, and no code treats it as an error.
+
+    Attributes:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 @contextmanager
-def sigterm_stops() -> Iterator[None]:
-    """Let SIGTERM raise Terminated. During a training, Sentinel handles the signal and saves a checkpoint first."""
+def signals_stop() -> Iterator[None]:
+    """Let SIGTERM, Ctrl-C and a closed terminal raise Terminated. During a training, Sentinel handles them and saves a
+    checkpoint first."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers of signals
         yield
         return
-    received = False
+    received = 0
     _is_ending.clear()
 
     def stop(number: int, frame: Any) -> NoReturn:
         nonlocal received
-        received = True
-        raise Terminated
+        received = number
+        answer()
+        raise Terminated(number)
 
     leave_sigterm_to_us()
-    previous = signal.signal(signal.SIGTERM, stop)
+    previous = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in previous.items():
+        if number == signal.SIGTERM or handler != signal.SIG_IGN:  # nohup ignores SIGHUP, and & in a script SIGINT
+            signal.signal(number, stop)
     try:
-        yield
+        with watched():
+            yield
         if received:  # Python ignores what is raised in a finalizer
-            raise Terminated
+            raise Terminated(received)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def signal_behind(error: BaseException | None) -> signal.Signals | None:
-    """The signal that ended the command, even if another error followed it; None if there was no signal."""
+def signal_behind(error: BaseException | None) -> int:
+    """The signal that ended the command, even if another error followed it; 0 if there was no signal."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
-            return signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+            return error.number if isinstance(error, Terminated) else signal.SIGINT
         error = error.__context__
-    return None
+    return 0
 
 
 def name_dead_ranks() -> None:

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from jsonargparse import Namespace
 from pytorch_lightning.accelerators import AcceleratorRegistry
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
 from longseq.cli.errors import UserError, blamed, first_line, items_of
@@ -208,6 +209,20 @@ def refuse_missing_devices(settings: Namespace) -> None:
         raise UserError(f"trainer.accelerator: no {accelerator} on this machine; give auto, or one of {present}")
     if asked == {"cpu"} and devices.isdecimal() and int(devices) > cores:
         raise UserError(f"trainer.devices: {devices} processes on {cores} CPU cores; ask for {cores} or fewer")
+
+
+def refuse_other_number_of_tasks(trainer: pl.Trainer) -> None:
+    """Check that each task of SLURM is a rank: others would train, or wait, each for itself, in the same folder.
+
+    Raises:
+        UserError: If the trainer has another number of ranks.
+    """
+    if not SLURMEnvironment.detect():
+        return
+    tasks, ranks = int(os.environ["SLURM_NTASKS"]), trainer.world_size
+    if tasks != ranks:
+        remedy = f"give --trainer.devices and --trainer.num_nodes that make {tasks}, or srun --ntasks={ranks}"
+        raise UserError(f"trainer.devices: the trainer has {ranks}, and SLURM_NTASKS is {tasks}; {remedy}")
 
 
 def wrong_flag(error: Exception, settings: Namespace) -> UserError:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
@@ -59,6 +60,17 @@ def leave_sigterm_to_us() -> None:
     """Keep Lightning's SIGTERM handler from acting itself: it would end the process with exit code 0, and wait for
     ranks that are busy with something else. It still calls the handler that was registered before it."""
     _SignalConnector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
+
+
+def wait_for_ranks_within(strategy: Any, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let a strategy enter a context while it waits, in C++, for the ranks that another program starts."""
+    plain = strategy.setup_environment
+
+    def setup_environment() -> None:
+        with context():
+            plain()
+
+    strategy.setup_environment = setup_environment
 
 
 def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:

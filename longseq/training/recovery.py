@@ -24,6 +24,7 @@ from longseq.compat.lightning import (
 )
 from longseq.training.classifier import Classifier
 from longseq.training.divergence import refuse_bad_weights
+from longseq.training.signals import ENDING, answer, end_only_if
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -37,9 +38,9 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks that change what is saved
     """Save the last checkpoint; after each step all ranks decide together whether to go on or to stop.
 
-    After SIGTERM or SIGINT the current step or validation batch is finished, the last checkpoint is saved, and Stopped
-    is raised; a second SIGINT stops at once. The checkpoint is also saved at the end of every epoch and every few
-    minutes in between, but only between optimizer steps, because a checkpoint holds no accumulated gradients.
+    After SIGTERM, SIGINT or SIGHUP the current step or validation batch is finished, the last checkpoint is saved, and
+    Stopped is raised; a second SIGINT stops at once. The checkpoint is also saved at the end of every epoch and every
+    few minutes in between, but only between optimizer steps, because a checkpoint holds no accumulated gradients.
 
     Args:
         last: Where the last checkpoint is saved.
@@ -70,10 +71,16 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so no device is waited for
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._receive)
+            end_only_if(self._is_second_interrupt)
+            for number in ENDING:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                    self._handlers[number] = signal.signal(number, self._receive)
+
+    def _is_second_interrupt(self, unanswered: bytes) -> bool:
+        return signal.SIGINT in unanswered and (self._received > 0 or len(unanswered) > 1)
 
     def _receive(self, number: int, frame: Any) -> None:
+        answer()
         if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = number
@@ -174,3 +181,4 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+        end_only_if(None)
