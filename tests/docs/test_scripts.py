@@ -56,6 +56,7 @@ ELSEWHERE = {
 }
 NOT_RUN = {
     "benchmarks/peers.py": "its sizes are those of its table: ten minutes of layers and classifiers, `make bench`",
+    "benchmarks/busy.py": "trains in processes of their own beside busy ones, because that is what it measures",
     "benchmarks/start.py": "starts Python eight times, because that is what it measures",
 }
 
