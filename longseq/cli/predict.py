@@ -84,9 +84,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     events = None if asked.events is None else table_for(Path(asked.events), lengths)
     output = output_for(asked.out, settings, events, stamps)
     if output.begun_otherwise:
-        print(
-            shown(f"out: {asked.out} was begun with another model, settings or inputs: starting anew"), file=sys.stderr
-        )
+        what = "holds a part of another run (of another model, or with other settings or inputs)"
+        print(shown(f"out: {asked.out} {what}: starting anew"), file=sys.stderr)
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
@@ -94,7 +93,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
-        takers.append(lambda heard: save(draw(heard, model, datamodule), Path(asked.picture)))
+        takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
     with ExitStack() as stack:
         try:
             gathering = Gathering(model, parts, has_windows, asked.top)
@@ -206,6 +205,11 @@ def _check_picture(path: str) -> None:
         raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
     refuse_foreign_picture(Path(path), "picture")
     _check_place(path, "picture")
+
+
+def _save(figure: Figure, path: str) -> None:
+    with writable(path, "picture"):
+        save(figure, Path(path))
 
 
 @styled
