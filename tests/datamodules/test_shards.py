@@ -411,10 +411,11 @@ def test_a_writing_that_was_killed_goes_on_and_leaves_nothing_behind(renames: in
     writing = ["-c", WRITING, tmp_path / "files"]
     assert forked.run(*writing, tmp_path / "whole", cwd=tmp_path).returncode == 0
     out = tmp_path / "killed"
+    first = KILLED
     if renames:
-        later = f"import os; named = os.replace\n{KILLED}kill = os.replace\n"
-        later += "os.replace = lambda old, new: (kill if new.suffix == '.tar' else named)(old, new)\n"
-    killed = forked.run("-c", (later if renames else KILLED) + WRITING, tmp_path / "files", out, cwd=tmp_path)
+        first = f"import os; named = os.replace\n{KILLED}kill = os.replace\n"
+        first += "os.replace = lambda old, new: (kill if new.suffix == '.tar' else named)(old, new)\n"
+    killed = forked.run("-c", first + WRITING, tmp_path / "files", out, cwd=tmp_path)
     assert killed.returncode == -9, killed.stderr[-2000:]
     assert [path.name for path in out.iterdir() if path.suffix == ".part"] != []
     assert forked.run(*writing, out, cwd=tmp_path).returncode == 0

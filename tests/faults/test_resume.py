@@ -234,16 +234,20 @@ def test_a_command_that_was_killed_gives_a_whole_result_when_it_is_given_again(
     }[name]
     for folder in ("whole", "killed"):
         (tmp_path / folder).mkdir()
-    assert run(tmp_path / "whole", ROOT / "train.py", *command).returncode == 0
+
+    def to_its_end(folder: str) -> subprocess.CompletedProcess[str]:
+        return forked.run(ROOT / "train.py", *command, cwd=tmp_path / folder, timeout=2000)
+
+    assert to_its_end("whole").returncode == 0
     generator = random.Random(0)
     for _ in range(max(int(os.environ.get("TORTURE", "0")) // 20, 2)):
         longest = 20 if name == "sweep" else 5
         with suppress(subprocess.TimeoutExpired):
             forked.run(ROOT / "train.py", *command, cwd=tmp_path / "killed", timeout=generator.uniform(0.2, longest))
-    done = run(tmp_path / "killed", ROOT / "train.py", *command)
+    done = to_its_end("killed")
     while "is being trained by process" in done.stderr:
         time.sleep(1)
-        done = run(tmp_path / "killed", ROOT / "train.py", *command)
+        done = to_its_end("killed")
     assert done.returncode == 0, done.stderr[-3000:]
     found = {folder: sorted((tmp_path / folder).glob(result)) for folder in ("whole", "killed")}
     assert [path.name for path in found["killed"]] == [path.name for path in found["whole"]] != []
