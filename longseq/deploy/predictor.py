@@ -228,6 +228,8 @@ def load(
     missing = lacking(data)
     if missing:
         raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
+    if hasattr(data, "download"):
+        data.download = False  # to answer, it needs no data set
     data.num_workers = 0  # to start processes for each file takes longer than to read it
     return Predictor(model.to(device), data, source)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from longseq.training.storage import (
 
 _FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
+_WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # what tells an encoder to load no weights
+_EXPANDED = 2**20  # bytes; a mean that all channels share may be one number in the file
 
 
 class WholeCheckpoints(CheckpointIO):
@@ -77,11 +80,14 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
-    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape, and the remedy; empty
-    if all fit."""
+    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape or as another kind of
+    numbers, and the remedy; empty if all fit."""
     there, here = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
     odd = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
     if odd is None:
+        for name, weight in saved.items():
+            if weight.is_floating_point() != current[name].is_floating_point():
+                return f"{name} holds {weight.dtype}, and {current[name].dtype} by its own settings; give another"
         return ""
     shapes = f"{there.get(odd, 'absent')}, and {here.get(odd, 'absent')} by its own settings"
     return f"{odd} is {shapes}; another version of longseq wrote it, or it was changed: take the one as it was"
@@ -144,12 +150,41 @@ def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: b
     settings = checkpoint.get("hyper_parameters", {})
     if "state_dict" not in checkpoint or "encoder" not in settings or not _is_plain([settings, checkpoint.get("data")]):
         raise CheckpointError(f"{path}: not a checkpoint of longseq; give one that fit has written")
+    names = settings.get("class_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{path}: class_names holds something else than texts; give another")
+    if wrong := _wrong_weight(checkpoint["state_dict"]):
+        raise CheckpointError(f"{path}: {wrong}; give another")
+    _use_own_weights(settings["encoder"])
     if to_go_on and (missing := [name for name in LAYOUT if name not in checkpoint]):
         raise CheckpointError(
             f"{path}: holds no {', '.join(missing)}, so no training can go on from it; start a new one from its "
             "weights with --model.init_from"
         )
     return checkpoint
+
+
+def _wrong_weight(state: Mapping[str, Tensor]) -> str:
+    """What is wrong with the first weight that no training can have saved; empty if there is none."""
+    for name, weight in state.items():
+        is_plain = weight.layout == torch.strided and not weight.is_quantized and weight.itemsize > 1
+        if not is_plain and weight.dtype not in (torch.bool, torch.uint8, torch.int8):
+            return f"{name} is of another kind than weights are"
+        # one number may stand for a tensor of any size
+        if weight.nbytes > max(weight.untyped_storage().nbytes(), _EXPANDED):
+            return f"{name} holds less than its shape {tuple(weight.shape)} says"
+        if weight.is_floating_point() and not weight.isfinite().all():
+            return "holds weights that are not finite"
+    return ""
+
+
+def _use_own_weights(encoder: Any) -> None:
+    """Let no encoder of ours load weights when it is built: the checkpoint has them. An encoder describes itself so
+    too, but a checkpoint of another origin may ask for a download, or for a file of this machine."""
+    if isinstance(encoder, dict) and isinstance(arguments := encoder.get("init_args"), dict):
+        name = str(encoder.get("class_path")).rpartition(".")[2]
+        if "pretrained" in arguments and name in _WITHOUT:
+            arguments["pretrained"] = _WITHOUT[name]
 
 
 def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, Any]:

@@ -479,11 +479,9 @@ class Classifier(pl.LightningModule):
         checkpoint = read_checkpoint(checkpoint_path, map_location)
         with naming(checkpoint_path):
             model = build_from(cls, checkpoint["hyper_parameters"], **kwargs)
-        try:
-            model.load_state_dict(checkpoint["state_dict"])
-        except RuntimeError as error:
-            what = misfit(checkpoint["state_dict"], model.state_dict())
-            raise CheckpointError(f"{checkpoint_path}: {what}") from error
+        if what := misfit(checkpoint["state_dict"], model.state_dict()):
+            raise CheckpointError(f"{checkpoint_path}: {what}")
+        model.load_state_dict(checkpoint["state_dict"])
         return model
 
 

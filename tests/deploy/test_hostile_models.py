@@ -1,0 +1,135 @@
+"""Models of an attacker: nothing is fetched for them, and weights, names and parts of another form are one line."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import longseq
+from datamodules import DataError, Digits
+from longseq import ImageEncoder, Softmax, TimmEncoder, Verma
+from longseq.encoders import Encoder
+from longseq.training import Classifier
+from longseq.training.checkpoint import CheckpointError, read_checkpoint
+from longseq.training.description import describe
+from longseq.training.predictions import model_and_data
+from longseq.training.shared import write_shared
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked of the network, of which each attempt fails."""
+    asked: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> Any:
+        asked.append(arguments)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return asked
+
+
+def checkpoint_of(encoder: Encoder) -> dict[str, Any]:
+    """What a checkpoint of a training on digits holds, but for what only a training needs."""
+    model = Classifier(encoder, 10, [f"class {number}" for number in range(10)])
+    return {"hyper_parameters": dict(model.hparams), "data": describe(Digits()), "state_dict": model.state_dict()}
+
+
+@pytest.fixture
+def checkpoint() -> dict[str, Any]:
+    return checkpoint_of(ImageEncoder((1, 8, 8), Softmax(), dim=8, depth=1, heads=1))
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Path:
+    """A checkpoint of a timm model whose settings ask for timm's weights."""
+    content = checkpoint_of(TimmEncoder("test_vit", Verma(k=4), (1, 32, 32), pretrained=False))
+    content["hyper_parameters"]["encoder"]["init_args"]["pretrained"] = True
+    torch.save(content, tmp_path / "timm.ckpt")
+    return tmp_path / "timm.ckpt"
+
+
+def test_a_model_that_asks_for_weights_of_the_network_has_its_own(
+    pretrained: Path, tmp_path: Path, no_network: list[Any]
+) -> None:
+    weights = torch.load(pretrained, weights_only=True)["state_dict"]
+    model = longseq.load(pretrained)
+    assert all(torch.equal(value, weights[name]) for name, value in model.model.state_dict().items())
+    model.save_pretrained(tmp_path / "shared")
+    settings = json.loads((tmp_path / "shared/config.json").read_text())
+    settings["classifier"]["encoder"]["init_args"]["pretrained"] = True
+    (tmp_path / "shared/config.json").write_text(json.dumps(settings))
+    shared = longseq.load(tmp_path / "shared")
+    assert all(torch.equal(value, weights[name]) for name, value in shared.model.state_dict().items())
+    assert no_network == []
+
+
+@pytest.mark.parametrize("named", [True, "weights.safetensors", 3, [True], {"a": 1}])
+def test_what_stands_for_pretrained_in_a_checkpoint_is_not_looked_at(
+    named: object, pretrained: Path, no_network: list[Any]
+) -> None:
+    checkpoint = torch.load(pretrained, weights_only=True)
+    checkpoint["hyper_parameters"]["encoder"]["init_args"]["pretrained"] = named
+    torch.save(checkpoint, pretrained)
+    assert isinstance(model_and_data(pretrained)[0].encoder, TimmEncoder)
+    assert no_network == []
+
+
+WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "not numbers": lambda weight: torch.full_like(weight, float("nan")),
+    "infinite": lambda weight: torch.full_like(weight, float("inf")),
+    "integers": lambda weight: weight.to(torch.int32),
+    "complex numbers": lambda weight: weight.to(torch.complex64),
+    "truths": lambda weight: weight > 0,
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_weights_that_are_no_finite_floats_are_named(kind: str, checkpoint: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint["state_dict"]["head.bias"] = WEIGHTS[kind](checkpoint["state_dict"]["head.bias"])
+    torch.save(checkpoint, tmp_path / "wrong.ckpt")
+    write_shared(checkpoint, tmp_path / "shared")
+    for path in (tmp_path / "wrong.ckpt", tmp_path / "shared"):
+        with pytest.raises(CheckpointError, match=rf"^{path}: (head\.bias )?holds .*; give another$"):
+            longseq.load(path)
+
+
+def test_a_weight_of_one_number_that_claims_a_terabyte_is_named(checkpoint: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint["state_dict"]["head.bias"] = torch.zeros(1).expand(2**38)
+    torch.save(checkpoint, tmp_path / "wrong.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"wrong\.ckpt: head\.bias holds less than its shape \(\d+,\) says; give "
+    ):
+        read_checkpoint(tmp_path / "wrong.ckpt")
+
+
+NAMES: list[Any] = [[3] * 10, ["a", None], "0123456789", {"a": 1}, [["a"]] * 10, 7]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_class_names_that_are_no_texts_are_named(names: Any, checkpoint: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint["hyper_parameters"]["class_names"] = names
+    torch.save(checkpoint, tmp_path / "wrong.ckpt")
+    write_shared(checkpoint, tmp_path / "shared")
+    for path in (tmp_path / "wrong.ckpt", tmp_path / "shared"):
+        with pytest.raises(
+            CheckpointError, match=rf"^{path}: class_names holds something else than texts; give another$"
+        ):
+            longseq.load(path)
+
+
+def test_a_model_names_no_data_to_fetch(checkpoint: dict[str, Any], tmp_path: Path, no_network: list[Any]) -> None:
+    given = {"root": str(tmp_path / "data"), "download": True, "size": None}
+    checkpoint["data"] = {"class_path": "datamodules.TinyImageNet", "init_args": given}
+    torch.save(checkpoint, tmp_path / "fetching.ckpt")
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    model = longseq.load(tmp_path / "fetching.ckpt")
+    with pytest.raises(DataError, match="no tiny-imagenet-200 with train and "):
+        model.predict(str(tmp_path / "a.png"))
+    assert no_network == [] and not (tmp_path / "data").exists()
