@@ -4,6 +4,8 @@
 are safetensors, written and read by torch.distributed.checkpoint, so nothing in the folder can hold code.
 """
 
+import itertools
+import math
 import os
 import shutil
 import time
@@ -91,13 +93,36 @@ def read_sharded(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: damaged, the SHA-256 of a part is not the one in {META}; give another")
         reader = HuggingFaceStorageReader(str(folder))
         sizes: Any = reader.read_metadata().state_dict_metadata
+        for name, part in sizes.items():
+            if not _are_whole(part):
+                raise CheckpointError(f"{path}: damaged, the parts of {name} are not those of one tensor; give another")
         whole = {name: torch.empty(part.size, dtype=part.properties.dtype) for name, part in sizes.items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is wanted
             dcp.load(whole, storage_reader=reader, no_dist=True)
         return _together(whole, rest, same)
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error}); give another") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch and safetensors raise a different error for each way in which a part is broken
+        what = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {what}); give another") from error
+
+
+def _are_whole(tensor: Any) -> bool:
+    """Whether the parts of a tensor fill it, and none lies outside or on another: torch makes room for what the places
+    of the parts claim, and leaves in it whatever the memory held where there is no part."""
+    boxes = [[*zip(part.offsets, part.sizes, strict=True)] for part in tensor.chunks]
+    if sum(math.prod(part.sizes) for part in tensor.chunks) != math.prod(tensor.size):
+        return False
+    are_inside = all(
+        first >= 0 and first + size <= length
+        for box in boxes
+        for (first, size), length in zip(box, tensor.size, strict=True)
+    )
+    return are_inside and not any(
+        all(max(a, b) < min(a + of_a, b + of_b) for (a, of_a), (b, of_b) in zip(one, other, strict=True))
+        for one, other in itertools.combinations(boxes, 2)
+    )
 
 
 def _apart(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

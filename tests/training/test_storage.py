@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from longseq.training import storage
 from longseq.training.checkpoint import good_checkpoints, has_checkpoint, read_any
-from longseq.training.sharded import write_sharded
+from longseq.training.sharded import META, write_sharded
 
 
 def test_a_text_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,3 +143,41 @@ def test_a_first_folder_of_parts_that_an_older_longseq_left_unfinished_is_replac
     write_sharded(checkpoint(1), path)
     assert has_checkpoint(tmp_path) and read_any(path)["global_step"] == 1
     assert len([folder for folder in path.iterdir() if folder.is_dir()]) == 1
+
+
+@pytest.mark.parametrize("offsets", [[1], [2**40], [-1], [1.5], ["a"], [], [0, 0], None, 3])
+def test_parts_that_do_not_fill_their_tensor_are_refused(offsets: Any, one_process: None, tmp_path: Path) -> None:
+    """torch would take what the memory held."""
+    path = tmp_path / "last.ckpt"
+    write_sharded(checkpoint(1), path)
+    (part,) = path.glob("*/*.safetensors")
+    with safe_open(part, "pt") as file:
+        tensors, notes = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
+    (key,) = [name for name, text in notes.items() if "saved_offsets" in text]
+    noted = json.loads(notes[key])
+    for of_tensor in noted.values():
+        of_tensor["saved_offsets"] = offsets
+    save_file(tensors, part, notes | {key: json.dumps(noted)})
+    meta = torch.load(path / META, weights_only=True)
+    meta["parts"]["sums"] = {part.name: storage.sha256_of(part)}
+    storage.write_checkpoint(meta, path / META)
+    with pytest.raises(storage.CheckpointError, match=rf"^{path}: damaged.*; give another$"):
+        read_any(path)
+
+
+def test_parts_that_lie_on_each_other_are_refused(one_process: None, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write_sharded(checkpoint(1), path)
+    (part,) = path.glob("*/*.safetensors")
+    with safe_open(part, "pt") as file:
+        name, notes = next(iter(file.keys())), dict(file.metadata())
+    (key,) = [each for each, text in notes.items() if "saved_offsets" in text]
+    for number, (offset, length) in enumerate(((0, 4), (0, 4), (8, 2))):  # ten numbers, and six of ten are there
+        noted = json.dumps({name: {"saved_offsets": [offset]}})
+        save_file({name: torch.ones(length)}, part.with_name(f"{number}.safetensors"), notes | {key: noted})
+    part.unlink()
+    meta = torch.load(path / META, weights_only=True)
+    meta["parts"]["sums"] = {file.name: storage.sha256_of(file) for file in part.parent.iterdir()}
+    storage.write_checkpoint(meta, path / META)
+    with pytest.raises(storage.CheckpointError, match=r"damaged, the parts of state_dict/weight are not those of one "):
+        read_any(path)
