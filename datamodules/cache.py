@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +63,39 @@ _ROOM = "make room or set LONGSEQ_CACHE"
 
 @contextmanager
 def replacing(path: Path, remedy: str = _ROOM) -> Iterator[Path]:
-    """A temporary path. It replaces `path` when the file is complete, and is deleted if it is not.
+    """A temporary path. It replaces `path` when the file is complete, and is deleted if it is not. If this process is
+    killed, the next one that writes into the folder deletes it.
 
     Raises:
         DataError: If it cannot be written; the message ends with the remedy.
     """
+    import fcntl
+
+    _delete_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield temporary
+        with open(temporary, "wb") as held:  # writers open the same file, so their process has the lock while it lives
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield temporary
         os.replace(temporary, path)
     except OSError as error:
         raise unwritable(path, error, remedy) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@cache
+def _delete_leftovers(folder: Path) -> None:
+    """Delete, once in a process, the temporary files in a folder whose writers were killed: nobody has their locks. The
+    number of a process says less, because others in a container or on another machine may share the folder."""
+    import fcntl
+
+    for path in folder.glob(".*.part"):
+        if re.fullmatch(r"\..+\.\d+\.part", path.name):
+            with suppress(OSError), open(path, "rb") as file:  # of another user, or on a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def kept(part: str, what: str, compute: Callable[[], Any]) -> Any:

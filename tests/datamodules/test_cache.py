@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 
 from datamodules import DataError, Digits, ImageFolder, Pathfinder
-from datamodules.cache import cache_folder
+from datamodules.cache import cache_folder, replacing
 
 
 @pytest.fixture
@@ -131,3 +132,29 @@ def test_a_variable_that_is_empty_counts_as_none(name, tmp_path, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(name, "")
     assert cache_folder("part") == tmp_path / ".cache/longseq/part"
+
+
+def test_what_a_killed_writer_leaves_is_deleted_and_what_a_living_one_writes_is_not(tmp_path):
+    code = "import sys, time\nfrom pathlib import Path\nfrom datamodules.cache import replacing\n"
+    code += "with replacing(Path(sys.argv[1])) as temporary:\n    temporary.write_bytes(bytes(1000))\n"
+    code += "    print(flush=True)\n    time.sleep(60)\n"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)], stdout=subprocess.PIPE)
+        for name in ("killed.tar", "living.tar")
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None and writer.stdout.readline() == b"\n"
+        writers[0].kill()
+        writers[0].wait()
+        (tmp_path / ".mine.part").touch()  # of another program
+        names = [f".{name}.tar.{writer.pid}.part" for name, writer in zip(("killed", "living"), writers, strict=True)]
+        assert {path.name for path in tmp_path.iterdir()} == {*names, ".mine.part"}
+        with replacing(tmp_path / "next.tar") as temporary:
+            temporary.write_bytes(b"x")
+        assert {path.name for path in tmp_path.iterdir()} == {names[1], ".mine.part", "next.tar"}
+        assert (tmp_path / names[1]).stat().st_size == 1000
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
