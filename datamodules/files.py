@@ -2,7 +2,6 @@
 
 import hashlib
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from torch import Tensor
 from datamodules.base import DataModule
 from datamodules.errors import DataError, counted, printable, require, say
 from datamodules.hold_out import Split, hold_out, hold_out_files
-from datamodules.labels import Labels, labels_of
+from datamodules.labels import Labels, counts, labels_of
 from datamodules.samples import Files, Samples
 from datamodules.scan import Facts, in_threads, scan
 
@@ -95,12 +94,27 @@ class OnDisk(DataModule):
         self.test_fraction = test_fraction
         self._classes_given = class_names
 
+    def settings_of_reading(self) -> list[Any]:
+        """The values of the settings that decide what is read; one that is not given changes no digest of before."""
+        return [value for name in self.reading if (value := getattr(self, name)) is not None]
+
     @property
     def folder(self) -> Path:
         folder = Path(self.root).expanduser()
         if not self.root or not folder.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
         return folder
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        if not hasattr(self, "test_set") or not len(self.train_set):  # to predict, or a set to test on
+            return
+        tested = counts(self.test_set.labels, self.num_classes).tolist()
+        absent = [name for name, number in zip(self.class_names, tested, strict=True) if not number]
+        if absent:
+            others = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+            what = f"no sample to test of class {', '.join(absent[:5])}{others}"
+            self.remark(f"{what}, so no figure says how well it is known; add some")
 
     def remark(self, what: str) -> None:
         """Say something of the data as a whole, once, and keep it for the model's card."""
@@ -281,7 +295,7 @@ class FileDataModule(OnDisk):
         free = torch.arange(len(items)) if taken is None else (~taken).nonzero()[:, 0]
         rest = [items[index] for index in free.tolist()]
         drawn = torch.zeros(len(items), dtype=torch.bool)
-        drawn[free[draw(self._labels_of(rest), _whole(rest))[1]]] = True
+        drawn[free[draw(self._labels_of(rest), self._whole(rest))[1]]] = True
         return drawn
 
     def _divided(
@@ -294,9 +308,9 @@ class FileDataModule(OnDisk):
         """
         is_train = ~is_test if is_val is None else ~is_test & ~is_val
         train = [item for item, chosen in zip(items, is_train.tolist(), strict=True) if chosen]
-        counts = Counter(name for item in train for name in self._classes_of(item))
+        present = {name for item in train for name in self._classes_of(item)}
         for name in self.class_names:
-            if not counts[name]:
+            if name not in present:
                 raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
         in_val = torch.zeros_like(is_test) if is_val is None else is_val
         both = zip(is_test.tolist(), in_val.tolist(), strict=True)
@@ -326,13 +340,19 @@ class FileDataModule(OnDisk):
         if self.folds is None and len(given) == 2 and str(self.test_fold) == str(self.val_fold):
             raise DataError(f"data.val_fold: {self.val_fold} is the fold of the test too; choose another, or null")
 
+    def _whole(self, items: Sequence[Item]) -> list[str]:
+        """What of each row must not be divided: its group, or its file if it has none."""
+        return [item.group or item.path for item in items]
+
     def _hold_out(self, labels: Tensor, files: Sequence[str], fraction: float) -> Split:
         if self.splits_by_position:
             return hold_out(labels, fraction, self.seed)
         return hold_out_files(labels, files, fraction, self.seed)
 
     def split_validation(self, train: Samples) -> Split:
-        return self._hold_out(train.labels, _whole([self._item_of[name] for name in train.names]), self.val_fraction)
+        return self._hold_out(
+            train.labels, self._whole([self._item_of[name] for name in train.names]), self.val_fraction
+        )
 
     def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
         """Which rows belong to a split that the data or a fold decides; None if neither decides it."""
@@ -348,7 +368,7 @@ class FileDataModule(OnDisk):
     def _samples(self, items: list[Item]) -> Samples:
         labels = self._labels_of(items)
         digests = [f"{self.facts[item.path]['sha256']} {item.start} {item.end}" for item in items]
-        settings = [getattr(self, name) for name in self.reading]
+        settings = self.settings_of_reading()
         digest = hashlib.sha256(f"{settings} {digests}".encode()).hexdigest()
         keep = self.in_memory
         if keep is None:
@@ -364,8 +384,3 @@ class FileDataModule(OnDisk):
     def details(self, items: Sequence[Item]) -> dict[str, Any]:
         """Further arguments of samples_of for these rows, by name."""
         return {}
-
-
-def _whole(items: Sequence[Item]) -> list[str]:
-    """What of each row must not be divided: its group, or its file if it has none."""
-    return [item.group or item.path for item in items]

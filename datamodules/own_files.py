@@ -2,12 +2,15 @@
 
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from datamodules.columns import OWN
+from datamodules.copies import contradictions, merged, several, told
 from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.find import SPLITS, find_in_class_folders
@@ -131,6 +134,48 @@ class OwnFiles(FileDataModule):
         if items:
             self._tell_of_others(items, "a metadata file")
         return items if has_own else divided_by_folders(items)
+
+    # Copies
+
+    @cached_property
+    def _copies(self) -> list[list[str]]:
+        """The paths of each content that several files have."""
+        return list(
+            several({path: found["sha256"] for path, found in self.facts.items() if "error" not in found}).values()
+        )
+
+    def bad_files(self) -> dict[str, str]:
+        """As FileDataModule has it, and files, or parts of files, with the same content and other classes: nobody but
+        the user knows which of them is right."""
+        bad, copied = super().bad_files(), {path for paths in self._copies for path in paths}
+        places = {
+            item.name: ((self.facts[item.path]["sha256"], item.start, item.end), frozenset(self._classes_of(item)))
+            for item in self.items
+            if item.path in copied
+        }
+        return contradictions(places) | bad
+
+    def _whole(self, items: Sequence[Item]) -> list[str]:
+        """The same for copies, so that no model is tested on a copy of what it was trained on."""
+        return merged(super()._whole(items), [self.facts[item.path]["sha256"] for item in items])
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        if not hasattr(self, "test_set"):  # to predict
+            return
+        spellings: dict[str, str] = {}
+        for name in self.class_names:
+            plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+            if (other := spellings.setdefault(plain, name)) != name:
+                self.remark(
+                    f"classes {other} and {name} differ in capitals or blanks alone; if they are one, rename one"
+                )
+        split_of = {
+            self._item_of[name].path: split for split, samples in self.splits().items() for name in samples.names
+        }
+        used = [[path for path in paths if path in split_of] for paths in self._copies]
+        for line in told([paths for paths in used if len(paths) > 1], split_of):
+            self.remark(line)
 
     def _grouped(self, items: list[Item], groups: str) -> Iterator[Item]:
         for item in items:

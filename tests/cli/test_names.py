@@ -41,8 +41,8 @@ def images(tmp_path: Path) -> Path:
     """Two classes of images: one class has a hostile name, and so have the images."""
     for label in ("a\t", "\x1b[31m\n\\"):
         (tmp_path / "data" / label).mkdir(parents=True)
-        for name in HOSTILE:
-            Image.new("L", (8, 8)).save(tmp_path / "data" / label / name)
+        for number, name in enumerate(HOSTILE):
+            Image.new("L", (8, 8), 2 * number + (label == "a\t")).save(tmp_path / "data" / label / name)
     return tmp_path / "data"
 
 

@@ -152,7 +152,7 @@ def test_the_size_follows_from_the_images_or_the_flag(sizes, size, shape, tmp_pa
     for name in "ab":
         (tmp_path / name).mkdir()
         for number in range(6):
-            Image.new("RGB", sizes[number % len(sizes)]).save(tmp_path / name / f"{number}.png")
+            Image.new("RGB", sizes[number % len(sizes)], (number, ord(name), 0)).save(tmp_path / name / f"{number}.png")
     data = ImageFolder(str(tmp_path), size=size)
     data.setup()
     assert data.shape == tuple(data.train_set[0][0].shape) == shape
@@ -164,6 +164,7 @@ def test_an_image_keeps_its_aspect_unless_told_otherwise(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         for number in range(6):
+            stripes[0, 0] = number, ord(name), 0  # no copies
             Image.fromarray(stripes).save(tmp_path / name / f"{number}.png")
     kept, stretched = ImageFolder(str(tmp_path), size=10), ImageFolder(str(tmp_path), size=10, keep_aspect=False)
     for data in (kept, stretched):

@@ -136,3 +136,24 @@ def test_sounds_of_other_kinds_are_counted_too(tmp_path, capsys):
         (tmp_path / name / "x.xyz").touch()
     assert len(AudioFolder(str(tmp_path)).items) == 2
     assert capsys.readouterr().err == f"{tmp_path}: left out 2 files of other kinds: 2 .xyz\n"
+
+
+def test_classes_that_differ_in_capitals_alone_are_said(images, capsys):
+    for name, other in (("cats", "Cats"), ("dogs", "dögs"), ("dogs", "do\u0308gs")):
+        shutil.copytree(images / name, images / other)
+        for number, path in enumerate(sorted((images / other).iterdir())):
+            Image.new("L", (8, 8), number + 20 * len(other) + ord(other[0])).save(path)
+    ImageFolder(str(images)).setup()
+    said = "differ in capitals or blanks alone; if they are one, rename one"
+    assert capsys.readouterr().err == (
+        f"{images}: classes Cats and cats {said}\n{images}: classes do\u0308gs and dögs {said}\n"
+    )
+
+
+def test_a_class_with_one_file_is_said_to_be_untested(images, capsys):
+    (images / "birds").mkdir()
+    Image.new("L", (8, 8), 7).save(images / "birds/0.png")
+    data = ImageFolder(str(images))
+    data.setup()
+    said = "no sample to test of class birds, so no figure says how well it is known; add some"
+    assert capsys.readouterr().err == f"{images}: {said}\n" and data.remarks == [said]

@@ -87,7 +87,8 @@ TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encod
 def noises(folder: Path, num_samples: int) -> None:
     folder.mkdir(parents=True)
     for number in range(12):
-        soundfile.write(folder / f"{number}.wav", np.random.default_rng(number).uniform(-0.5, 0.5, num_samples), 8000)
+        generator = np.random.default_rng([number, *folder.name.encode()])
+        soundfile.write(folder / f"{number}.wav", generator.uniform(-0.5, 0.5, num_samples), 8000)
 
 
 def test_sounds_whose_names_are_not_utf_8_are_read(tmp_path):

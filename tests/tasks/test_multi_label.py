@@ -263,7 +263,7 @@ def test_several_rows_of_a_clip_are_put_together_and_images_may_have_a_table_too
     folder.mkdir()
     rows = []
     for number in range(24):
-        Image.new("RGB", (6, 6), (255 * (number % 2), 0, 255 * (number % 3 == 0))).save(folder / f"{number}.png")
+        Image.new("RGB", (6, 6), (255 * (number % 2), number, 255 * (number % 3 == 0))).save(folder / f"{number}.png")
         rows += [(f"{number}.png", "red")] * (number % 2) + [(f"{number}.png", "blue")] * (number % 3 == 0)
     write(folder / "labels.csv", rows)
     fit = ["fit", "--experiment", "pictures", "--data", "ImageFolder", "--data.root", folder, "--data.table",
