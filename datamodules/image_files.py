@@ -1,14 +1,16 @@
 """Reading image files of any size and mode, finding broken ones, and limiting the memory that an image takes."""
 
 import ctypes
+import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, counted
 from datamodules.packed import Packed, Source
 
 # By the name of their format in Pillow. Without this list, Pillow would also pass PostScript to an interpreter.
@@ -43,7 +45,10 @@ _BY_SUFFIX = frozenset({"TGA", "HEIF"})
 _BRIGHTEST = 4.0  # times white: highlights may be as bright; larger values have another unit and would all turn white
 _MAX_PIXELS = 89_478_485  # Pillow only warns above this, and threads cannot each turn a warning into an error
 _PIXELS_OF_A_CORE = 2**24  # of images that are decoded at once: photographs of telephones never wait for each other
+_UNPACKING = "unpacking"  # the key in an image's info: from which types of numbers its pixels are unpacked
 _BAND = 2**20  # pixels that are converted at once, so that only the decoder holds the whole of a large image
+_DARK = 0.26  # of white: images of 14 bits and fewer in files of 16 have no brighter pixel
+_LIKELY = (255, 1023, 4095, 16383)  # the brightest values of 8, 10, 12 and 14 bits
 _WHITE = {"I": 65535, "I;16": 65535, "I;16B": 65535, "I;16L": 65535, "I;16N": 65535, "F": 1}  # in deep grey modes
 
 
@@ -96,6 +101,7 @@ def opened(
                     raise DataError(f"{path}: {what}")
                 with _budget.spending(_pixels_at_once(image.height, image.width, made_of)):
                     try:
+                        image.info[_UNPACKING] = str(getattr(image, "tile", ""))  # decoding empties it
                         ImageOps.exif_transpose(image, in_place=True)
                         yield image
                     finally:
@@ -136,34 +142,91 @@ def _formats(path: Source) -> list[str]:
     return [name for name, suffixes in _SUFFIXES.items() if name not in _BY_SUFFIX or suffix in suffixes]
 
 
-def bands(image: Image.Image, mode: str) -> Iterator[tuple[int, UInt8[Tensor, "c h w"]]]:
+def bands(image: Image.Image, mode: str, white: float | None = None) -> Iterator[tuple[int, UInt8[Tensor, "c h w"]]]:
     """The pixels of an image from top to bottom, in bands of whole rows, each with the number of its first row.
 
-    Transparency is laid over white. Values of 16 bits are scaled from 0..65535, floats from 0..1.
+    Transparency is laid over white. In deep grey modes values from 0 to white are scaled to 0..255.
 
     Args:
         image: Of any mode.
         mode: "L" for grey, or "RGB".
+        white: The value that is white in deep grey modes; if absent, 65535 of integers, and 1 of floats.
     """
+    for top, crop in _crops(image):
+        yield top, _pixels(crop, mode, white)
+
+
+def _crops(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The image in bands of whole rows, each with the number of its first row."""
     height = max(_BAND // image.width, 1)
     if height >= image.height:
-        yield 0, _pixels(image, mode)
+        yield 0, image
         return
     for top in range(0, image.height, height):
-        yield top, _pixels(image.crop((0, top, image.width, min(top + height, image.height))), mode)
+        yield top, image.crop((0, top, image.width, min(top + height, image.height)))
 
 
-def examine_image(path: Source) -> tuple[int, int]:
-    """Decode a whole image file, and return its height and width.
+def examine_image(path: Source) -> dict[str, Any]:
+    """Decode a whole image file, and return its facts: its height and width. In deep grey modes also its lowest and
+    highest value, and the value that is white by default; of 16 bits in colour the highest upper byte, which is all
+    that Pillow reads.
 
     Raises:
         DataError: As `opened` does.
     """
     with opened(path) as image:
-        # in deep modes any value may be wrong; in other modes one pixel shows whether Pillow can convert the mode
-        for _ in bands(image if image.mode in _WHITE else image.crop((0, 0, 1, 1)), "RGB"):
+        facts: dict[str, Any] = {"height": image.height, "width": image.width}
+        if image.mode in _WHITE:  # any value may be wrong
+            ends = [float(end(np.asarray(crop))) for _, crop in _crops(image) for end in (np.min, np.max)]
+            if not all(map(math.isfinite, ends)):  # NumPy's min and max of anything with NaN are NaN
+                raise ValueError("values that are not finite")
+            return {**facts, "lowest": min(ends), "highest": max(ends), "white": _WHITE[image.mode]}
+        is_deep = ";16" in image.info[_UNPACKING]
+        for _ in bands(image.crop((0, 0, 1, 1)), "RGB"):  # one pixel shows whether Pillow can convert the mode
             pass
-        return image.height, image.width
+        if is_deep:
+            facts["upper_byte"] = max(int(crop.max()) for _, crop in bands(image, "RGB"))
+        return facts
+
+
+def too_bright(facts: dict[str, Any], white: float | None) -> str:
+    """Why an image would be all white, and the remedy; empty if it would not.
+
+    Args:
+        facts: Of the image, by examine_image.
+        white: As `bands` takes it.
+    """
+    white = facts.get("white") if white is None else white
+    if white is None or facts["highest"] <= _BRIGHTEST * white:
+        return ""
+    highest = facts["highest"]
+    return f"values up to {highest:g}, where {white:g} is white; divide them, or give the value of white, --data.white"
+
+
+def remarks_on_depth(facts: Sequence[dict[str, Any]], white: float | None) -> Iterator[str]:
+    """Lines on deep grey images that are nearly black, and on values below black.
+
+    Args:
+        facts: Of each image, by examine_image.
+        white: As `bands` takes it.
+    """
+    deep = [each for each in facts if "white" in each]
+    cut = [each["upper_byte"] for each in facts if "upper_byte" in each]
+    if cut and 0 < max(cut) < 255 * _DARK:
+        what = f"no value in {counted(len(cut), 'colour image')} of 16 bits is above {max(cut) / 255:.1%} of white"
+        yield f"{what}, so they are nearly black; scale them to 8 bits"
+    negative = [each["lowest"] for each in deep if each["lowest"] < 0]
+    if negative:
+        what = f"values below 0 in {counted(len(negative), 'image')}, down to {min(negative):g}, are read as black"
+        yield f"{what}; shift and scale them to 0..1"
+    if white is None:
+        for usual in {each["white"]: None for each in deep}:
+            highest = max(each["highest"] for each in deep if each["white"] == usual)
+            if 0 < highest < _DARK * usual:
+                number = sum(each["white"] == usual for each in deep)
+                likely = next((bits for bits in _LIKELY if highest <= bits), highest) if usual > 1 else highest
+                what = f"no value in {counted(number, 'image')} is above {highest:g}, and {usual} is white"
+                yield f"{what}, so they are nearly black; give the value that is white, such as --data.white {likely:g}"
 
 
 def too_large(height: int, width: int, made_of: Callable[[int, int], tuple[int, int]]) -> str:
@@ -205,15 +268,15 @@ def _forget(image: Image.Image) -> None:
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _pixels(image: Image.Image, mode: str) -> UInt8[Tensor, "c h w"]:
+def _pixels(image: Image.Image, mode: str, white: float | None = None) -> UInt8[Tensor, "c h w"]:
     if image.mode in _WHITE:  # Pillow's own conversion clips these to 0..255
-        values = np.asarray(image, dtype=np.float64) * (255 / _WHITE[image.mode])
+        white = _WHITE[image.mode] if white is None else white
+        values = np.asarray(image, dtype=np.float64) * (255 / white)
         brightest = float(values.max()) / 255
         if not np.isfinite(values).all():
             raise ValueError("values that are not finite")
         if brightest > _BRIGHTEST:
-            white = _WHITE[image.mode]
-            raise ValueError(f"values up to {brightest * white:g}, where {white} is white: divide them")
+            raise ValueError(f"values up to {brightest * white:g}, where {white:g} is white: divide them")
         image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
     elif image.has_transparency_data:
         image = image.convert("RGBA")

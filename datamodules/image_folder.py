@@ -9,7 +9,7 @@ from torch import Tensor
 
 from datamodules.errors import DataError
 from datamodules.files import FileDataModule, Item
-from datamodules.image_files import examine_image, too_large
+from datamodules.image_files import examine_image, remarks_on_depth, too_bright, too_large
 from datamodules.images import ImagesOfAnySize, kept_images
 from datamodules.own_files import OwnFiles
 from datamodules.scan import Facts
@@ -22,7 +22,7 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
         common: Arguments of FileDataModule and ImagesOfAnySize.
     """
 
-    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
+    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect", "white")
 
     def sizes(self) -> Int64[Tensor, "n 2"]:
         sizes = [(facts["height"], facts["width"]) for facts in self.facts.values() if "error" not in facts]
@@ -31,12 +31,17 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
         return torch.tensor(sizes)
 
     def examine(self, path: Path) -> Facts:
-        height, width = examine_image(path)
-        return {"height": height, "width": width}
+        return examine_image(path)
 
     def wrong_part(self, item: Item) -> str:
         facts = self.facts[item.path]
-        return too_large(facts["height"], facts["width"], self.made_of)
+        return too_large(facts["height"], facts["width"], self.made_of) or too_bright(facts, self.white)
+
+    def _good_items(self) -> list[Item]:
+        good = super()._good_items()
+        for line in remarks_on_depth([self.facts[path] for path in {item.path: None for item in good}], self.white):
+            self.remark(line)
+        return good
 
     def read_item(self, item: Item) -> UInt8[Tensor, "c h w"]:
         return self.read(self.folder / item.path)

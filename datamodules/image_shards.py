@@ -6,7 +6,8 @@ from typing import ClassVar
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from datamodules.image_files import examine_image, too_large
+from datamodules.errors import DataError
+from datamodules.image_files import examine_image, too_bright, too_large
 from datamodules.images import ImagesOfAnySize, kept_images
 from datamodules.packed import Packed
 from datamodules.shards import Shards
@@ -23,13 +24,19 @@ class ImageShards(Shards, ImagesOfAnySize):
 
     kind: ClassVar[str] = "image"
     suffixes: ClassVar[frozenset[str]] = ImagesOfAnySize.predict_suffixes
-    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect")
+    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect", "white")
 
     def sizes(self) -> Int64[Tensor, "n 2"]:
         return self._readable()
 
     def examine(self, file: Packed) -> tuple[int, int]:
-        return examine_image(file)
+        facts = examine_image(file)
+        if what := too_bright(facts, self.white):
+            raise DataError(f"{file}: {what}")
+        return facts["height"], facts["width"]
+
+    def examined_with(self) -> str:
+        return "" if self.white is None else f" white {self.white}"
 
     def wrong_values(self) -> dict[int, str]:
         sizes, at = self.facts.values.unique(dim=0, return_inverse=True)

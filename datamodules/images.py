@@ -1,6 +1,7 @@
 """The base of data modules for images: their layout in memory, and how any image file becomes an input."""
 
 import io
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
@@ -57,6 +58,7 @@ class ImageDataModule(DataModule):
     """
 
     shape: tuple[int, int, int]
+    white: float | None = None  # the value that is white in deep grey images; None for that of their mode
     keep_aspect = False  # whether an image of another shape is cut to that of the inputs, not stretched
     predict_suffixes: ClassVar[frozenset[str]] = SUFFIXES
 
@@ -77,7 +79,7 @@ class ImageDataModule(DataModule):
             height, width = self.made_of(image.height, image.width)
             # resize the rows of each band, then all columns: bit for bit the same as resizing in one call
             rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
-            for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB"):
+            for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB", self.white):
                 rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
             resized = scale(rows, height, width)
         return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would keep all of it in memory
@@ -103,6 +105,7 @@ class ImageDataModule(DataModule):
         channels, height, width = self.shape
         flags = ["ImageShards", "--data.root", root, "--data.size", f"[{height},{width}]"]
         flags += ["--data.grayscale", "true"] if channels == 1 else []
+        flags += [] if self.white is None else ["--data.white", f"{self.white:.17g}"]
         return flags if self.keep_aspect else [*flags, "--data.keep_aspect", "false"]
 
     def figures(self, samples: Samples) -> dict[str, Any]:
@@ -127,6 +130,8 @@ class ImagesOfAnySize(ImageDataModule):
             same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most.
         grayscale: Whether inputs are grey, of one channel.
         keep_aspect: Whether images are cut to the shape of the inputs, not stretched.
+        white: The value that is white in grey images of 16 or more bits, such as 4095 where they hold 12; if absent,
+            65535 of integers, and 1 of floats. Other images have 255.
         common: Arguments of ImageDataModule.
     """
 
@@ -135,9 +140,12 @@ class ImagesOfAnySize(ImageDataModule):
         size: int | list[int] | None = None,
         grayscale: bool = False,
         keep_aspect: bool = True,
+        white: float | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        is_value = white is None or 0 < white < math.inf
+        require(is_value, "white", "a positive number", white, "4095 is that of 12 bits")
         sides = [size, size] if isinstance(size, int) else size
         require(
             sides is None or (len(sides) == 2 and min(sides) >= 1),
@@ -149,6 +157,7 @@ class ImagesOfAnySize(ImageDataModule):
         self._sides = sides
         self.grayscale = grayscale
         self.keep_aspect = keep_aspect
+        self.white = white
 
     @abstractmethod
     def sizes(self) -> Int64[Tensor, "n 2"]:

@@ -90,6 +90,10 @@ class Shards(OnDisk):
             DataError: If it is broken.
         """
 
+    def examined_with(self) -> str:
+        """The settings that decide what is wrong with a sample, if they are given."""
+        return ""
+
     @abstractmethod
     def read_packed(self, file: Packed) -> Tensor:
         """The input of a sample."""
@@ -190,7 +194,8 @@ class Shards(OnDisk):
         """What reading every sample has shown, now or when its shard was first seen."""
         values, sha256, errors = [], [], {}
         for at, shard in enumerate(progress(self.listed.shards, f"checking {self.root}")):
-            what = f"{type(self).examine.__qualname__} {_VERSION} {self.label}\n{stamp(shard.archive)}"
+            examining = f"{type(self).examine.__qualname__} {_VERSION} {self.label}{self.examined_with()}"
+            what = f"{examining}\n{stamp(shard.archive)}"
             found = kept("shards", what, partial(self._examine, at))
             values.append(found["values"])
             sha256.append(found["sha256"])
@@ -318,7 +323,7 @@ class Shards(OnDisk):
         return make(train), make(val) if len(val) else None, make(test)
 
     def _samples(self, labels: Labels, numbers: Int64[Tensor, " m"]) -> Samples:
-        settings = [getattr(self, name) for name in self.reading]
+        settings = self.settings_of_reading()
         hashing = hashlib.sha256(f"{settings} {self.facts.sha256}".encode())
         hashing.update(numbers.numpy().tobytes())
         digest = hashing.hexdigest()

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torchvision import datasets
 from torchvision.transforms.v2 import functional
 
-from datamodules import MNIST, DataError, Digits
+from datamodules import MNIST, DataError, Digits, ImageFolder, ImageShards
 from datamodules.image_files import examine_image
 from datamodules.images import ImageDataModule
 
@@ -339,3 +339,84 @@ def test_letters_are_no_image_whatever_their_suffix(tmp_path):
         (tmp_path / f"x{suffix}").write_bytes(b"these are letters")
         with pytest.raises(DataError, match="not a readable image"):
             GREY.read(tmp_path / f"x{suffix}")
+
+
+def deep(root, bits: int, kind: type = np.uint16, suffix: str = ".png", low: float = 0.0) -> None:
+    """Two classes of ten grey images each, whose brightest value is the largest of so many bits."""
+    generator = np.random.default_rng(bits)
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+        for number in range(10):
+            values = generator.uniform(low, 1, (8, 8))
+            values[0, 0] = 1
+            Image.fromarray((values * (2**bits - 1)).astype(kind)).save(root / name / f"{number}{suffix}")
+
+
+@pytest.mark.parametrize(("bits", "white"), [(8, 255), (10, 1023), (12, 4095), (14, 16383), (15, None), (16, None)])
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_images_of_fewer_bits_in_files_of_16_are_said_and_read_with_their_white(bits, white, suffix, tmp_path, capsys):
+    deep(tmp_path, bits, suffix=suffix)
+    data = ImageFolder(str(tmp_path), grayscale=True)
+    data.setup()
+    what = (
+        f"{tmp_path}: no value in 20 images is above {white}, and 65535 is white, so they are nearly black; give the "
+    )
+    said = "" if white is None else f"{what}value that is white, such as --data.white {white}\n"
+    assert capsys.readouterr().err == said
+    if white is not None:
+        data = ImageFolder(str(tmp_path), grayscale=True, white=white)
+        data.setup()
+        values = np.asarray(Image.open(tmp_path / data.train_set.names[0]), dtype=float)
+        assert (data.train_set.inputs[0, 0].numpy() == np.round(values / white * 255)).all()
+        assert capsys.readouterr().err == ""
+
+
+def test_floats_below_zero_are_said_and_those_in_another_unit_are_read_with_their_white(tmp_path, capsys):
+    deep(tmp_path / "signed", 1, np.float32, ".tif", low=-1)
+    ImageFolder(str(tmp_path / "signed")).setup()
+    assert "signed: values below 0 in 20 images, down to -0.9" in capsys.readouterr().err
+    deep(tmp_path / "eight", 8, np.float32, ".tif")
+    with pytest.raises(
+        DataError, match=r"a/0\.tif: values up to 255, where 1 is white; divide them, or .*--data\.white"
+    ):
+        ImageFolder(str(tmp_path / "eight")).setup()
+    for white in (255, 60):  # 60 is too little for 255, but what was found with 255 is kept
+        data = ImageFolder(str(tmp_path / "eight"), white=white)
+        assert len(data.bad_files()) == (20 if white == 60 else 0)
+
+
+def test_colours_of_16_bits_that_are_nearly_black_are_said(tmp_path, capsys):
+    def png_of_16_bits(path, value: int) -> None:
+        def chunk(content: bytes) -> bytes:
+            return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+
+        rows = b"".join(b"\0" + struct.pack(">12H", *[value] * 12) for _ in range(4))
+        header = chunk(b"IHDR" + struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0))
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT" + zlib.compress(rows)) + chunk(b"IEND"))
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            png_of_16_bits(tmp_path / name / f"{number}.png", 4095 - number - 10 * (name == "b"))
+    ImageFolder(str(tmp_path)).setup()
+    what = (
+        "no value in 12 colour images of 16 bits is above 5.9% of white, so they are nearly black; scale them to 8 bits"
+    )
+    assert capsys.readouterr().err == f"{tmp_path}: {what}\n"
+
+
+def test_shards_of_images_are_read_with_the_white_of_their_folder(command, tmp_path):
+    deep(tmp_path / "folder", 12)
+    flags = ["--data.root", tmp_path / "folder", "--data.white", "4095", "--data.grayscale", "true"]
+    done = command("shard", "--data", "ImageFolder", *flags, "--out", tmp_path / "shards")
+    assert done.code == 0 and "--data.white 4095" in done.out
+    folder = ImageFolder(str(tmp_path / "folder"), white=4095, grayscale=True)
+    shards = ImageShards(str(tmp_path / "shards"), white=4095, grayscale=True)
+    for data in (folder, shards):
+        data.setup()
+    assert torch.equal(folder.train_set.inputs, shards.train_set.inputs)
+    assert len(ImageShards(str(tmp_path / "shards"), white=100).bad_files()) == 20
+
+
+def test_a_white_that_is_not_given_changes_no_digest_of_before():
+    assert ImageFolder("x", size=8).settings_of_reading() == [(3, 8, 8), True]
