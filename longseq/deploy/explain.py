@@ -1,7 +1,9 @@
 """The command ``explain``: which pixels or moments of a file decided for each of the likeliest classes."""
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -115,17 +117,49 @@ def shortest_half(shares: Float[Tensor, " n"]) -> tuple[int, int]:
     return best
 
 
+_LONGEST = 60  # characters of a name in a line of its own
+_IN_COLUMN = 22  # characters of a title above an image
+_LABELS = 165  # characters of a label that fit beside each other in a spectrogram
+_LANES = 8  # labels that fit above each other there
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
+
+
+def _title(name: str, chance: str = "") -> str:
+    """A title in lines that fit above an image, with the probability after a name."""
+    lines = wrap(name, _IN_COLUMN, max_lines=3, placeholder="...") or [""]
+    fits = len(lines[-1]) + 1 + len(chance) <= _IN_COLUMN
+    return "\n".join([*lines[:-1], f"{lines[-1]} {chance}"] if fits else [*lines, chance]).rstrip()
+
+
+def _lanes(events: Sequence[Event], start: float, end: float) -> Iterator[tuple[Event, int, float]]:
+    """Each event with the lane of its label, from below, and where the label begins: in a lane no two overlap, unless
+    there are more labels at once than lanes."""
+    until = [start] * _LANES
+    for event in sorted(events):
+        width = (len(_short(event.class_name)) + 2) / _LABELS * (end - start)
+        begin = max(min(event.start, end - width), start)
+        free = [lane for lane in range(_LANES) if until[lane] <= begin]
+        lane = free[0] if free else min(range(_LANES), key=until.__getitem__)
+        until[lane] = max(begin + width, event.end)
+        yield event, lane, begin
+
+
 @styled
 def _draw_image(encoder: Any, picture: Tensor, names: list[str], found: list[Attribution]) -> Figure:
     rows = found[0].summaries
     columns, small = len(names) + 2, max(len(rows), 1)
-    figure = Figure((2.1 * columns, 4.0 if len(rows) else 2.4), dpi=120)
+    titles = ["input", _title(f"rollout, for {names[0].rpartition(' ')[0]}")]
+    titles += [_title(name, chance) for name, _, chance in (each.rpartition(" ") for each in names)]
+    spare = 0.14 * max(title.count("\n") for title in titles)  # inches of lines after the first
+    figure = Figure((2.1 * columns, (4.0 if len(rows) else 2.4) + spare), dpi=120)
     grid = figure.add_gridspec(2 if len(rows) else 1, columns * small, height_ratios=[2, 1] if len(rows) else [1])
     pixels = (picture / 255).clamp(0, 1)
     shown = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
     size = encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])  # the grid of tokens
     heats = [None, found[0].rollout.reshape(size), *(attribution.gradient.abs().sum(0) for attribution in found)]
-    titles = ["input", f"rollout, for {names[0].rpartition(' ')[0]}", *names]
     for column, (title, heat) in enumerate(zip(titles, heats, strict=True)):
         axes = figure.add_subplot(grid[0, column * small : (column + 1) * small])
         axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", alpha=1 if heat is None else 0.35)
@@ -161,22 +195,26 @@ def _draw_sound(
     )  # fmt: skip
     top.grid(False)
     top.set(ylabel="band", title="What it hears")
-    for event in events:
-        top.axvspan(event.start, event.end, ymax=0.06, color=COLOURS[4])
-        top.text(event.start, 0.08 * len(values), event.class_name, color="white", fontsize=7, parse_math=False)
+    for event, lane, begin in _lanes(events, start, end):
+        bottom = lane / _LANES
+        top.axvspan(event.start, event.end, bottom, bottom + 0.03, color=COLOURS[4])
+        label = top.text(begin, (bottom + 0.04) * len(values), _short(event.class_name), color="white", fontsize=6)
+        label.set_parse_math(False)
+        label.set_bbox({"facecolor": "black", "alpha": 0.5, "pad": 0.3, "linewidth": 0})
     for number, (name, attribution) in enumerate(zip(names, found, strict=True)):
         of_frames = attribution.by_row()[: picture.shape[1]]
         times = [start + (row + 0.5) * frame for row in range(len(of_frames))]
-        shares.plot(times, of_frames / frame, color=COLOURS[2 + number], label=name, linewidth=1)
+        label, _, chance = name.rpartition(" ")
+        shares.plot(times, of_frames / frame, color=COLOURS[2 + number], label=f"{_short(label)} {chance}", linewidth=1)
     shares.set(ylabel="share a second", title="Gradient times input")
-    for text in shares.legend(fontsize=7).get_texts():
+    for text in shares.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():  # above, off the lines
         text.set_parse_math(False)
     in_row = encoder.trunk.patch_embed.grid_size[1]
     weights = found[0].rollout.unflatten(0, (-1, in_row)).sum(1)
     times = [start + (row + 0.5) * encoder.row_seconds for row in range(len(weights))]
     rollout.plot(times, weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
     rollout.set_ylabel("share a second")
-    rollout.set_title(f"Rollout of the attention, for {names[0].rpartition(' ')[0]}", parse_math=False)
+    rollout.set_title(f"Rollout of the attention, for {_short(names[0].rpartition(' ')[0])}", parse_math=False)
     for axes in of_rows:
         looked = rows.unflatten(1, (-1, in_row)).abs().sum(2)
         looked = looked / looked.amax(1, keepdim=True).clamp(min=1e-30)

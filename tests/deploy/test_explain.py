@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
@@ -14,12 +16,13 @@ from datamodules import Needles
 from datamodules.needles import Maker
 from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Verma
-from longseq.deploy.explain import shortest_half
+from longseq.deploy.explain import _draw_image, _draw_sound, shortest_half
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.local import Conv1d
 from longseq.tasks import MultiLabel
 from longseq.training import Classifier
 from longseq.training.attribution import attribute
+from longseq.training.events import Event
 
 RATE = 8000
 DIGITS = 5  # zero to four
@@ -199,3 +202,43 @@ def test_a_model_without_attention_is_refused() -> None:
     model.encoder.trunk.blocks[0].attn = torch.nn.Identity()
     with pytest.raises(ArgumentError, match="must have attention in every block"):
         attribute(model, torch.zeros(1, 1, 4, 4), [0])
+
+
+LONG = [
+    "Great spotted woodpecker (Dendrocopos major)",
+    "Eurasian three-toed woodpecker (Picoides tridactylus), also called northern three-toed woodpecker",
+    "Lesser_spotted_woodpecker_(Dryobates_minor)_juvenile",
+]
+
+
+def overlapping(figure) -> list[tuple[str, str]]:
+    """The texts of a figure that lie on each other, or reach out of it."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    texts = [text for text in figure.findobj(Text) if re.search("[a-z]", text.get_text())]  # no numbers of ticks
+    boxes = [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
+    pairs = [(one, two) for n, (one, box) in enumerate(boxes) for two, other in boxes[:n] if box.overlaps(other)]
+    width, height = canvas.get_width_height()
+    outside = [(name, "edge") for name, box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height]
+    return pairs + outside
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_long_names_do_not_overlap_in_the_picture_of_an_image(number: int) -> None:
+    model = Classifier(ImageEncoder((3, 8, 8), Linformer(k=4), dim=8, depth=1, heads=1), 3).eval()
+    batch = 255 * torch.rand(1, 3, 8, 8)
+    found = attribute(model, batch, list(range(number)))
+    names = [f"{name} 0.{label}1" for label, name in enumerate(LONG[:number])]
+    assert overlapping(_draw_image(model.encoder, batch[0], names, found)) == []
+
+
+def test_long_names_do_not_overlap_in_the_picture_of_a_sound() -> None:
+    model = Classifier(SpectrogramEncoder(RATE, 1.0, Linformer(k=4), dim=8, depth=1, heads=1), 3).eval()
+    batch = {"waveforms": torch.randn(1, RATE), "lengths": torch.tensor([RATE])}
+    found = attribute(model, batch, [0, 1, 2])
+    with torch.no_grad():
+        picture = model.encoder.front_end(batch)[0]
+    names = [f"{name} 0.{label}1" for label, name in enumerate(LONG)]
+    times = [(0.05, 0.2, 0), (0.15, 0.5, 1), (0.17, 0.3, 2), (0.9, 0.98, 1), (0.92, 0.95, 0)]
+    events = [Event(begin, end, LONG[label], 0.9) for begin, end, label in times]
+    assert overlapping(_draw_sound(model.encoder, picture, names, found, 0.0, events)) == []
