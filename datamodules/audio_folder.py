@@ -116,6 +116,8 @@ class AudioFolder(OwnFiles, AudioFiles):
     Args:
         clip_seconds: Cut every recording of the table into clips of so many seconds, each with the classes of all rows
             that are heard in it; if absent, every row is a clip of its own.
+        min_overlap: A row is heard in a clip that holds so many seconds of it, or half of it, which may be less. If
+            absent, 0.25 s, or half of clip_seconds if that is less.
         common: Arguments of OwnFiles and AudioFiles.
 
     Raises:
@@ -124,14 +126,21 @@ class AudioFolder(OwnFiles, AudioFiles):
 
     kind: ClassVar[str] = "sound"
 
-    def __init__(self, root: str, clip_seconds: float | None = None, **common: Any) -> None:
+    def __init__(
+        self, root: str, clip_seconds: float | None = None, min_overlap: float | None = None, **common: Any
+    ) -> None:
         super().__init__(root=root, **common)
-        self.clip_seconds = clip_seconds
+        self.clip_seconds, self.min_overlap = clip_seconds, min_overlap
         if clip_seconds is not None:
             require(0.01 <= clip_seconds < math.inf, "clip_seconds", "0.01 or more", clip_seconds, "3 is usual")
             has_labels = self.labels_separator is not None
             remedy = "a clip may hold several classes or none: ';' is usual"
             require(has_labels, "labels_separator", "given with clip_seconds", self.labels_separator, remedy)
+        if min_overlap is not None:
+            require(clip_seconds is not None, "clip_seconds", "given with min_overlap", clip_seconds, "3 is usual")
+            assert clip_seconds is not None
+            rule = f"in 0..{clip_seconds:g}, the seconds of a clip"
+            require(0 <= min_overlap <= clip_seconds, "min_overlap", rule, min_overlap, "0.25 is usual")
 
     def find(self) -> list[Item]:
         items = super().find()
@@ -149,7 +158,8 @@ class AudioFolder(OwnFiles, AudioFiles):
             say(f"{self.root}: {len(nameless)} {what} ({where}); nothing is heard there")
         lengths = {path: self._length_of(path) for path in dict.fromkeys(item.path for item in items)}
         self._tell_of_late(items, lengths)
-        return cut_into_clips(items, self.clip_seconds, lengths.__getitem__, self.labels_separator)
+        overlap = min(0.25, self.clip_seconds / 2) if self.min_overlap is None else self.min_overlap
+        return cut_into_clips(items, self.clip_seconds, lengths.__getitem__, self.labels_separator, overlap)
 
     def _length_of(self, path: str) -> float:
         try:

@@ -33,8 +33,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def clips(root: Path, seconds: float) -> list[tuple[str, float, float | None, set[str]]]:
-    data = AudioFolder(str(root), table="events.csv", labels_separator=";", clip_seconds=seconds)
+def clips(
+    root: Path, seconds: float, min_overlap: float | None = None
+) -> list[tuple[str, float, float | None, set[str]]]:
+    data = AudioFolder(
+        str(root), table="events.csv", labels_separator=";", clip_seconds=seconds, min_overlap=min_overlap
+    )
     return [(item.path, item.start, item.end, set(item.label.split(";")) - {""}) for item in data.items]
 
 
@@ -52,7 +56,7 @@ def test_every_clip_has_the_classes_that_overlap_it(root: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.3, 0.5, 1.0, 6.5, 20.0])
 def test_clips_cover_a_recording_and_miss_no_event(root: Path, seconds: float) -> None:
     for path, length in SECONDS.items():
-        of_path = [clip for clip in clips(root, seconds) if clip[0] == path]
+        of_path = [clip for clip in clips(root, seconds, min_overlap=0.0) if clip[0] == path]
         assert of_path[0][1] == 0 and of_path[-1][2] == pytest.approx(length)
         for (_, start, end, _), (_, after, _, _) in itertools.pairwise(of_path):
             assert start < after <= end + 1e-6
@@ -61,6 +65,41 @@ def test_clips_cover_a_recording_and_miss_no_event(root: Path, seconds: float) -
                 for _, start, end, heard in of_path:
                     overlaps = begin == "" or (begin < end and stop > start)
                     assert name == "" or (name in heard) >= overlaps
+
+
+def test_a_clip_has_the_events_of_which_it_holds_a_quarter_of_a_second_or_half(root: Path) -> None:
+    """The oracle counts milliseconds. OpenSoundscape calls this min_label_overlap=0.25, min_label_fraction=0.5."""
+    random = np.random.default_rng(0)
+    starts = random.integers(0, 6000, 60).tolist()
+    events = [(start, start + int(random.choice([20, 50, 300, 400, 2500]))) for start in starts]
+    rows = [f"a.wav,{number},{start / 1000},{end / 1000}\n" for number, (start, end) in enumerate(events)]
+    (root / "events.csv").write_text("path,label,start,end\n" + "".join(rows))
+    found = clips(root, 2.0)
+    assert [(start, end) for _, start, end, _ in found] == [(0.0, 2.0), (2.0, 4.0), (4.0, 6.0), (4.5, 6.5)]
+    in_any: set[str] = set()
+    for _, first, last, heard in found:
+        clip = {*range(round(1000 * first), round(1000 * last or 0))}
+        expected = set()
+        for number, (start, end) in enumerate(events):
+            event = {*range(start, min(end, 6500))}
+            if len(event & clip) >= 250 or 2 * len(event & clip) >= len(event):
+                expected.add(str(number))
+        assert heard == expected
+        in_any |= heard
+    assert in_any == {str(number) for number in range(60)}  # none is lost
+
+
+@pytest.mark.parametrize(
+    ("min_overlap", "heard"),
+    [(None, [{"long"}, {"long", "pulse", "edge"}]), (0.0, [{"long", "edge"}, {"long", "pulse", "edge"}]),
+     (1.0, [set(), {"long", "pulse", "edge"}])],
+)  # fmt: skip
+def test_a_pulse_makes_a_label_and_ten_milliseconds_of_a_call_only_if_asked(
+    root: Path, min_overlap: float | None, heard: list[set[str]]
+) -> None:
+    rows = "a.wav,pulse,5.0,5.05\na.wav,edge,2.99,4.0\na.wav,long,2.3,6.5\n"
+    (root / "events.csv").write_text(f"path,label,start,end\n{rows}")
+    assert [found for *_, found in clips(root, 3.0, min_overlap)][:2] == heard
 
 
 def test_a_point_in_time_is_in_the_clip_that_holds_it_and_is_no_clip_by_itself(root: Path) -> None:
@@ -92,6 +131,10 @@ def test_clips_need_labels_of_several_classes_and_a_length() -> None:
         AudioFolder("nowhere", table="t.csv", clip_seconds=3.0)
     with pytest.raises(ValueError, match=r"^clip_seconds must be 0\.01 or more, got 0\.0; "):
         AudioFolder("nowhere", table="t.csv", labels_separator=";", clip_seconds=0.0)
+    with pytest.raises(ValueError, match=r"^clip_seconds must be given with min_overlap, got None; "):
+        AudioFolder("nowhere", table="t.csv", labels_separator=";", min_overlap=0.1)
+    with pytest.raises(ValueError, match=r"^min_overlap must be in 0\.\.2, the seconds of a clip, got 2\.5; "):
+        AudioFolder("nowhere", table="t.csv", labels_separator=";", clip_seconds=2.0, min_overlap=2.5)
 
 
 def test_a_broken_recording_is_named_as_ever(root: Path) -> None:
