@@ -38,7 +38,9 @@ def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Te
 
 
 class AudioDataModule(DataModule):
-    """Sounds as float32 waveforms in -1..1, all with one rate and each with its own length.
+    """Sounds as float32 waveforms, all with one rate and each with its own length.
+
+    Full scale is 1. Floats and decoded sounds may be beyond it, and are kept: encoders normalise their inputs.
 
     Inputs are {"waveforms": (b, s), "lengths": (b,)}: waveforms, the shorter ones with zeros at the end, and how many
     samples each has. A training batch holds sounds of similar lengths, so that there is little padding.
@@ -80,7 +82,7 @@ class AudioDataModule(DataModule):
             DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite.
         """
         waveform = change_rate(*read_middle(path, self.seconds), self.sample_rate_hz)
-        return crop_middle(waveform.clamp(-1, 1), self.shape[0])
+        return crop_middle(waveform, self.shape[0])
 
     def parts(
         self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
@@ -117,7 +119,7 @@ class AudioDataModule(DataModule):
 
         Where a file breaks off, a line says so, once for each file. What a part has before the break is returned; a
         part without anything is not a number throughout, and so are the model's scores for it. With ``on_error`` skip
-        values that are not finite, or beyond full scale, are a break too.
+        values that are not finite, or far beyond full scale, are a break too.
 
         Raises:
             DataError: If the file cannot be read from the start, or holds such values.
@@ -136,7 +138,7 @@ class AudioDataModule(DataModule):
                 raise damage
             what = f"{damage.what} at" if isinstance(damage, ValuesError) else "breaks off after"
             self._say_once(path, f"{what} {start + len(waveform) / rate_hz:.0f} s")
-        heard = change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)[:num_samples]
+        heard = change_rate(waveform, rate_hz, self.sample_rate_hz)[:num_samples]
         return heard if len(heard) else torch.full((num_samples,), math.nan)
 
     def _say_once(self, path: str, what: str) -> None:

@@ -82,9 +82,18 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
     def examine(self, path: Path) -> Facts:
         return examine_sound(path)
 
+    def remarks(self) -> list[str]:
+        peaks = {path: facts["peak"] for path, facts in self.facts.items() if facts.get("peak", 0.0) > 1}
+        if not peaks:
+            return []
+        path = max(peaks, key=lambda path: peaks[path])
+        has = "has a peak" if len(peaks) == 1 else "have peaks"
+        what = f"{has} above full scale 1, the largest {peaks[path]:.3g} in {path}"
+        return [f"{counted(len(peaks), 'file')} of {len(self.facts)} {what}; the values are kept as they are"]
+
     def read_item(self, item: Item) -> Float32[Tensor, " s"]:
         waveform, rate_hz = read_sound(self.folder / item.path, item.start, item.end)
-        return change_rate(waveform, rate_hz, self.sample_rate_hz).clamp(-1, 1)
+        return change_rate(waveform, rate_hz, self.sample_rate_hz)
 
     def wrong_part(self, item: Item) -> str:
         if self._seconds_of(item):

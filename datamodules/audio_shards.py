@@ -36,7 +36,7 @@ class AudioShards(Shards, SoundsOfAnyRate):
         return facts["frames"], facts["rate_hz"]
 
     def read_packed(self, file: Packed) -> Float32[Tensor, " s"]:
-        return change_rate(*read_sound(file), self.sample_rate_hz).clamp(-1, 1)
+        return change_rate(*read_sound(file), self.sample_rate_hz)
 
     def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
         return 4 * int(self._lengths(numbers).sum())

@@ -36,7 +36,7 @@ class TimeShift(SoundTransform):
 
 
 class Gain(SoundTransform):
-    """Make the sound louder or softer by decibels drawn evenly; what would exceed full scale is clipped.
+    """Make the sound louder or softer by decibels drawn evenly.
 
     Args:
         decibels: The largest change, up or down.
@@ -49,7 +49,7 @@ class Gain(SoundTransform):
 
     def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
         decibels = self.decibels * (2 * torch.rand(()) - 1)
-        return (waveform * 10 ** (decibels / 20)).clamp(-1, 1)
+        return waveform * 10 ** (decibels / 20)
 
 
 class Noise(SoundTransform):

@@ -349,6 +349,10 @@ class DataModule(pl.LightningDataModule, ABC):
         """What is wrong with each broken file, by path; empty if the data is not in files."""
         return {}
 
+    def remarks(self) -> list[str]:
+        """What the command check says of files that can be read, a line each."""
+        return []
+
     def statistics(self) -> dict[str, Any]:
         """Sizes of splits and classes, and the training set's figures; computed once for the same content."""
         sizes = {f"{name} samples": len(samples) for name, samples in self.splits().items()}

@@ -166,7 +166,7 @@ class Maker:
             begin = number * share + _draw(share - len(clip) + 1, generator)
             level = _BACKGROUND_LEVEL * 10 ** (self.data.level_db / 20)
             recording[begin : begin + len(clip)] += clip * (level / _level_of(clip))
-        return (recording * 10 ** (_between(_GAINS_DB, generator) / 20)).clamp(-1, 1)
+        return recording * 10 ** (_between(_GAINS_DB, generator) / 20)
 
     def labels(self, count: int, generator: torch.Generator) -> Labels:
         """The labels of so many recordings: of every class as many, or one to three classes at random."""

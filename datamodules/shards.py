@@ -29,7 +29,7 @@ from datamodules.scan import in_threads, progress
 from datamodules.shard_list import ShardList
 from datamodules.write_shards import CLASSES
 
-_VERSION = 2  # goes up when an examination finds faults that earlier versions missed
+_VERSION = 3  # goes up when an examination finds faults that earlier versions missed
 _TOGETHER = 64  # samples that a thread examines at once
 
 

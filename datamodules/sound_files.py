@@ -26,7 +26,7 @@ from datamodules.sound_mended import Decoded, Joined, mended
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
-_LOUDEST = 4.0  # of floats with full scale 1: a mixture may need 12 dB more; larger values have another unit
+_LOUDEST = 100.0  # of floats with full scale 1: no recorder or mixture has 40 dB more; larger values have another unit
 _MISSING = 0.02  # of the frames that a header declares, which some writers estimate; a file that lacks more is cut off
 # Lines of libsndfile's log that say how long the sound is, and how long the file is. Other chunks hold no sound.
 _OF_THE_SOUND = frozenset({"data", "SSND", "Data Size"})
@@ -187,7 +187,7 @@ def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, i
 
 
 def examine_sound(path: Source) -> dict[str, Any]:
-    """Read a whole sound file, and return its frames, rate_hz, channels, and whether it is silent.
+    """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel.
 
     Raises:
         DataError: If the file is broken, even if it could be read: cut off, or with values that are not finite or far
@@ -207,7 +207,7 @@ def examine_sound(path: Source) -> dict[str, Any]:
         raise _cut_off(path, num_frames, declared)
     if not num_frames:
         raise DataError(f"{path}: holds no sound; leave it out or record it again")
-    return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "silent": peak == 0}
+    return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "peak": peak}
 
 
 _kept = threading.local()  # the last MP3 of a thread, as `file` of `key`

@@ -26,7 +26,7 @@ from longseq.training.events import Event, Settings
 from longseq.training.predictions import Gathering, Hearing, Prediction, features_of_files, model_and_data
 from longseq.training.shared import FILES, refuse_other_model, write_shared
 
-_LOUDEST = 4.0  # of a waveform with full scale 1: a mixture may need 12 dB more; larger values have another unit
+_LOUDEST = 100.0  # of a waveform with full scale 1: no recorder has 40 dB more; larger values have another unit
 
 
 class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
@@ -56,8 +56,8 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         """Predict the classes of files or arrays.
 
         Args:
-            inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats in -1..1 at the
-                model's rate, or an image (channels, height, width), 0 to 255.
+            inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats at the model's
+                rate, whose full scale is 1, or an image (channels, height, width), 0 to 255.
             window: Hear sound files in windows of so many seconds, each with a prediction of its own.
             hop: Seconds from one window to the next.
             top: How many classes to name, the most probable first.
@@ -156,7 +156,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         batch: Any = values[None]
         if self.model.encoder.takes_sounds:
             refuse_no_waveform(values)
-            batch = {"waveforms": values[None].float().clamp(-1, 1), "lengths": torch.tensor([len(values)])}
+            batch = {"waveforms": values[None].float(), "lengths": torch.tensor([len(values)])}
         else:
             refuse_no_pixels(values)
         with torch.inference_mode():

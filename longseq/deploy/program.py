@@ -42,7 +42,6 @@ class Program(nn.Module):
     def forward(self, inputs: Shaped[Tensor, "b ..."], lengths: Int64[Tensor, " b"] | None = None) -> Tensor:
         batch: Any = inputs
         if self.takes_sounds:
-            inputs = inputs.clamp(-1, 1)  # as files are read
             batch = {"waveforms": inputs if self.longest is None else _filled(inputs, self.longest), "lengths": lengths}
         return self.model.task.probabilities(self.model(batch))
 

@@ -11,7 +11,7 @@ import soundfile
 import torch
 from small_sets import noise
 
-from datamodules import FSDD, AudioFolder, DataError, audio, sound_files
+from datamodules import FSDD, AudioFolder, AudioShards, DataError, Gain, audio, sound_files
 from datamodules.errors import ArgumentError
 from datamodules.samples import Clips
 from datamodules.sound_files import SUFFIXES, change_rate, clip_of, read_sound, read_until_break, seconds_of
@@ -208,9 +208,44 @@ def test_the_longest_batch_is_of_the_longest_clips():
     assert inputs["lengths"].tolist() == [9, 8, 7] and labels.tolist() == [1, 5, 3]
 
 
-def test_a_float_file_beyond_full_scale_is_clipped(tmp_path):
-    soundfile.write(tmp_path / "x.wav", np.full(8000, 3.0), 8000, subtype="FLOAT")
-    assert DATA.read(tmp_path / "x.wav").max() == 1
+def loud_tone(path, amplitude=3.9):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, tone(16_000, 1.0, amplitude), 16_000, subtype="FLOAT")
+
+
+def third_harmonic(waveform: torch.Tensor) -> float:
+    """Of a second of the tone, as a share of its fundamental."""
+    spectrum = torch.fft.rfft(waveform.double()).abs()
+    assert spectrum.argmax() == TONE_HZ
+    return float(spectrum[3 * round(TONE_HZ)] / spectrum.max())
+
+
+def test_a_tone_above_full_scale_is_heard_without_distortion_from_files_parts_and_shards(tmp_path):
+    """Clipped at 1, a sine of amplitude 3.9 has a third harmonic of 30 %."""
+    paths = [tmp_path / "data" / name / f"{number}.wav" for name in "ab" for number in range(4)]
+    for path in paths:
+        loud_tone(path)
+    data = AudioFolder(str(tmp_path / "data"), sample_rate_hz=8000, seconds=1.0)
+    data.setup()
+    data.write_shards(tmp_path / "shards", 100)
+    shards = AudioShards(str(tmp_path / "shards"), sample_rate_hz=8000, seconds=1.0)
+    shards.setup()
+    part = data.parts(str(paths[0]), 1.0)[0]
+    heard = [data.read(paths[0]), data.read_part(part), data.train_set.inputs[0], shards.train_set.inputs[0]]
+    for waveform in (*heard, Gain(1.0)(heard[0])):
+        assert waveform.abs().max() > 3 and third_harmonic(waveform) < 1e-3
+    clipped = heard[0].clamp(-1, 1)
+    assert third_harmonic(clipped) > 0.25
+
+
+def test_check_says_how_many_files_exceed_full_scale_and_the_largest_peak(tmp_path):
+    for number, amplitude in enumerate([0.5, 3.9, 1.5, 0.9]):
+        loud_tone(tmp_path / "ab"[number % 2] / f"{number}.wav", amplitude)
+    said = "2 files of 4 have peaks above full scale 1, the largest 3.9 in b/1.wav; the values are kept as they are"
+    assert AudioFolder(str(tmp_path)).remarks() == [said]
+    for name in ("b/1.wav", "a/2.wav"):
+        (tmp_path / name).unlink()
+    assert AudioFolder(str(tmp_path)).remarks() == []
 
 
 def test_rates_without_a_common_divisor_take_no_gigabytes():

@@ -313,7 +313,11 @@ def test_a_file_that_is_bound_to_the_traced_length_is_refused(format: str, tmp_p
         refuse_bound(program, run, format, 1e-5)
 
 
-def test_a_file_clips_waveforms_as_predict_does(tmp_path: Path) -> None:
-    program = Program(of_clips(Verma(7)))
+def test_a_file_keeps_values_above_full_scale_as_predict_does(tmp_path: Path) -> None:
+    model = of_clips(Verma(7)).eval()
     loud, lengths = 3 * torch.randn(2, 3200), torch.tensor([3200, 3200])
-    torch.testing.assert_close(program(loud, lengths), program(loud.clamp(-1, 1), lengths))
+    with torch.inference_mode():
+        expected = model({"waveforms": loud, "lengths": lengths}).softmax(1)
+        clipped = model({"waveforms": loud.clamp(-1, 1), "lengths": lengths}).softmax(1)
+        assert (expected - clipped).abs().max() > 1e-5
+        torch.testing.assert_close(Program(model)(loud, lengths), expected)
