@@ -6,7 +6,7 @@ from pathlib import Path
 
 from datamodules.errors import DataError, counted, say
 from datamodules.files import Item
-from datamodules.scan import LeftOut, leads_up, walk
+from datamodules.scan import LeftOut, leads_nowhere, leads_up, say_of_dead_links, walk
 
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
@@ -54,6 +54,8 @@ def find_in_class_folders(root: Path, suffixes: frozenset[str], left_out: LeftOu
         beside = [name for name in beside if not name.startswith(".")]
         if beside:
             say(f"{part}: left out {counted(len(beside), 'file')} in no folder of a class, such as {beside[0]}")
+        links = [path for path in sorted(part.iterdir()) if not path.name.startswith(".") and leads_nowhere(path)]
+        say_of_dead_links(part, links)
         for folder in _class_folders(part, left_out if is_split else None):
             name = os.fsencode(folder.name).decode(errors="backslashreplace")
             if name != folder.name:  # names of classes are drawn and written, so they must be text

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from datamodules.errors import DataError, counted
 from datamodules.packed import Packed, Source
+from datamodules.quiet import without_noise
 
 # By the name of their format in Pillow. Without this list, Pillow would also pass PostScript to an interpreter.
 _SUFFIXES = {
@@ -92,7 +93,7 @@ def opened(
     if not isinstance(path, Packed) and not Path(path).is_file():
         raise DataError(f"{path}: no such file; check the path")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), without_noise(path):
             warnings.simplefilter("ignore")
             with Image.open(path, formats=_formats(path)) as image:
                 if _of_tiles(image) > _MAX_PIXELS:

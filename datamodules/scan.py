@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from datamodules.cache import cache_folder, locked, replacing, sha256_of
-from datamodules.errors import DataError, counted
+from datamodules.errors import DataError, counted, say
 
 _VERSION = 5  # goes up when a scan finds what earlier versions missed
 
@@ -135,7 +135,8 @@ def holds_runs_alone(folder: Path) -> bool:
 
 
 def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) -> Iterator[Path]:
-    """The files below a folder with one of the suffixes, sorted, no hidden ones. Links are followed once, never up.
+    """The files below a folder with one of the suffixes, sorted, no hidden ones. Links are followed once, never up. A
+    line counts those that lead nowhere.
 
     Args:
         root: The folder.
@@ -144,6 +145,7 @@ def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) 
     """
     seen: set[tuple[int, int]] = set()
     left_out = LeftOut() if left_out is None else left_out
+    dead: list[Path] = []
 
     def inside(folder: Path) -> Iterator[Path]:
         status = folder.stat()
@@ -156,15 +158,26 @@ def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) 
             if path.is_dir():
                 if not left_out.is_folder(path):
                     yield from inside(path)
+            elif leads_nowhere(path):
+                if path.suffix.lower() in suffixes or not path.suffix:  # without one it may have led to a folder
+                    dead.append(path)
             elif path.suffix.lower() not in suffixes:
                 left_out.kinds[path.suffix.lower() or "without a suffix"] += 1
-            elif not _leads_nowhere(path):
+            else:
                 yield path
 
     try:
         yield from inside(root)
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
+    say_of_dead_links(root, dead)
+
+
+def say_of_dead_links(folder: Path, links: list[Path]) -> None:
+    """Say how many links in a folder lead nowhere, if any do."""
+    if links:
+        lead = "link leads" if len(links) == 1 else "links lead"
+        say(f"{folder}: {len(links)} {lead} nowhere, such as {links[0].relative_to(folder)}; left out")
 
 
 def leads_up(path: Path) -> bool:
@@ -175,14 +188,14 @@ def leads_up(path: Path) -> bool:
     return any(path.samefile(folder) for folder in above)
 
 
-def _leads_nowhere(path: Path) -> bool:
-    """Whether it is a link in a circle."""
+def leads_nowhere(path: Path) -> bool:
+    """Whether it is a link to nothing, or in a circle."""
     if not path.is_symlink():
         return False
     try:
         path.stat()
     except OSError as error:
-        return error.errno == errno.ELOOP
+        return error.errno in (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
     return False
 
 

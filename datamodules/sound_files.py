@@ -5,7 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -215,7 +215,7 @@ _kept = threading.local()  # the last MP3 of a thread, as `file` of `key`
 
 @contextmanager
 def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
-    """soundfile.SoundFile, whose errors become DataErrors, without what libmpg123 says of an MP3's parts.
+    """soundfile.SoundFile, whose errors become DataErrors, without what libmpg123 says of an MP3.
 
     Args:
         path: The file.
@@ -223,8 +223,7 @@ def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
             a part from the start of the file, for each part of a day anew. What was read before changes a decoder's
             last bits, so trainings, which are bit-equal in any order, do without.
     """
-    is_mp3 = str(path).lower().endswith(".mp3")
-    with without_noise() if is_mp3 else nullcontext():
+    with without_noise(path):
         file, key = _open(path, in_order)
         is_kept = False
         try:

@@ -28,15 +28,20 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
     runs: list[str] = []
-    found = [file for file in _below(path, runs) if file.is_file()]
+    below = list(_below(path, runs))
+    found = [file for file in below if file.is_file()]
     files = sorted(str(file) for file in found if file.suffix.lower() in suffixes)
     kinds = Counter(file.suffix.lower() or "without a suffix" for file in found if file.suffix.lower() not in suffixes)
+    dead = [file for file in below if file.suffix.lower() in suffixes and file.is_symlink() and not file.exists()]
     if runs:
         others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         print(shown(f"{path}: left out the folder {runs[0]}{others}: runs of longseq"), file=sys.stderr)
     if kinds:
         listed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(10))
         print(shown(f"{path}: left out {kinds.total()} files of other kinds: {listed}"), file=sys.stderr)
+    if dead:
+        lead = "link leads" if len(dead) == 1 else "links lead"
+        print(shown(f"left out: {len(dead)} {lead} nowhere, such as {min(dead)}"), file=sys.stderr)
     if not files:
         raise UserError(f"{path}: holds no file to classify; it may hold {', '.join(sorted(suffixes))}", exit_code=3)
     return files

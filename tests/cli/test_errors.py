@@ -343,6 +343,14 @@ def test_inputs_of_predict_that_are_none_are_refused(name: str) -> None:
         files_of(name, frozenset({".png"}))
 
 
+def test_of_links_that_lead_nowhere_a_line_says_that_they_are_left_out(tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.wav").touch()
+    (tmp_path / "b.wav").symlink_to(tmp_path / "on a disk that is not here.wav")
+    (tmp_path / "c.txt").symlink_to("nothing")
+    assert files_of(str(tmp_path), frozenset({".wav"})) == [str(tmp_path / "a.wav")]
+    assert capsys.readouterr().err == f"left out: 1 link leads nowhere, such as {tmp_path / 'b.wav'}\n"
+
+
 def test_linked_folders_are_entered_once_and_never_up(tmp_path: Path) -> None:
     (tmp_path / "disk/deep").mkdir(parents=True)
     for name in ("disk/a.wav", "disk/deep/b.WAV", "disk/deep/.hidden.wav", "disk/notes.txt"):

@@ -1,9 +1,12 @@
 """FSDD, and how sound files of any kind are read."""
 
+import ctypes
 import io
 import math
 import os
 import shutil
+import subprocess
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -87,24 +90,55 @@ def test_an_mp3_read_in_parts_has_the_samples_of_the_whole(tmp_path):
     assert torch.equal(torch.from_numpy(soundfile.read(io.BytesIO(clip), dtype="float32")[0]), expected)
 
 
-def test_what_libmpg123_says_of_parts_is_left_out_and_nothing_else_is(tmp_path, capfd):
+def write_in_c(text: str) -> None:
+    libc = ctypes.CDLL(None)
+    libc.fputs(text.encode(), ctypes.c_void_p.in_dll(libc, "stderr"))
+
+
+def bursts() -> np.ndarray:
     time = np.arange(16_000 * 10) / 16_000
-    bursts = 0.6 * np.sin(2 * np.pi * (200 + 40 * time) * time) * (time % 0.7 < 0.5)
-    soundfile.write(tmp_path / "x.mp3", bursts, 16_000, format="MP3")
-    file = soundfile.SoundFile(tmp_path / "x.mp3")
+    return 0.6 * np.sin(2 * np.pi * (200 + 40 * time) * time) * (time % 0.7 < 0.5)
+
+
+@pytest.mark.parametrize("name", ["x.mp3", "an mp3.wav"])
+def test_what_libmpg123_says_is_left_out_and_nothing_else_is(name, tmp_path, capfd):
+    path = tmp_path / name
+    soundfile.write(path, bursts(), 16_000, format="MP3")
+    file = soundfile.SoundFile(path)
     for start in range(9):
         file.seek(16_000 * start + 1000)
         file.read(1000)
     assert "libmpg123" in capfd.readouterr().err  # without the help of sound_files
-    with sound_files.opened(tmp_path / "x.mp3"):
+    with sound_files.opened(path):
         os.write(2, b"a line of another\n")
+        subprocess.run(["sh", "-c", "echo of another process >&2"], check=True)
+        assert capfd.readouterr().err == "a line of another\nof another process\n"  # at once, not when the file is read
         for start in range(9):
-            read_until_break(tmp_path / "x.mp3", start, start + 0.5, in_order=start % 2 == 0)
-    assert capfd.readouterr().err == "a line of another\n"
+            read_until_break(path, start, start + 0.5, in_order=start % 2 == 0)
+        write_in_c("another library\n")
+    assert capfd.readouterr().err == f"{path}: another library\n"
+    content = path.read_bytes()
+    path.write_bytes(content[:4000] + b"\xff\xfb\0\0garbage" * 30 + content[4000:])
+    with suppress(DataError):
+        read_sound(path)
+    assert capfd.readouterr().err == ""
+    write_in_c("afterwards\n")
+    assert capfd.readouterr().err == "afterwards\n"
     with pytest.raises(DataError, match="no such file"):
         read_sound(tmp_path / "y.mp3")
     os.write(2, b"after an error\n")
     assert capfd.readouterr().err == "after an error\n"
+
+
+def test_a_process_that_is_forked_while_a_file_is_read_has_its_own_standard_error(tmp_path, capfd):
+    soundfile.write(tmp_path / "x.mp3", bursts(), 16_000, format="MP3")
+    with sound_files.opened(tmp_path / "x.mp3"):
+        child = os.fork()
+        if not child:
+            write_in_c("of the child\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert capfd.readouterr().err == "of the child\n"
 
 
 def test_an_mp3_is_read_where_the_standard_error_is_closed(tmp_path, capfd):

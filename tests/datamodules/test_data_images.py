@@ -420,3 +420,14 @@ def test_shards_of_images_are_read_with_the_white_of_their_folder(command, tmp_p
 
 def test_a_white_that_is_not_given_changes_no_digest_of_before():
     assert ImageFolder("x", size=8).settings_of_reading() == [(3, 8, 8), True]
+
+
+def test_what_libtiff_says_of_a_damaged_image_has_its_name(tmp_path, capfd):
+    path = tmp_path / "x.tif"
+    Image.fromarray(np.random.default_rng(0).random((300, 300)) > 0.5).save(path, compression="group4")
+    content = bytearray(path.read_bytes())
+    content[5000:5040] = bytes(byte ^ 255 for byte in content[5000:5040])
+    path.write_bytes(content)
+    assert examine_image(path) == (300, 300)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{path}: Fax4Decode: ")

@@ -740,6 +740,22 @@ def test_a_table_of_json_or_parquet_says_what_one_of_csv_says(suffix, sounds):
         read_table(sounds / f"inside{suffix}", ";")
 
 
+def test_a_link_that_leads_nowhere_is_left_out_with_a_line(sounds, command, tmp_path):
+    (sounds / "bells/lost.wav").symlink_to(tmp_path / "on a disk that is not here.wav")
+    (sounds / "bells/lost too.wav").symlink_to("lost too.wav")
+    (sounds / "bells/site").symlink_to(tmp_path / "not here")
+    (sounds / "bells/notes.txt").symlink_to(tmp_path / "not here.txt")
+    (sounds / "whistles").symlink_to(tmp_path / "nor this")
+    done = command(*SOUNDS, "--data.root", sounds)
+    assert done.code == 0, done.err
+    said = [line for line in done.err.splitlines() if "nowhere" in line]
+    assert said == [
+        f"{sounds}: 1 link leads nowhere, such as whistles; left out",
+        f"{sounds / 'bells'}: 3 links lead nowhere, such as lost too.wav; left out",
+    ]
+    assert len(splits(tmp_path / "runs/audiofolder/0")) == 24
+
+
 def test_a_link_in_a_circle_is_no_file_without_a_row(sounds, capsys):
     (sounds / "bells/round.wav").symlink_to("round.wav")
     (sounds / "t.csv").write_text("path,label\n" + "".join(f"{name}/00.wav,{name}\n" for name in ("bells", "horns")))
