@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,6 +141,7 @@ class AudioFolder(OwnFiles, AudioFiles):
     ) -> None:
         super().__init__(root=root, **common)
         self.clip_seconds, self.min_overlap = clip_seconds, min_overlap
+        self._events: list[Item] = []  # the rows of the table, before clips are cut of it
         if clip_seconds is not None:
             require(0.01 <= clip_seconds < math.inf, "clip_seconds", "0.01 or more", clip_seconds, "3 is usual")
             has_labels = self.labels_separator is not None
@@ -159,6 +161,7 @@ class AudioFolder(OwnFiles, AudioFiles):
                 what = f"line {points[0].line}: a point in time, at {points[0].start:g} s, is no clip"
                 raise DataError(f"{self.table or self.root}: {what}; give it an end, or give --data.clip_seconds")
             return items
+        self._events = items
         assert self.labels_separator is not None  # as __init__ has checked
         nameless = [item for item in items if item.line and not item.label and (item.start or item.end is not None)]
         if nameless:
@@ -169,6 +172,19 @@ class AudioFolder(OwnFiles, AudioFiles):
         self._tell_of_late(items, lengths)
         overlap = min(0.25, self.clip_seconds / 2) if self.min_overlap is None else self.min_overlap
         return cut_into_clips(items, self.clip_seconds, lengths.__getitem__, self.labels_separator, overlap)
+
+    def true_events(self, split: str) -> dict[str, list[tuple[float, float, str]]]:
+        names = self.splits()[split].names
+        rows = self._events if self.clip_seconds is not None else []
+        if not any(row.start or row.end is not None for row in rows if self._classes_of(row)):
+            return {}  # labels of whole recordings
+        heard: dict[str, list[tuple[float, float, str]]] = {self._item_of[name].path: [] for name in names}
+        for row in rows:
+            if row.path in heard:
+                length = self._seconds_of(replace(row, start=0.0, end=None))
+                end = length if row.end is None else min(row.end, length)
+                heard[row.path] += [(row.start, end, name) for name in self._classes_of(row) if row.start < end]
+        return {str(self.folder / path): events for path, events in heard.items()}
 
     def _length_of(self, path: str) -> float:
         try:

@@ -353,6 +353,11 @@ class DataModule(pl.LightningDataModule, ABC):
         """What the command check says of files that can be read, a line each."""
         return []
 
+    def true_events(self, split: str) -> dict[str, list[tuple[float, float, str]]]:
+        """What is heard when in each recording of a split, by path: starts and ends in seconds, and names of classes;
+        empty where the labels do not say so of whole recordings."""
+        return {}
+
     def statistics(self) -> dict[str, Any]:
         """Sizes of splits and classes, and the training set's figures; computed once for the same content."""
         sizes = {f"{name} samples": len(samples) for name, samples in self.splits().items()}

@@ -20,6 +20,7 @@ from longseq.tasks import Task
 from longseq.training.by_class import ByClass
 from longseq.training.data import data_of
 from longseq.training.decisions import Decisions
+from longseq.training.event_figures import EventFigures
 from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import write_text
@@ -160,6 +161,7 @@ def callbacks_of_training(
         Decisions(),
         Confusions(),
         ByClass(),
+        EventFigures(),
         record,
         Sentinel(record.run / "last.ckpt", settings.checkpoint_minutes),
     ]

@@ -73,6 +73,7 @@ from longseq.training import Classifier
 from longseq.training.by_class import ByClass
 from longseq.training.checkpoint import CheckpointError, WholeCheckpoints, changed_settings, refuse_other_shapes
 from longseq.training.description import describe
+from longseq.training.event_figures import EventFigures
 from longseq.training.events import Settings
 from longseq.training.tensorboard import Confusions
 
@@ -217,9 +218,9 @@ class Commands(CommandLine):
             parser.add_argument("--picture", type=str | None, help="Draw a recording with its events.")
             parser.add_argument("--embeddings", type=str | None, help="Write the features of every file: .npz.")
             usual = Settings()
-            parser.add_argument("--threshold", type=float | None, help="The least probability of an event.")
+            parser.add_argument("--threshold", type=float | None, help="The probability that an event reaches.")
             parser.add_argument(
-                "--smooth", type=float, default=usual.smooth, help="Seconds of probabilities to average."
+                "--smooth", type=float, default=usual.smooth, help="Seconds over which probabilities are averaged."
             )
             parser.add_argument("--gap", type=float, default=usual.gap, help="Seconds of silence that end no event.")
             parser.add_argument("--shortest", type=float, default=usual.shortest, help="Seconds of the shortest event.")
@@ -352,6 +353,8 @@ class Commands(CommandLine):
                 kwargs["enable_progress_bar"] = bool(bars)
                 self.trainer_defaults["callbacks"] = bars
                 kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share
+            else:
+                self.trainer_defaults["callbacks"] = [EventFigures()]
             return self._trainer(**kwargs)
         refuse_incomplete_data(self.datamodule)
         try:
@@ -423,12 +426,16 @@ class Commands(CommandLine):
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
         (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
-        found = figures, by_class.figures, confusions.of_test
+        (of_events,) = (callback for callback in callbacks if isinstance(callback, EventFigures))
+        found = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
         write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line)
         write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
+        for name in ("event_recall", "event_precision"):
+            if f"test/{name}" in figures:
+                print(f"test {name}: {figures[f'test/{name}']:.4f}")
         print(shown(f"checkpoint:    {from_here(self.tested)}"))
         print(shown(f"logs:          {self.record.run}"))
         if self.settings.folds is not None and not self._later:

@@ -23,6 +23,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.event_tables import table_for
+from longseq.cli.eventless import Eventless
 from longseq.cli.inputs import files_of, parts_of, say_of_windows
 from longseq.cli.names import shown
 from longseq.cli.outputs import Output, output_for, writable
@@ -94,12 +95,14 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
         takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
+    eventless = None
     with ExitStack() as stack:
         try:
             gathering = Gathering(model, parts, has_windows, asked.top)
             if takers:
                 hearing = stack.enter_context(Hearing(model, parts, chosen, keeps_rows=asked.picture is not None))
-                callbacks.append(WritesEvents(hearing, takers))
+                eventless = Eventless(model, parts, chosen)
+                callbacks += [eventless, WritesEvents(hearing, [*takers, eventless.take])]
         except ArgumentError as error:
             raise UserError(f"{error.argument}: {error.what}") from error
         if not has_windows:
@@ -116,6 +119,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         datamodule.predict_parts = parts
         loader = datamodule.predict_dataloader()
         trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
+    if eventless is not None:
+        eventless.say()
     if asked.embeddings is not None:
         of_files = dict(features_of_files(parts, rows))
         with writable(asked.embeddings, "embeddings"), replacing(Path(asked.embeddings)) as part:

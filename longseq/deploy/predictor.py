@@ -97,7 +97,8 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
         Args:
             recording: A path, or a waveform as predict takes it.
-            threshold: The probability from which on a class is heard; None for that of the model.
+            threshold: The probability that an event reaches, and it goes on while it has half of it; None for that of
+                the model.
             window: Hear it in windows of so many seconds.
             hop: Seconds from one window to the next.
             smooth: Seconds over which probabilities are averaged.

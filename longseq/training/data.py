@@ -1,6 +1,6 @@
 """The contract between longseq and data: longseq uses these members of a data module, and no others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -84,6 +84,11 @@ class DataContract(Protocol):
 
     def bad_files(self) -> Mapping[str, str]:
         """What is wrong with each broken file, by path."""
+        ...
+
+    def true_events(self, split: str) -> Mapping[str, Sequence[tuple[float, float, str]]]:
+        """What is heard when in each recording of a split, by path: starts and ends in seconds, and names of classes.
+        Empty where the labels do not say so of whole recordings; available after setup."""
         ...
 
     def save_splits(self, path: Path) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 
+_GOES_ON = 0.5  # share of the threshold down to which an event goes on, as a call swells and fades
+
 
 class Event(NamedTuple):
     """A stretch of a recording in which a class is heard.
@@ -30,16 +32,17 @@ class Settings(NamedTuple):
     """How probabilities become events.
 
     Attributes:
-        threshold: The probability from which on a class is heard; None for that of the model.
-        smooth: Seconds over which probabilities are averaged.
+        threshold: The probability that an event reaches, and it goes on while it has half of it; None for that of the
+            model.
+        smooth: Seconds over which probabilities are averaged; 0 for those by which the model's threshold was chosen.
         gap: Seconds of silence that do not end an event.
         shortest: Events that are shorter, in seconds, are left out.
     """
 
     threshold: float | None = None
-    smooth: float = 0.1
+    smooth: float = 0.0
     gap: float = 0.2
-    shortest: float = 0.05
+    shortest: float = 0.0
 
     def check(self) -> "Settings":
         """Return the same settings.
@@ -118,14 +121,17 @@ class EventFinder:
     ) -> None:
         if settings.threshold is not None:
             thresholds = torch.full_like(thresholds, settings.threshold)
-        self.class_names, self.thresholds = class_names, thresholds.tolist()
+        self.class_names = class_names
+        self.thresholds = dict(zip(class_names, thresholds.tolist(), strict=True))
         self.row_seconds, self.shortest, self.block = row_seconds, settings.shortest, block
         self._reach = round(settings.smooth / row_seconds) // 2  # rows on each side over which one is averaged
         self._gap = round(settings.gap / row_seconds)
         self._pieces: list[Tensor] = []  # probabilities of the rows from _begin on
         self.num_rows = 0  # that are there
         self._begin = self._done = 0  # the rows before _done were looked at
-        self._open: dict[str, tuple[int, int, float]] = {}  # begin, end and score of what may go on
+        # begin, end and score of what may go on: of stretches above half of the threshold, and of events
+        self._stretches: dict[str, tuple[int, int, float]] = {}
+        self._open: dict[str, tuple[int, int, float]] = {}
         self._events: list[Event] = []
 
     def add(self, rows: Float[Tensor, "rows classes"]) -> None:
@@ -138,6 +144,8 @@ class EventFinder:
     def finish(self) -> list[Event]:
         """All events, in the order of their starts."""
         self._look(self.num_rows)
+        for name in self.class_names:
+            self._hear(name)
         for name in list(self._open):
             self._close(name)
         return sorted(self._events)
@@ -145,14 +153,25 @@ class EventFinder:
     def _look(self, end: int) -> None:
         """Look at the rows before this one; the rows that their means need are there."""
         rows = torch.cat(self._pieces)
-        for name, of_class, threshold in zip(self.class_names, rows.T, self.thresholds, strict=True):
+        for (name, threshold), of_class in zip(self.thresholds.items(), rows.T, strict=True):
             smooth = smoothed(of_class, self._reach)[self._done - self._begin : end - self._begin]
-            for begin, stop in stretches(smooth >= threshold):
-                self._hear(name, self._done + begin, self._done + stop, float(smooth[begin:stop].max()))
+            for begin, stop in stretches(smooth >= _GOES_ON * threshold):
+                score = float(smooth[begin:stop].max())
+                begin, stop = self._done + begin, self._done + stop
+                first, last, highest = self._stretches.get(name, (begin, -1, 0.0))
+                if last != begin:
+                    self._hear(name)
+                    first, highest = begin, 0.0
+                self._stretches[name] = first, stop, max(highest, score)
         kept = max(end - self._reach, self._begin)
         self._pieces, self._begin, self._done = [rows[kept - self._begin :].clone()], kept, end
 
-    def _hear(self, name: str, begin: int, end: int, score: float) -> None:
+    def _hear(self, name: str) -> None:
+        """Take the last stretch of a class, now that it is complete, as an event or a part of one, if it reaches the
+        threshold."""
+        begin, end, score = self._stretches.pop(name, (0, 0, 0.0))
+        if score < self.thresholds[name]:
+            return
         if name in self._open:
             first, last, highest = self._open[name]
             if begin - last <= self._gap:

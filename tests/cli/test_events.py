@@ -14,6 +14,7 @@ from tones import tone
 import longseq
 from longseq import SpectrogramEncoder, Verma
 from longseq.arguments import ArgumentError
+from longseq.cli.eventless import Eventless
 from longseq.cli.predict import draw, say_if_long
 from longseq.tasks import MultiLabel
 from longseq.training import Classifier
@@ -37,12 +38,43 @@ def events(rows: list[list[float]], **settings) -> list[Event]:
 
 
 def test_an_event_is_a_stretch_that_reaches_the_threshold() -> None:
-    found = events([[0.1, 0.6, 0.9, 0.2, 0.7], [0.5, 0.4, 0.4, 0.4, 0.4]])
+    found = events([[0.1, 0.6, 0.9, 0.2, 0.7], [0.5, 0.2, 0.4, 0.4, 0.4]])
     expected = [(0.0, 0.5, "b", 0.5), (0.5, 1.5, "a", 0.9), (2.0, 2.5, "a", 0.7)]
     assert [(*event[:3], pytest.approx(event.score)) for event in found] == expected
     assert events([[0.1, 0.2]]) == []
     assert [event[:2] for event in events([[0.9] * 4])] == [(0.0, 2.0)]
     assert len(events([[0.1, 0.6, 0.9]], threshold=0.05)) == 1 and events([[0.1, 0.6, 0.9]], threshold=0.95) == []
+
+
+def test_an_event_begins_and_ends_where_half_of_the_threshold_is_reached() -> None:
+    assert [event[:2] for event in events([[0.1, 0.26, 0.4, 0.6, 0.3, 0.25, 0.24, 0.4, 0.1]])] == [(0.5, 3.0)]
+    assert [event[:2] for event in events([[0.3, 0.3, 0.3, 0.8, 0.3]], threshold=0.7)] == [(1.5, 2.0)]
+    # a stretch that never reaches the threshold is no event, also where an event is near
+    assert [event[:2] for event in events([[0.9, 0.1, 0.4, 0.1, 0.4]], gap=0.5)] == [(0.0, 0.5)]
+
+
+def test_events_of_noise_are_those_of_a_plain_loop() -> None:
+    values = torch.rand(300, 1, generator=torch.Generator().manual_seed(0))
+    expected, begin = [], None
+    for row, value in enumerate([*values[:, 0].tolist(), 0.0]):
+        if value >= 0.45 and begin is None:
+            begin = row
+        elif value < 0.45 and begin is not None:
+            if max(values[begin:row, 0].tolist()) >= 0.9:
+                expected.append((begin * 0.5, row * 0.5))
+            begin = None
+    assert len(expected) > 10
+    assert [event[:2] for event in found_in(values, threshold=0.9)] == expected
+    assert [event[:2] for event in found_in(values, [1] * 300, threshold=0.9)] == expected
+
+
+def test_a_call_of_some_frames_that_reaches_its_threshold_is_an_event_by_default() -> None:
+    """Validation chooses the threshold on the same probabilities: a mean over their neighbours would not reach it."""
+    rows = torch.full((100, 1), 0.02)
+    rows[40:46] = torch.tensor([0.3, 0.2, 0.5, 0.93, 0.9, 0.4])[:, None]  # frames of 10 ms
+    finder = EventFinder(0.01, ["a"], torch.tensor([0.9]), Settings())
+    finder.add(rows)
+    assert [(event.start, event.end) for event in finder.finish()] == [(pytest.approx(0.42), pytest.approx(0.45))]
 
 
 def test_short_gaps_join_and_short_events_go() -> None:
@@ -69,7 +101,8 @@ def test_stretches_and_means_are_those_of_a_plain_loop() -> None:
 def test_events_do_not_depend_on_the_pieces_in_which_a_recording_comes(smooth: float, gap: float) -> None:
     generator = torch.Generator().manual_seed(0)
     for trial in range(6):
-        probabilities = torch.rand(200, 2, generator=generator)
+        probabilities = torch.rand(200, 2, generator=generator).sqrt()
+        probabilities[(torch.arange(200) // 25) % 2 == 1] *= 0.1  # else all would be one event
         settings = {"smooth": smooth, "gap": gap, "shortest": 0.5 * (trial % 3)}
         expected = found_in(probabilities, **settings)
         assert len(expected) > 2
@@ -161,6 +194,37 @@ def test_each_class_is_heard_from_its_own_threshold_on() -> None:
 def test_a_setting_out_of_its_range_is_refused(change) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(change))} must"):
         Settings(**change).check()
+
+
+def windows_without_an_event(events: list[Event], capsys, **settings: float) -> str:
+    """What is said of three windows of a second, in which owl (threshold 0.25) has 0.3, 0.2 and 0.4."""
+    encoder = SpectrogramEncoder(8000, 1.0, Verma(), dim=8, depth=1, heads=1)
+    model = Classifier(encoder, 2, task=MultiLabel(), class_names=["owl", "frog"])
+    model.head.thresholds.copy_(torch.tensor([0.25, 0.9]))
+    parts = [("a.wav", start, start + 1.0) for start in (0.0, 1.0, 2.0)]
+    eventless = Eventless(model, [*parts, ("b.wav", 0.0, 1.0)], Settings(**settings))
+    for batch in ([[0.3, 0.5], [0.2, 0.5]], [[0.4, 0.8], [0.1, 0.1]]):
+        eventless.on_predict_batch_end(None, None, torch.tensor(batch))
+    eventless.take(Heard("a.wav", 3.0, None, events))
+    eventless.take(Heard("b.wav", 1.0, None, []))
+    eventless.say()
+    return capsys.readouterr().err
+
+
+def test_windows_that_name_a_class_without_an_event_are_said(capsys) -> None:
+    owl = Event(0.9, 1.2, "owl", 0.3)
+    assert windows_without_an_event([owl, owl._replace(start=2.0, end=2.1)], capsys) == ""
+    named = "events: a class is named, but has no event: a.wav from"
+    remedy = "--shortest 0 keeps what is short\n"
+    assert windows_without_an_event([owl], capsys, shortest=0.2) == f"{named} 2 to 3 s: owl; {remedy}"
+    frog = owl._replace(class_name="frog", start=0.0, end=3.0)
+    said = windows_without_an_event([frog], capsys, shortest=0.2)
+    assert said == f"{named} 0 to 1 s: owl, and 1 more such window; {remedy}"
+    said = windows_without_an_event([owl], capsys, smooth=0.5)
+    assert said == f"{named} 2 to 3 s: owl; --smooth 0 keeps what is short\n"
+    said = windows_without_an_event([owl], capsys)
+    assert said == f"{named} 2 to 3 s: owl; where windows overlap, their mean counts\n"
+    assert windows_without_an_event([owl], capsys, threshold=0.9) == ""  # the user's own threshold is reached nowhere
 
 
 def rows_of(path: Path, delimiter: str = ",") -> list[list[str]]:

@@ -126,6 +126,34 @@ def test_one_second_of_each_clip_is_read(root: Path) -> None:
     assert np.allclose(first.numpy(), sound[8000:16000])
 
 
+def test_the_true_events_of_a_split_are_the_rows_of_its_recordings(root: Path) -> None:
+    table = [("path", "label", "start", "end", "split"), ("a.wav", "bird;frog", 0.5, 1.5, "test")]
+    table += [("a.wav", "frog", 6.0, 9.0, "test"), ("b.wav", "bird;frog", 0.1, 0.4, "train")]
+    table += [("c.wav", "", "", "", "val")]
+    with open(root / "split.csv", "w", newline="") as file:
+        csv.writer(file).writerows(table)
+    flags = {"table": "split.csv", "labels_separator": ";"}
+    data = AudioFolder(str(root), clip_seconds=1.0, **flags)
+    data.setup()
+    assert data.true_events("test") == {
+        str(root / "a.wav"): [(0.5, 1.5, "bird"), (0.5, 1.5, "frog"), (6.0, 6.5, "frog")],  # cut at its end
+    }
+    assert data.true_events("val") == {str(root / "c.wav"): []}
+    whole = AudioFolder(str(root), **flags)  # every row is a clip: nothing says what is heard outside of it
+    whole.setup()
+    assert whole.true_events("test") == {}
+
+
+def test_labels_of_whole_recordings_are_no_events(root: Path) -> None:
+    rows = [("path", "label", "split"), ("a.wav", "bird;frog", "train"), ("b.wav", "frog", "val")]
+    rows.append(("c.wav", "bird", "test"))
+    with open(root / "weak.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    data = AudioFolder(str(root), table="weak.csv", labels_separator=";", clip_seconds=0.5)
+    data.setup()
+    assert data.true_events("test") == {}
+
+
 def test_clips_need_labels_of_several_classes_and_a_length() -> None:
     with pytest.raises(ValueError, match=r"^labels_separator must be given with clip_seconds, got None; "):
         AudioFolder("nowhere", table="t.csv", clip_seconds=3.0)

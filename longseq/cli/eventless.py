@@ -1,0 +1,61 @@
+"""Which windows of a prediction name a class of which there is no event in them."""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+from longseq.cli.names import shown
+from longseq.training import Classifier
+from longseq.training.data import Part
+from longseq.training.events import Settings, thresholds_of
+from longseq.training.predictions import Heard
+
+
+class Eventless(pl.Callback):
+    """Counts the windows in which the probability of a class reaches the threshold of its events, while no event of
+    that class is in them.
+
+    Args:
+        model: The classifier.
+        parts: The inputs in their order, those of a recording one after the other.
+        settings: How probabilities become events.
+    """
+
+    def __init__(self, model: Classifier, parts: Sequence[Part], settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        self._parts = list(reversed(parts))  # the next part is the last
+        self._rows: list[Tensor] = []  # of the next parts
+        self._count, self._first = 0, ""
+
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
+        self._rows += list(outputs)
+
+    def take(self, heard: Heard) -> None:
+        """Compare the windows of the next recording with its events."""
+        thresholds = thresholds_of(self.model)
+        if self.settings.threshold is not None:
+            thresholds = thresholds.new_full(thresholds.shape, self.settings.threshold)
+        while self._parts and self._rows and self._parts[-1][0] == heard.path:
+            (path, start, end), row = self._parts.pop(), self._rows.pop(0)
+            last = math.inf if end is None else end
+            inside = {event.class_name for event in heard.events if event.start < last and event.end > start}
+            names = [self.model.class_names[label] for label in (row.cpu() >= thresholds).nonzero()[:, 0].tolist()]
+            missing = [name for name in names if name not in inside]
+            self._count += bool(missing)
+            if missing and not self._first:
+                self._first = f"{shown(path)} from {start:g} to {last:g} s: {', '.join(map(shown, missing))}"
+
+    def say(self) -> None:
+        """Print how many there are, if there are any."""
+        if not self._count:
+            return
+        settings = {"--smooth": self.settings.smooth, "--shortest": self.settings.shortest}
+        given = [f"{flag} 0" for flag, value in settings.items() if value]
+        remedy = f"{' '.join(given)} keeps what is short" if given else "where windows overlap, their mean counts"
+        others = self._count - 1
+        more = f", and {others} more such window{'s' * (others > 1)}" if others else ""
+        print(f"events: a class is named, but has no event: {self._first}{more}; {remedy}", file=sys.stderr)
