@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -178,6 +179,16 @@ def callbacks_of_training(
             Embeddings(),
         ]
     return callbacks
+
+
+def make_no_folders(trainer: pl.Trainer) -> None:
+    """Let the figures in the names of a user's checkpoints, ``{val/loss:.2f}``, make no folders: their slash becomes a
+    line, val_loss=0.50."""
+    for callback in trainer.checkpoint_callbacks:
+        name = getattr(callback, "filename", None)
+        if isinstance(callback, ModelCheckpoint) and name and callback.auto_insert_metric_name:
+            callback.filename = re.sub(r"\{([^}:]+)", lambda match: f"{match[1].replace('/', '_')}={match[0]}", name)
+            callback.auto_insert_metric_name = False  # Lightning would insert names with their slashes
 
 
 def are_inputs_shown(run: Path, data: Mapping[str, Any]) -> bool:

@@ -24,6 +24,15 @@ from torch.distributed import is_torchelastic_launched
 
 from longseq.cli.awaited import name_awaited_ranks
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
+from longseq.cli.callbacks import (
+    FINDERS,
+    BestCheckpoint,
+    RunRecord,
+    SavedConfig,
+    callbacks_of_training,
+    make_no_folders,
+    take_off,
+)
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
 from longseq.cli.fit import evaluate_best, train
 from longseq.cli.folds import Fold, folds_left, folds_of, write_report
@@ -389,6 +398,7 @@ class Commands(CommandLine):
             self.best, self.record, config, resumed is not None, self.command_line
         )
         trainer = self._trainer(**kwargs)
+        make_no_folders(trainer)
         warn_of_slow_precision(trainer)
         if self.asked.checkpoint is not None:
             take_off(trainer, *FINDERS)

@@ -24,6 +24,34 @@ from longseq.encoders import Encoder, LocalMixing
 from longseq.tasks import Task
 from longseq.training.fitting import OutOfMemory
 
+# Names of flags in other trainers, and the flag here.
+_ELSEWHERE = {
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs"), "trainer.max_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "max_steps"), "trainer.max_steps"),
+    **dict.fromkeys(("gpus", "num_gpus", "devices", "nproc"), "trainer.devices"),
+    **dict.fromkeys(("device", "accelerator", "cpu", "cuda"), "trainer.accelerator"),
+    **dict.fromkeys(("amp", "fp16", "bf16", "precision"), "trainer.precision"),
+    **dict.fromkeys(("clip_grad", "grad_clip", "max_grad_norm"), "trainer.gradient_clip_val"),
+    **dict.fromkeys(("grad_accum_steps", "gradient_accumulation_steps"), "trainer.accumulate_grad_batches"),
+    **dict.fromkeys(("output", "out_dir", "output_dir", "log_dir", "save_dir"), "trainer.default_root_dir"),
+    **dict.fromkeys(("lr", "learning_rate", "base_lr"), "model.learning_rate"),
+    **dict.fromkeys(("wd", "weight_decay"), "model.weight_decay"),
+    **dict.fromkeys(("opt", "optim", "optimizer"), "model.optimizer"),
+    **dict.fromkeys(("sched", "scheduler", "lr_scheduler"), "model.schedule"),
+    **dict.fromkeys(("smoothing", "label_smoothing"), "model.label_smoothing"),
+    **dict.fromkeys(("mixup", "cutmix"), "model.mix"),
+    **dict.fromkeys(("initial_checkpoint", "init_checkpoint"), "model.init_from"),
+    **{name: f"model.encoder.{name}" for name in ("dim", "depth", "heads", "patch_size", "attention")},
+    **dict.fromkeys(("bs", "batch_size", "train_batch_size", "per_device_train_batch_size"), "data.batch_size"),
+    **dict.fromkeys(("size", "img_size", "image_size", "input_size"), "data.size"),
+    **dict.fromkeys(("workers", "num_workers", "dataloader_num_workers"), "data.num_workers"),
+    **dict.fromkeys(("root", "path", "data_dir", "data_root", "data_path", "dataset", "train_dir"), "data.root"),
+    **dict.fromkeys(("val_split", "val_fraction", "validation_split"), "data.val_fraction"),
+    "seed": "seed_everything",
+    **dict.fromkeys(("name", "run_name", "exp_name"), "experiment"),
+    **dict.fromkeys(("checkpoint", "ckpt", "weights", "resume_from_checkpoint"), "ckpt_path"),
+}
+
 
 class OneLineParser(LightningArgumentParser):
     """A parser that raises every error as a UserError and accepts no abbreviated flags."""
@@ -64,11 +92,12 @@ def one_line(message: str, options: Iterable[str]) -> str:
     key = key or "arguments"
     match kind:
         case "no such option":
-            return f"{what}: no such option; {nearest(what, options)}"
+            return f"{what}: no such option; {_known_elsewhere(what, options) or nearest(what, options)}"
         case "no flag":
             return f"{what}: no flag; give each flag one value, and of several files their folder"
         case "no such argument":
-            return f"{key}.{what}: no such option; {nearest(what, _arguments_of(_imported(expected[0])))}"
+            remedy = _known_elsewhere(f"{key}.{what}", options) or nearest(what, _arguments_of(_imported(expected[0])))
+            return f"{key}.{what}: no such option; {remedy}"
         case "not allowed" if what == "pytorch_lightning.LightningDataModule":  # an argument of data without its class
             return "data: missing; give --config, one of configs/, or --data, such as ImageFolder or AudioFolder"
         case "not allowed":
@@ -86,6 +115,16 @@ def one_line(message: str, options: Iterable[str]) -> str:
             return f"{key}.{match[1]}: stands before --{key}; give --{key} first"
         case "wrong value" if any(kind.startswith("collections.abc.Sequence") for kind in expected):
             return f"{key}: got {what}; give a list, or --{key}+={what}"
+        case "wrong value" if what in ("True", "False") and "str" in expected:
+            return f"{key}: got {what}, as YAML reads yes, no, on, off, true and false; quote it, as in 'no'"
+        case "wrong value" if expected == ["str"] and re.fullmatch(r"[-+\d.e]+", what):
+            return f"{key}: got the number {what}; quote it: '{what}'"
+        case "wrong value" if (
+            (match := re.fullmatch(r"(\d+)x(\d+)", what))
+            and "int" in expected
+            and (match[1] == match[2] or "list" in expected)
+        ):
+            return f"{key}: got {what}; give {match[1] if match[1] == match[2] else f'[{match[1]}, {match[2]}]'}"
         case "wrong value":
             return f"{key}: got {what}; give {' or '.join(expected)}"
         case "no such file":
@@ -93,6 +132,17 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "not YAML":
             return f"config: not YAML: {what}; mend the file"
     return f"{key}: {what}; see --help"
+
+
+def _known_elsewhere(name: str, options: Iterable[str]) -> str:
+    """The remedy for a flag that other trainers have, under its name here; empty if this command has none like it."""
+    group, _, last = name.rpartition(".")
+    flag = _ELSEWHERE.get(last.replace("-", "_"))
+    known = {*options}
+    groups = {"data", "model", "trainer"} if "flags" in known else known & {"data", "model", "model.encoder", "trainer"}
+    if flag is None or group not in ("", "data", "model", "trainer"):
+        return ""
+    return f"did you mean {flag}?" if flag in known or flag.rpartition(".")[0] in groups else ""
 
 
 def _arguments_of(made: Any) -> Iterator[str]:

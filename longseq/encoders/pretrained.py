@@ -1,5 +1,6 @@
 """Any vision transformer of timm that can be plugged, with its pretrained weights, as an image encoder."""
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -80,7 +81,7 @@ class TimmEncoder(Encoder):
                 ) from error
             if not pretrained:
                 raise
-            what = str(error).strip().split("\n")[0] or type(error).__name__
+            what = _misfit(str(error)) or str(error).strip().split("\n")[0] or type(error).__name__
             raise ArgumentError(
                 "pretrained",
                 f"must have weights for {model} ({what}); give the path of a file, or false for random ones",
@@ -112,3 +113,16 @@ class TimmEncoder(Encoder):
 
     def measure(self, batches: Any) -> None:
         """Do nothing: the weights expect the mean and deviation that they were trained with."""
+
+
+def _misfit(message: str) -> str:
+    """Which weights of a file do not fit the model, by torch's message; empty if it is another message."""
+    shapes = r"size mismatch for ([\w.]+): .*?with shape torch\.Size\(\[(.*?)\]\).*?model is torch\.Size\(\[(.*?)\]\)"
+    odd = [
+        f"{name} is ({there}) in the file and ({here}) in the model"
+        for name, there, here in re.findall(shapes, message)
+    ]
+    for kind, where in (("Missing", "lacks"), ("Unexpected", "alone has")):
+        if names := re.search(rf"{kind} key\(s\) in state_dict: (.*?)\. ?(?:\n|$)", message):
+            odd += [f"the file {where} {name}" for name in re.findall(r'"([^"]+)"', names[1])]
+    return odd[0] + (f", and {len(odd) - 1} more" if len(odd) > 1 else "") if odd else ""

@@ -93,5 +93,6 @@ def machine(device: str = "cpu") -> str:
         cpu = Path("/proc/cpuinfo")
         lines = cpu.read_text().splitlines() if cpu.is_file() else []
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
-        hardware = f"{model}, {torch.get_num_threads()} threads"
+        num_threads = torch.get_num_threads()
+        hardware = f"{model}, {num_threads} {'thread' if num_threads == 1 else 'threads'}"
     return f"{hardware}; Python {platform.python_version()}, torch {version('torch')}, timm {version('timm')}"

@@ -315,6 +315,17 @@ def test_a_callback_takes_an_argument_that_is_a_dataclass_and_a_resumed_training
     assert (done.code, "theme.colour: no such option" in done.error) == (2, True), done.err
 
 
+def test_a_figure_in_a_checkpoints_name_makes_no_folder(command: Callable) -> None:
+    saving = added("ModelCheckpoint", monitor="val/loss", dirpath="kept", filename="{epoch}-{val/loss:.2f}")
+    done = command(*UNLOGGED, *saving, "--trainer.max_epochs", "1")
+    assert done.code == 0, done.err
+    loss = json.loads(Path("runs/x/0/metrics.json").read_text())["val/loss"]
+    assert [path.name for path in Path("kept").iterdir() if path.suffix == ".ckpt"] == [
+        f"epoch=0-val_loss={loss:.2f}.ckpt"
+    ]
+    assert not any(path.is_dir() for path in Path("kept").iterdir())
+
+
 def test_inputs_are_shown_once_in_an_experiment_for_the_same_data(command) -> None:
     short = [*FIT, "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
     for flags in ([], ["--data.seed", "1"], ["--data.size", "4"]):

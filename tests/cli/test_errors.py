@@ -41,7 +41,34 @@ MISTAKES = {
         ["--data", "Digits", "--data.batch_siz", "4"],
         "data.batch_siz: no such option; did you mean batch_size?",
     ),
-    "an option that is like no other beside it": (["--model.lr", "1"], "model.lr: no such option; see --help"),
+    "an option that is like no other beside it": (["--model.zz", "1"], "model.zz: no such option; see --help"),
+    "another trainer's epochs": (["--epochs", "3"], "epochs: no such option; did you mean trainer.max_epochs?"),
+    "another trainer's rate": (["--lr", "1"], "lr: no such option; did you mean model.learning_rate?"),
+    "another trainer's rate in a group": (
+        ["--model.lr", "1"],
+        "model.lr: no such option; did you mean model.learning_rate?",
+    ),
+    "another trainer's batch": (["--batch-size=8"], "batch-size: no such option; did you mean data.batch_size?"),
+    "another trainer's size": (["--size", "40x40"], "size: no such option; did you mean data.size?"),
+    "another trainer's workers": (
+        ["--data.workers", "2"],
+        "data.workers: no such option; did you mean data.num_workers?",
+    ),
+    "another trainer's GPUs": (["--gpus", "1"], "gpus: no such option; did you mean trainer.devices?"),
+    "another trainer's folder": (["--data_dir", "x"], "data_dir: no such option; did you mean data.root?"),
+    "two sides in one word": (
+        ["--data", "ImageFolder", "--data.size", "40x30"],
+        "data.size: got 40x30; give [40, 30]",
+    ),
+    "one side twice": (["--data.size", "40x40"], "data.size: got 40x40; give 40"),
+    "classes that YAML reads as truth values": (
+        ["--data", "ImageFolder", "--data.class_names", "[yes, no]"],
+        "data.class_names: got True, as YAML reads yes, no, on, off, true and false; quote it, as in 'no'",
+    ),
+    "classes that YAML reads as numbers": (
+        ["--data", "ImageFolder", "--data.class_names", "[7, 8]"],
+        "data.class_names: got the number 7; quote it: '7'",
+    ),
     "an unknown data set": (["--data", "Digit"], "data: no class Digit; did you mean Digits?"),
     "a word for a number": (
         ["--model.encoder.attention.k", "many"],

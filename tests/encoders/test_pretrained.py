@@ -1,5 +1,7 @@
 """timm's vision transformers as encoders, with weights that timm wrote (random ones: none can be downloaded here)."""
 
+import re
+
 import numpy as np
 import pytest
 import safetensors.torch
@@ -130,3 +132,16 @@ def test_weights_that_cannot_be_had_are_one_line(name, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="^pretrained must have weights for vit_tiny_patch16_224 ") as error:
         TimmEncoder("vit_tiny_patch16_224", Softmax(), pretrained=str(path))
     assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_model_are_refused_with_a_weight_and_both_of_its_shapes(tmp_path) -> None:
+    other = timm.create_model("test_vit", num_classes=0)
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    own = dict(timm.create_model("vit_tiny_patch16_224", num_classes=0).named_parameters())
+    with pytest.raises(ValueError, match="^pretrained must have weights for vit_tiny_patch16_224 ") as error:
+        TimmEncoder("vit_tiny_patch16_224", Linformer(8), pretrained=str(tmp_path / "other.pt"))
+    name, there, here = re.search(
+        r"\(([\w.]+) is \((.*?)\) in the file and \((.*?)\) in the model, and \d+ more", str(error.value)
+    ).groups()
+    shapes = [", ".join(map(str, weights[name].shape)) for weights in (other.state_dict(), own)]
+    assert [there, here] == shapes and there != here
