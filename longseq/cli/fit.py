@@ -62,6 +62,7 @@ def evaluate_best(
         if not Path(best).exists():  # there was no step
             trainer.save_checkpoint(best)
         rank_zero_only(print)("fit: the training ended before its first validation, so its last weights are tested")
+        figures = dict(*trainer.validate(model, datamodule=data, ckpt_path=best, weights_only=True, verbose=False))
     # WeightAveraging would overwrite the restored weights with its averages, which are in the checkpoint too
     for averaging in take_off(trainer, WeightAveraging, *FINDERS):
         if isinstance(averaging, WeightAveraging) and not has_averaged(averaging):

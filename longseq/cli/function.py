@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise, takewhile
 from typing import get_args, get_origin, get_type_hints
@@ -35,6 +36,40 @@ def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield args[start], args[start + 1 : end]
 
 
+# The flags of a training that a report takes, if it trains.
+_OF_TRAININGS = re.compile(
+    r"--((data|model|trainer)([.+=].*)?|(allow_class|skip_bad_steps|peak_flops|checkpoint_minutes|folds|grow)(=.*)?)"
+)
+
+
+def _with_flags_together(function: Callable[..., None], args: list[str]) -> list[str]:
+    """Put the flags of the trainings of a report, ``--data.root DIR``, into its list ``--flags``, after those there."""
+    if "flags" not in get_type_hints(function):
+        return args
+    given = list(_flags(args))
+    direct = [word for flag, values in given if _OF_TRAININGS.fullmatch(flag) for word in (flag, *values)]
+    if not direct:
+        return args
+    own, listed = list(takewhile(lambda word: not word.startswith("--"), args)), list[str]()
+    for flag, values in given:
+        name, equals, value = flag.partition("=")
+        if name == "--flags":
+            listed += _listed([value, *values] if equals else values)
+        elif not _OF_TRAININGS.fullmatch(flag):
+            own += [flag, *values]
+    return [*own, f"--flags={json.dumps([*listed, *direct])}"]
+
+
+def _listed(values: list[str]) -> list[str]:
+    if not values or not values[0].startswith("["):
+        return values
+    try:
+        (listed,) = map(json.loads, values)
+        return [str(word) for word in listed]
+    except ValueError as error:
+        raise UserError(f'flags: got {" ".join(values)}; give a list such as \'["--data.root", "DIR"]\'') from error
+
+
 def run_function(name: str, args: list[str]) -> None:
     """Parse the flags of a command's function, and call it.
 
@@ -45,7 +80,7 @@ def run_function(name: str, args: list[str]) -> None:
     parser = OneLineParser(prog=f"longseq {name}", description=COMMANDS[name])
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     parser.add_function_arguments(function, as_group=False, sub_configs=True)
-    settings = parser.parse_args(_with_brackets(function, args)).as_dict()
+    settings = parser.parse_args(_with_brackets(function, _with_flags_together(function, args))).as_dict()
     settings.pop("debug")
     try:
         function(**settings)

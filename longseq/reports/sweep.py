@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from longseq.arguments import ArgumentError
+from longseq.compat.lightning import watched_figure
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.training.checkpoint import read_any
 from longseq.training.divergence import DivergenceError
 from longseq.training.storage import write_text
 
@@ -28,13 +32,15 @@ def sweep(
     seeds: int = 3,
     baseline: str | None = None,
     mean_over: str | None = None,
-    metric: str = "test/accuracy",
+    metric: str | None = None,
     seconds: float | None = None,
     flags: list[str] = [],  # noqa: B006  (jsonargparse shows it)
     init_from: str | None = None,
     out: str = "sweep",
 ) -> None:
     """Train every setting of a grid with several seeds, one after the other, and write a table, a CSV and a figure.
+
+    The settings are compared on the validation split. The best one is tested, and so is the baseline; no other is.
 
     A sweep that was stopped goes on when it is started again: finished runs are kept, and an interrupted run is
     resumed. For a search over many settings rather than a grid of few, give Optuna the same command lines.
@@ -46,11 +52,14 @@ def sweep(
         baseline: One more setting, key=value, to compare the others with, such as model.encoder.attention=Softmax.
         mean_over: A key of the grid whose values are repetitions, like seeds, and not settings: the folds of a data
             set, for example. Mean and range are then over these values too.
-        metric: The figure of each run's metrics.json that the table and the picture show.
+        metric: The figure of each run's metrics.json that the table and the picture show, such as val/f1; by default
+            the one that chooses the best checkpoint of a training. With test/accuracy every run is tested, and no
+            setting is chosen: the best of many test figures is better than its setting.
         seconds: Time for the training steps of each run, so that a faster setting takes more of them. The speed of
             every setting is measured before the first run; its steps are kept in steps.json. None leaves the length
             to the configuration.
-        flags: Further arguments of every training, passed on as they are.
+        flags: Further arguments of every training, passed on as they are. Those of data, model and trainer may also
+            be given directly: --data.root DIR.
         init_from: Folder of another sweep, one of pretraining, say. Each run starts from the weights at the end of the
             run there that has its setting and seed.
         out: Folder for the runs, table.md, table.csv and sweep.png.
@@ -84,29 +93,38 @@ def sweep(
     trained |= {key: value for key, value in (("seconds", seconds), ("init_from", init_from)) if value is not None}
     _refuse_other_runs(folder, trained, [*baselines, *settings])
     here = machine("cpu" if re.search(r"accelerator\W+cpu\b", json.dumps(trained)) else "auto")
-    runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from), here)
+    runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from), here, metric)
     runs.require_weights([*baselines, *settings], seeds)
     steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
+    lengths = {} if steps is None else {each: _length(steps[_experiment(each)]) for each in [*baselines, *settings]}
     figures: dict[Setting, list[float]] = {}
     for setting in [*baselines, *settings]:
-        length = [] if steps is None else _length(steps[_experiment(setting)])
-        figures[setting] = [runs.result(setting, seed, metric, *length) for seed in range(seeds)]
+        figures[setting] = [runs.result(setting, seed, lengths.get(setting, [])) for seed in range(seeds)]
         print(f"{_title(setting)}: " + ", ".join(f"{result:.4f}" for result in figures[setting]), flush=True)
+    shown = runs.metric or "val/accuracy"  # all have diverged
     means = averaged(figures, mean_over)
-    header, rows = _table(means, metric, None if mean_over else steps, "each seed" if mean_over is None else "each")
+    header, rows = _table(means, shown, None if mean_over else steps, "each seed" if mean_over is None else "each")
     write_csv(folder / "table.csv", header, rows)
-    options = {"baseline": baseline, "mean_over": mean_over, "metric": None if metric == "test/accuracy" else metric}
+    options = {"baseline": baseline, "mean_over": mean_over, "metric": metric}
     options |= {"seconds": None if seconds is None else f"{seconds:g}", "init_from": init_from}
     options |= {"flags": json.dumps(flags) if flags else None, "out": None if out == "sweep" else out}
     words = ["--config", *config, "--grid", *grid, "--seeds", str(seeds)]
     words += [word for name, value in options.items() if value for word in (f"--{name}", value)]
     command = f"python train.py sweep {shlex.join(words)}"
-    text = f"    {command}\n\n{here}\n\n{markdown(header, rows)}"
+    text = f"    {command}\n\n{here}\n\n{markdown(header, rows)}\n"
+    if shown.startswith("test/"):
+        text += "These are figures of the test split: they choose no setting.\n"
+    elif best := _best(means, runs.is_lowest_best(), reference):
+        for title, chosen in (("baseline", reference), (f"best by {_words(shown)}", best)):
+            if chosen is not None:
+                of_runs = [each for each in figures if averaged({each: []}, mean_over).keys() == {chosen}]
+                results = [runs.tested(each, seed, lengths.get(each, [])) for each in of_runs for seed in range(seeds)]
+                text += f"{title}: {_title(chosen) or 'the only setting'}; {_said(results, shown)}\n"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)
     if alone is not None:  # the grid has repetitions only, so the figure shows each of them
         means |= {setting: figures[setting] for setting in settings}
-    draw(means, reference, metric.replace("/", " ")).savefig(folder / "sweep.png")
+    draw(means, reference, _words(shown)).savefig(folder / "sweep.png")
     print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
 
 
@@ -149,13 +167,37 @@ def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[S
     return together
 
 
+def _best(means: dict[Setting, list[float]], is_lowest_best: bool, baseline: Setting | None) -> Setting | None:
+    """The setting with the best mean; None if every one has diverged."""
+    found = {setting: statistics.mean(results) for setting, results in means.items() if setting != baseline}
+    found = {setting: mean for setting, mean in found.items() if not math.isnan(mean)}
+    return (min if is_lowest_best else max)(found, key=found.__getitem__, default=None)
+
+
+def _said(results: Sequence[float | None], metric: str) -> str:
+    """The test figures of a setting's runs."""
+    tested = [result for result in results if result is not None]
+    if not tested:
+        return "not tested, because trainer.limit_test_batches is 0"
+    each = " ".join(f"{result:.4f}" for result in tested)
+    return f"{_words(_of_test(metric))}, mean: {statistics.mean(tested):.4f} ({each})"
+
+
+def _of_test(metric: str) -> str:
+    return metric.replace("val/", "test/", 1)
+
+
+def _words(metric: str) -> str:
+    return metric.replace("/", " ")
+
+
 def _table(
     means: dict[Setting, list[float]], metric: str, steps: dict[str, int] | None, each: str
 ) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a column for each key of the settings, one for their steps if they are of equal time, and the
     figures."""
     keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
-    header = [*keys, *([] if steps is None else ["steps"]), f"{metric.replace('/', ' ')}, mean", "highest less lowest"]
+    header = [*keys, *([] if steps is None else ["steps"]), f"{_words(metric)}, mean", "highest less lowest"]
     rows = []
     for setting, results in means.items():
         row = [dict(setting).get(key, "") for key in keys]
@@ -198,34 +240,76 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any], settings: Sequence
     write_text(record, json.dumps({**trained, "keys": keys, "texts": texts}, indent=1))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Runs:
-    """The trainings of a sweep, in their folder."""
+    """The trainings of a sweep, in their folder.
+
+    Attributes:
+        metric: If it is None at first, it becomes the one that chose the best checkpoint of the first run.
+    """
 
     folder: Path
     config: Sequence[str]
     flags: Sequence[str]
     others: Path | None  # the folder of the sweep whose weights they start from
     machine: str
+    metric: str | None
 
-    def result(self, setting: Setting, seed: int, metric: str, *length: str) -> float:
+    def result(self, setting: Setting, seed: int, length: Sequence[str]) -> float:
         """The metric of a run; the run is trained first if it has no result yet. One that diverged keeps its error."""
+        is_of_test = (self.metric or "").startswith("test/")
         name = _name(setting, seed)
         results, diverged = self._results(name), self.folder / "runs" / name / "diverged.txt"
         if not results and not diverged.exists():
-            start = [] if self.others is None else ["--model.init_from", self._weights(self.others, name)]
+            untested = [] if is_of_test else ["--trainer.limit_test_batches", "0"]
             try:
-                self._train(setting, seed, self.folder, "--experiment", name, "--resume", *start, *length)
+                self._train_here(setting, seed, "--resume", *length, *untested)
             except _DivergedError as error:
                 write_text(diverged, f"{error} (to train it again, remove {diverged})\n")
             results = self._results(name)
         if not results:
             print(diverged.read_text().rstrip(), flush=True)
             return math.nan
-        figures = json.loads(results[-1].read_text())
-        if metric not in figures:
-            raise ArgumentError("metric", f"must be one of {', '.join(figures)}, got {metric!r}; choose one")
-        return float(figures[metric])
+        if self.metric is None:
+            self.metric = _watched(results[-1])[0]
+        figures = self._tested_figures(setting, seed, length) if is_of_test else _read(results[-1])
+        if self.metric not in figures:
+            known = ", ".join(figures) or "none, because nothing is validated or tested"
+            raise ArgumentError("metric", f"must be one of {known}, got {self.metric!r}; choose one")
+        return float(figures[self.metric])
+
+    def tested(self, setting: Setting, seed: int, length: Sequence[str]) -> float | None:
+        """The same metric on the test split; None if the flags want no test."""
+        assert self.metric is not None
+        return self._tested_figures(setting, seed, length).get(_of_test(self.metric))
+
+    def _tested_figures(self, setting: Setting, seed: int, length: Sequence[str]) -> dict[str, float]:
+        """The figures of a run that has ended; it is tested first if it was not yet."""
+        (*_, result) = self._results(_name(setting, seed))
+        is_tested = any(name.startswith("test/") for name in _read(result))
+        if not is_tested and (limit := self._limit_of_tests(setting)) != "0":
+            flags = ["--resume", str(result.parent), *length, "--trainer.limit_test_batches", limit]
+            self._train_here(setting, seed, *flags)  # it has ended, and goes on with its test
+        return _read(result)
+
+    def is_lowest_best(self) -> bool:
+        """Whether the lowest value of the metric is the best: of a loss, and of a figure of which the runs say so since
+        it chooses their best checkpoints."""
+        assert self.metric is not None
+        (result, *_) = (self.folder / "runs").glob("*/*/metrics.json")
+        watched, is_lowest = _watched(result)
+        return is_lowest if watched == self.metric else self.metric.endswith("loss")
+
+    def _limit_of_tests(self, setting: Setting) -> str:
+        """What the configurations, the grid and the flags of a training say of the batches of its test."""
+        limits = []
+        for text in _texts([*self.config, *_configs_in(self.flags)]).values():
+            trainer = (yaml.safe_load(text) or {}).get("trainer") or {}
+            limits += [str(limit) for name, limit in trainer.items() if name == "limit_test_batches"]
+        words = itertools.chain.from_iterable(flag.split("=", 1) for flag in self.flags)
+        pairs = [*((f"--{key}", value) for key, value in setting), *itertools.pairwise(words)]
+        limits += [value for flag, value in pairs if flag == "--trainer.limit_test_batches"]
+        return limits[-1] if limits else "1.0"
 
     def require_weights(self, settings: Sequence[Setting], seeds: int) -> None:
         """Refuse another sweep that lacks a run from which one of these is yet to start."""
@@ -264,6 +348,11 @@ class _Runs:
                 print(f"{_title(setting)}: {steps[name]} steps in {seconds:g} s", flush=True)
         return steps
 
+    def _train_here(self, setting: Setting, seed: int, *more: str) -> None:
+        name = _name(setting, seed)
+        start = [] if self.others is None else ["--model.init_from", self._weights(self.others, name)]
+        self._train(setting, seed, self.folder, "--experiment", name, *start, *more)
+
     def _train(self, setting: Setting, seed: int, root: Path, *more: str) -> None:
         command = ["-m", "longseq", "fit", *itertools.chain.from_iterable(("--config", path) for path in self.config)]
         # a class must come before its arguments, because it removes the arguments given before it
@@ -278,6 +367,14 @@ class _Runs:
             raise kind(
                 "grid", f"must hold settings that can be trained with these flags, got {_title(setting)}: {message}"
             )
+
+
+def _read(result: Path) -> dict[str, float]:
+    return json.loads(result.read_text())
+
+
+def _watched(result: Path) -> tuple[str, bool]:
+    return watched_figure(read_any(result.with_name("last.ckpt"))["callbacks"], "BestCheckpoint")
 
 
 class _DivergedError(ArgumentError):
@@ -316,7 +413,7 @@ def _title(setting: Setting) -> str:
 
 
 @styled
-def draw(found: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "test accuracy") -> Any:
+def draw(found: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "val accuracy") -> Any:
     """Draw a metric against the grid's first key, a line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
     if baseline is not None:

@@ -98,10 +98,11 @@ def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]],
         with pytest.raises(Parsed):
             function.run_function(words[0], words[1:]) if words[0] in FUNCTIONS else Commands(words)
         asked = parsed[-1]
+        options = set(named(asked))
         if words[0] == "sweep":  # what it would train
             first = [f"--{key}={value}" for key, value in map(first_of, asked["grid"])]
-            run(["fit", *(f"--config={path}" for path in asked["config"]), *asked["flags"], *first])
-        return set(named(asked))
+            options |= run(["fit", *(f"--config={path}" for path in asked["config"]), *asked["flags"], *first])
+        return options
 
     return run
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from longseq.reports.equal_time import TRIAL, steps_within
+from longseq.reports.plots import machine
 from longseq.reports.sweep import _name, _table, averaged, combinations, draw, sweep
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
@@ -64,16 +66,83 @@ def test_a_training_that_diverges_is_nan_and_the_others_go_on(command, forked_re
     )
     with open(tmp_path / "sweep/table.csv", newline="") as file:
         first, second = csv.DictReader(file)
-    assert first["test accuracy, mean"] == "nan" and 0 <= float(second["test accuracy, mean"]) <= 1
+    assert first["val accuracy, mean"] == "nan" and 0 <= float(second["val accuracy, mean"]) <= 1
+    assert "best by val accuracy: learning_rate=1e-3; " in done.out
     monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("trained again"))
     again = command("sweep", "--config", DIGITS, "--grid", rates, "--seeds", "1", "--flags", json.dumps(flags))
     assert (again.code, again.out) == (0, done.out)
 
 
+SHORT = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+SHORT += ["--model.encoder.dim", "8", "--model.encoder.depth", "1"]
+
+
+def figures_of(tmp_path: Path) -> dict[str, dict[str, float]]:
+    results = (tmp_path / "sweep/runs").glob("*/*/metrics.json")
+    return {result.parent.parent.name: json.loads(result.read_text()) for result in results}
+
+
+def test_settings_are_compared_on_the_validation_and_the_best_alone_is_tested(command, forked_reports, tmp_path):
+    """The flags of the trainings are given as fit takes them; those in --flags come first."""
+    start = ["sweep", "--config", DIGITS, "--seeds", "2", "--flags", json.dumps(["--model.learning_rate", "1e-9"])]
+    rates = ["--grid", "model.encoder.local=null", "model.encoder.patch_size=1,2", "--model.learning_rate", "1e-3"]
+    done = command(*start, *rates, *SHORT, "--trainer.limit_val_batches", "3")
+    assert done.code == 0, done.err
+    figures = figures_of(tmp_path)
+    rows = list(csv.DictReader((tmp_path / "sweep/table.csv").open()))
+    means = {}
+    for row in rows:
+        of_seeds = [f"local=null_patch_size={row['model.encoder.patch_size']},seed={seed}" for seed in range(2)]
+        means[tuple(of_seeds)] = sum(figures[name]["val/accuracy"] for name in of_seeds) / 2
+        assert float(row["val accuracy, mean"]) == pytest.approx(means[tuple(of_seeds)], abs=1e-4)
+    best = max(means, key=means.__getitem__)
+    tested = {name for name, of_run in figures.items() if "test/accuracy" in of_run}
+    assert tested == set(best)
+    mean = sum(figures[name]["test/accuracy"] for name in best) / 2
+    assert f"test accuracy, mean: {mean:.4f}" in done.out
+    assert "best by val accuracy: " in (tmp_path / "sweep/table.md").read_text()
+    config = yaml.safe_load((tmp_path / "sweep/runs" / best[0] / "0/config.yaml").read_text())
+    assert config["model"]["learning_rate"] == 1e-3 and config["trainer"]["limit_val_batches"] == 3
+
+
+def test_a_test_figure_of_every_row_is_there_on_demand_and_chooses_nothing(command, forked_reports, tmp_path):
+    start = ["sweep", "--config", DIGITS, "--grid", "model.encoder.attention.k=4,8", "--seeds", "1", *SHORT]
+    assert command(*start).code == 0
+    before = figures_of(tmp_path)
+    done = command(*start, "--metric", "test/accuracy")  # of the runs that are there
+    assert (done.code, "best by" in done.out, "choose no setting" in done.out) == (0, False, True), done.err
+    rows = list(csv.DictReader((tmp_path / "sweep/table.csv").open()))
+    for row, (name, figures) in zip(rows, sorted(figures_of(tmp_path).items()), strict=True):
+        assert float(row["test accuracy, mean"]) == pytest.approx(figures["test/accuracy"], abs=1e-4)
+        assert before[name] == {key: figures[key] for key in before[name]}
+
+
+def test_of_a_figure_whose_lowest_is_best_the_lowest_is_chosen_and_tests_may_be_left_out(
+    command, forked_reports, tmp_path
+):
+    masked = [*SHORT[:4], *SHORT[6:], "--model.task", "Masked", "--trainer.limit_test_batches=0"]
+    rates = "model.learning_rate=1e-30,1e-2"
+    done = command("sweep", "--config", DIGITS, "--grid", rates, "--seeds", "1", *masked)
+    assert done.code == 0, done.err
+    of_rates = {name: figures["val/l1"] for name, figures in figures_of(tmp_path).items()}
+    best = min(of_rates, key=of_rates.__getitem__).partition(",seed")[0]
+    assert f"best by val l1: {best}; not tested, because trainer.limit_test_batches is 0" in done.out
+    assert not any("test/l1" in figures for figures in figures_of(tmp_path).values())
+
+
+def test_a_baseline_is_tested_beside_the_best_setting(command, forked_reports, tmp_path):
+    grid = ["--grid", "model.encoder.attention.k=4,8", "--baseline", "model.encoder.attention=Softmax"]
+    done = command("sweep", "--config", DIGITS, *grid, "--seeds", "1", *SHORT)
+    assert done.code == 0, done.err
+    assert re.search(r"baseline: attention=Softmax; test accuracy, mean: 0\.\d+", done.out)
+    tested = [name for name, figures in figures_of(tmp_path).items() if "test/accuracy" in figures]
+    assert len(tested) == 2 and sum("Softmax" in name for name in tested) == 1
+
+
 def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, forked_reports, tmp_path, monkeypatch):
     flags = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
     arguments = ["sweep", "--config", DIGITS, "--grid", "model.encoder.attention.k=4,8", "--seeds", "1",
-                 "--flags", json.dumps(flags)]  # fmt: skip
+                 "--metric", "test/accuracy", "--flags", json.dumps(flags)]  # fmt: skip
     done = command(*arguments)
     assert done.code == 0, done.err
     runs = sorted(path.name for path in (tmp_path / "sweep/runs").iterdir())
@@ -91,6 +160,7 @@ def test_a_sweep_trains_each_setting_once_and_goes_on_where_it_was(command, fork
     assert (done.code, "| test f1, mean |" in done.out) == (0, True), done.err
     done = command(*arguments, "--metric", "test/auroc")
     assert (done.code, "metric: must be one of test/accuracy, test/f1, " in done.error) == (2, True), done.err
+    assert command(*arguments, "--metric", "val/accuracy").code == 0
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
     done = command(*arguments[:-1], json.dumps([*flags, "--model.learning_rate", "0.1"]))
     assert (done.code, "out: must be a folder of runs with this config and these flags" in done.error) == (2, True)
@@ -133,7 +203,7 @@ def test_each_run_starts_from_its_likeness_in_another_sweep(command, forked_repo
     arguments = ["sweep", "--config", DIGITS, "--seeds", "1", "--grid"]
     masked = json.dumps([*flags, "--model.task", "Masked"])
     before = ["model.encoder.attention.k=4", "--flags", masked, "--out", "before"]
-    done = command(*arguments, *before, "--metric", "test/loss")
+    done = command(*arguments, *before)
     assert done.code == 0, done.err
     still = json.dumps([*flags, "--model.learning_rate", "1e-12"])
     done = command(*arguments, "model.encoder.attention.k=4", "--flags", still, "--init_from", "before")
@@ -200,11 +270,13 @@ def test_folds_of_esc50_are_trained_each_once_and_end_in_one_mean(command, tmp_p
         assert {which for split, which in splits if split == "test"} == {fold}
         assert {which for split, which in splits if split == "val"} == {before}
         assert {which for split, which in splits if split == "train"} == set("12345") - {fold, before}
-        tested.append(json.loads((run / "metrics.json").read_text())["test/accuracy"])
+        tested.append(json.loads((run / "metrics.json").read_text()))
     with open(tmp_path / "sweep/table.csv", newline="") as file:
         (row,) = csv.DictReader(file)
-    assert float(row["test accuracy, mean"]) == pytest.approx(sum(tested) / 2, abs=1e-4)
-    assert float(row["highest less lowest"]) == pytest.approx(max(tested) - min(tested), abs=1e-4)
+    of_val, of_test = ([figures[f"{split}/accuracy"] for figures in tested] for split in ("val", "test"))
+    assert float(row["val accuracy, mean"]) == pytest.approx(sum(of_val) / 2, abs=1e-4)
+    assert float(row["highest less lowest"]) == pytest.approx(max(of_val) - min(of_val), abs=1e-4)
+    assert f"the only setting; test accuracy, mean: {sum(of_test) / 2:.4f}" in done.out
     assert len(row["each"].split()) == 2
     assert (tmp_path / "sweep/sweep.png").stat().st_size > 5_000
 
@@ -242,8 +314,8 @@ def test_a_configuration_of_the_grid_or_of_the_flags_that_was_changed_is_refused
     run = Path(out, "runs", _name((("config", str(one)),), 0), "0")
     run.mkdir(parents=True)
     (run / "metrics.json").write_text('{"test/accuracy": 0.5}')
-    sweep([DIGITS], grid, 1, flags=flags, out=out)
-    sweep([DIGITS], grid, 1, flags=flags, out=out)
+    sweep([DIGITS], grid, 1, metric="test/accuracy", flags=flags, out=out)
+    sweep([DIGITS], grid, 1, metric="test/accuracy", flags=flags, out=out)
     text = one.read_text()
     one.write_text(text.replace("0.01", "0.02"))
     with pytest.raises(ValueError, match=rf"^out must be a folder of runs with this {re.escape(str(one))}, got "):
@@ -258,6 +330,12 @@ def test_flags_that_make_several_runs_of_one_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^flags must leave out --folds, which makes several runs of one, "):
         sweep([DIGITS], ["a.k=1,2"], flags=["--folds=3"], out=str(tmp_path / "sweep"))
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "1 thread;"), (2, "2 threads;")])
+def test_what_a_figure_was_measured_on_counts_threads(threads, said, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert said in machine()
 
 
 def test_a_mean_over_a_key_leaves_the_other_keys_as_settings():
