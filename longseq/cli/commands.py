@@ -23,7 +23,6 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch.distributed import is_torchelastic_launched
 
 from longseq.cli.awaited import name_awaited_ranks
-from longseq.cli.callbacks import FINDERS, BestCheckpoint, RunRecord, SavedConfig, callbacks_of_training, take_off
 from longseq.cli.callbacks import (
     FINDERS,
     BestCheckpoint,
