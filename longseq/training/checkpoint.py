@@ -167,8 +167,8 @@ def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: b
 def _wrong_weight(state: Mapping[str, Tensor]) -> str:
     """What is wrong with the first weight that no training can have saved; empty if there is none."""
     for name, weight in state.items():
-        is_plain = weight.layout == torch.strided and not weight.is_quantized and weight.itemsize > 1
-        if not is_plain and weight.dtype not in (torch.bool, torch.uint8, torch.int8):
+        is_short_float = weight.is_floating_point() and weight.itemsize == 1
+        if weight.layout != torch.strided or weight.is_quantized or weight.is_meta or is_short_float:
             return f"{name} is of another kind than weights are"
         # one number may stand for a tensor of any size
         if weight.nbytes > max(weight.untyped_storage().nbytes(), _EXPANDED):
