@@ -38,6 +38,17 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
 
     reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
 
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        if stage == "predict":
+            return
+        peaks = {path: facts["peak"] for path, facts in self.facts.items() if facts.get("peak", 0.0) > 1}
+        if peaks:
+            path = max(peaks, key=lambda path: peaks[path])
+            has = "has a peak" if len(peaks) == 1 else "have peaks"
+            what = f"{has} above full scale 1, the largest {peaks[path]:.3g} in {path}"
+            self.remark(f"{counted(len(peaks), 'file')} of {len(self.facts)} {what}; the values are kept as they are")
+
     def rates_hz(self) -> Int64[Tensor, " n"]:
         return torch.tensor([facts["rate_hz"] for facts in self._readable().values()])
 
@@ -82,15 +93,6 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
 
     def examine(self, path: Path) -> Facts:
         return examine_sound(path)
-
-    def remarks(self) -> list[str]:
-        peaks = {path: facts["peak"] for path, facts in self.facts.items() if facts.get("peak", 0.0) > 1}
-        if not peaks:
-            return []
-        path = max(peaks, key=lambda path: peaks[path])
-        has = "has a peak" if len(peaks) == 1 else "have peaks"
-        what = f"{has} above full scale 1, the largest {peaks[path]:.3g} in {path}"
-        return [f"{counted(len(peaks), 'file')} of {len(self.facts)} {what}; the values are kept as they are"]
 
     def read_item(self, item: Item) -> Float32[Tensor, " s"]:
         waveform, rate_hz = read_sound(self.folder / item.path, item.start, item.end)

@@ -349,10 +349,6 @@ class DataModule(pl.LightningDataModule, ABC):
         """What is wrong with each broken file, by path; empty if the data is not in files."""
         return {}
 
-    def remarks(self) -> list[str]:
-        """What the command check says of files that can be read, a line each."""
-        return []
-
     def true_events(self, split: str) -> dict[str, list[tuple[float, float, str]]]:
         """What is heard when in each recording of a split, by path: starts and ends in seconds, and names of classes;
         empty where the labels do not say so of whole recordings."""

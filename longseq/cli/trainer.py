@@ -70,12 +70,10 @@ class Trainer(pl.Trainer):
 
     @staticmethod
     def check(model: None, datamodule: Any) -> None:
-        """Open every file of the data, and list those that are broken; say of sounds how many exceed full scale."""
+        """Open every file of the data, and list those that are broken."""
         bad = datamodule.bad_files()
         for path, what in bad.items():
             print(f"{escaped(path)}: {shown(what)}")
-        for remark in getattr(datamodule, "remarks", list)():  # a module that is not derived from ours may have none
-            print(shown(remark))
         if bad:
             files = "1 broken file" if len(bad) == 1 else f"{len(bad)} broken files"
             raise UserError(f"data.root: {files}; mend what is broken, or --data.on_error skip", exit_code=3)
