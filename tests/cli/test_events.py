@@ -343,9 +343,10 @@ def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, r
 )
 def test_a_wrong_flag_is_one_line(command, free_checkpoint, recording, flags, said, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("before.csv").write_text("as it was")
+    before = b"path,start,end,class,probability\r\nas it was"
+    Path("before.csv").write_bytes(before)
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", recording, "--out", "before.csv", *flags)
-    assert Path("before.csv").read_text() == "as it was"
+    assert Path("before.csv").read_bytes() == before
     assert done.code in (2, 6) and done.err.startswith(f"error: {said}") and done.err.count("\n") == 1
 
 
