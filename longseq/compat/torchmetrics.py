@@ -78,13 +78,13 @@ class _OfClasses:
 
 
 class _OfRanks(_OfClasses):
-    """A figure that depends only on the order of the samples. It ranks the outputs, if they are given: in float32 every
-    probability of an output above 17 is 1, and torchmetrics makes probabilities of outputs."""
+    """A figure that depends only on the order of the samples. It ranks the logits, if they are given: in float32 every
+    probability of a logit above 17 is 1, and torchmetrics makes probabilities of logits."""
 
-    def update(self, preds: Tensor, target: Tensor, outputs: Tensor | None = None) -> None:
+    def update(self, preds: Tensor, target: Tensor, logits: Tensor | None = None) -> None:
         super().update(preds, target)  # type: ignore[misc]
-        if outputs is not None:
-            self.preds[-1] = outputs.detach().float()  # type: ignore[attr-defined]
+        if logits is not None:
+            self.preds[-1] = logits.detach().float()  # type: ignore[attr-defined]
 
 
 class AUROC(_OfRanks, MultilabelAUROC):

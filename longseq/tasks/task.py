@@ -133,7 +133,7 @@ class Task(ABC):
     @abstractmethod
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics that every model of this task logs, including ``best``; they take what ``measured`` returns, and
-        those whose ``update`` has an argument ``outputs`` take the outputs too."""
+        those whose ``update`` has an argument ``logits`` get the outputs there too."""
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics of the training batches, which take what ``measured`` returns; by default ``own_metrics``."""

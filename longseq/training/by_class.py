@@ -39,7 +39,7 @@ class ByClass(pl.Callback):
     ) -> None:
         if self._metrics:
             measured = pl_module.task.measured(pl_module.head, outputs["outputs"], outputs["labels"])
-            self._metrics.update(*measured, outputs=outputs["outputs"])
+            self._metrics.update(*measured, logits=outputs["outputs"])
 
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 

@@ -387,7 +387,7 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         outputs = self(inputs)
         loss.update(self.task.losses(outputs, labels))
-        metrics.update(*self.task.measured(self.head, outputs, labels), outputs=outputs)
+        metrics.update(*self.task.measured(self.head, outputs, labels), logits=outputs)
         self.log(f"{stage}/loss", loss)
         self.log_dict(metrics, prog_bar=stage == "val")
         return {"outputs": outputs, "labels": labels}
