@@ -114,11 +114,17 @@ def sweep(
     text = f"    {command}\n\n{here}\n\n{markdown(header, rows)}\n"
     if shown.startswith("test/"):
         text += "These are figures of the test split: they choose no setting.\n"
-    elif best := _best(means, runs.is_lowest_best(), reference):
+    elif runs.metric is not None and (best := _best(means, runs.is_lowest_best(), reference)) is not None:
         for title, chosen in (("baseline", reference), (f"best by {_words(shown)}", best)):
             if chosen is not None:
                 of_runs = [each for each in figures if averaged({each: []}, mean_over).keys() == {chosen}]
-                results = [runs.tested(each, seed, lengths.get(each, [])) for each in of_runs for seed in range(seeds)]
+                ended = [
+                    (each, seed)
+                    for each in of_runs
+                    for seed, figure in enumerate(figures[each])
+                    if not math.isnan(figure)
+                ]
+                results = [runs.tested(each, seed, lengths.get(each, [])) for each, seed in ended]
                 text += f"{title}: {_title(chosen) or 'the only setting'}; {_said(results, shown)}\n"
     (folder / "table.md").write_text(text)
     alone = means.pop((), None)
@@ -178,7 +184,7 @@ def _said(results: Sequence[float | None], metric: str) -> str:
     """The test figures of a setting's runs."""
     tested = [result for result in results if result is not None]
     if not tested:
-        return "not tested, because trainer.limit_test_batches is 0"
+        return "not tested, because trainer.limit_test_batches is 0" if results else "not tested, because it diverged"
     each = " ".join(f"{result:.4f}" for result in tested)
     return f"{_words(_of_test(metric))}, mean: {statistics.mean(tested):.4f} ({each})"
 

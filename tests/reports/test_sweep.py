@@ -68,6 +68,9 @@ def test_a_training_that_diverges_is_nan_and_the_others_go_on(command, forked_re
         first, second = csv.DictReader(file)
     assert first["val accuracy, mean"] == "nan" and 0 <= float(second["val accuracy, mean"]) <= 1
     assert "best by val accuracy: learning_rate=1e-3; " in done.out
+    none = ["--grid", "model.learning_rate=1e30", "--out", "none"]
+    alone = command("sweep", "--config", DIGITS, *none, "--seeds", "1", "--flags", json.dumps(flags))
+    assert (alone.code, "best by" in alone.out) == (0, False), alone.err
     monkeypatch.setattr("longseq.reports.sweep.run_python", lambda *_: pytest.fail("trained again"))
     again = command("sweep", "--config", DIGITS, "--grid", rates, "--seeds", "1", "--flags", json.dumps(flags))
     assert (again.code, again.out) == (0, done.out)
