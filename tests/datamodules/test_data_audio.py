@@ -168,15 +168,15 @@ def test_an_encoding_without_a_seek_trains_like_others(tmp_path):
             path = tmp_path / name / f"{number}.wav"
             path.parent.mkdir(exist_ok=True)
             coding = "GSM610" if (name, number) == ("a", 0) else "PCM_16"
-            soundfile.write(path, np.random.default_rng(number).normal(0, 0.1, 4000), 8000, coding)
+            soundfile.write(path, np.random.default_rng([ord(name), number]).normal(0, 0.1, 4000), 8000, coding)
     data = AudioFolder(str(tmp_path))
     data.setup()
     assert data.bad_files() == {} and sum(map(len, data.splits().values())) == 8
 
 
 def test_recordings_of_more_than_192_khz_are_refused_with_a_length_given_too(tmp_path):
-    for name in ("a/0", "a/1", "b/0", "b/1"):
-        noise(tmp_path / f"{name}.wav", 384_000, 0.05)
+    for number, name in enumerate(("a/0", "a/1", "b/0", "b/1")):
+        noise(tmp_path / f"{name}.wav", 384_000, 0.05 + 0.001 * number)
     for options in ({}, {"seconds": 0.02}):
         with pytest.raises(ArgumentError, match="sample_rate_hz must be in 1000..192000"):
             AudioFolder(str(tmp_path), **options).setup()
@@ -257,8 +257,8 @@ def third_harmonic(waveform: torch.Tensor) -> float:
 def test_a_tone_above_full_scale_is_heard_without_distortion_from_files_parts_and_shards(tmp_path):
     """Clipped at 1, a sine of amplitude 3.9 has a third harmonic of 30 %."""
     paths = [tmp_path / "data" / name / f"{number}.wav" for name in "ab" for number in range(4)]
-    for path in paths:
-        loud_tone(path)
+    for number, path in enumerate(paths):
+        loud_tone(path, 3.9 + number / 1000)
     data = AudioFolder(str(tmp_path / "data"), sample_rate_hz=8000, seconds=1.0)
     data.setup()
     data.write_shards(tmp_path / "shards", 100)

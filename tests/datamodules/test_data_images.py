@@ -428,6 +428,6 @@ def test_what_libtiff_says_of_a_damaged_image_has_its_name(tmp_path, capfd):
     content = bytearray(path.read_bytes())
     content[5000:5040] = bytes(byte ^ 255 for byte in content[5000:5040])
     path.write_bytes(content)
-    assert examine_image(path) == (300, 300)
+    assert examine_image(path) == {"height": 300, "width": 300}
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{path}: Fax4Decode: ")
