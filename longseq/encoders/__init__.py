@@ -7,6 +7,7 @@ from longseq.encoders.local import Conv1d, Conv2d, LocalMixing
 from longseq.encoders.pretrained import TimmEncoder
 from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
+from longseq.encoders.stem import Residual, Stem
 from longseq.encoders.waveform import WaveformEncoder
 
 __all__ = [
@@ -16,8 +17,10 @@ __all__ = [
     "Encoder",
     "ImageEncoder",
     "LocalMixing",
+    "Residual",
     "SpecAugment",
     "SpectrogramEncoder",
+    "Stem",
     "TimmEncoder",
     "WaveformEncoder",
     "resize",

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.ast_weights import read_config, read_weights
-from longseq.encoders.encode import without_padding
 from longseq.encoders.kaldi import KaldiLogMel
 from longseq.encoders.local import LocalMixing
-from longseq.encoders.patches import OverlappingPatchEmbed
+from longseq.encoders.patches import OverlappingPatchEmbed, without_padding
 from longseq.encoders.sound import SoundEncoder, refuse_no_sound
 from longseq.encoders.spectrogram import SpecAugment
 from longseq.encoders.trunk import refuse_wrong_sizes

@@ -15,8 +15,9 @@ from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
 from longseq.compat.torch import at_least_float32, is_hooked
 from longseq.encoders.block import run_block
 from longseq.encoders.local import LocalBlock
-from longseq.encoders.patches import count_columns, count_rows, embed_patches
+from longseq.encoders.patches import count_columns, count_rows, embed_patches, is_present, without_padding
 from longseq.encoders.reversible import run_reversible
+from longseq.encoders.stem import StemEmbed
 
 
 def encode(
@@ -119,7 +120,8 @@ def encode_tokens(
     if shard is not None:
         own, picture, present = share_of(trunk, picture, present, shard)
     # the tokens keep the weights' precision under autocast, also where no position embeddings are added to them
-    patches = embed_patches(embed, picture, own is not None).to(picture.dtype)
+    made = embed(picture, rows) if isinstance(embed, StemEmbed) else embed_patches(embed, picture, own is not None)
+    patches = made.to(picture.dtype)
     if replaced is not None:
         where, token = replaced
         where = where[:, own or slice(patches[0, ..., 0].numel())]
@@ -175,15 +177,3 @@ def count_tokens(trunk: Trunk, rows: Int64[Tensor, " b"] | int) -> Any:
     """The number of tokens, prefix tokens included, of pictures with so many rows."""
     embed: Any = trunk.patch_embed
     return trunk.num_prefix_tokens + count_rows(embed, rows) * embed.grid_size[1]
-
-
-def without_padding(
-    picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None
-) -> Float[Tensor, "b channels height width"]:
-    """Pictures with zeros behind their first rows; None where all are there."""
-    return picture if rows is None else picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
-
-
-def is_present(counts: Int64[Tensor, " b"], length: int) -> Tensor:
-    """(b, length), True in the first counts[i] places of row i."""
-    return torch.arange(length, device=counts.device) < counts[:, None]

@@ -18,9 +18,9 @@ from longseq.encoders.encode import (
     of_grid,
     pooled,
     token_features,
-    without_padding,
 )
 from longseq.encoders.local import LocalMixing, add_local
+from longseq.encoders.patches import without_padding
 
 
 class Encoder(nn.Module, ABC):

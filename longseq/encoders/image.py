@@ -13,6 +13,7 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
 from longseq.encoders.pretrained import TimmEncoder
+from longseq.encoders.stem import Residual, Stem, refuse_stem
 from longseq.encoders.trunk import make_trunk, picture_shape
 
 
@@ -38,6 +39,9 @@ class ImageEncoder(Encoder):
             one. Positions must be ``none``, and the attention must not be bound to a length.
         reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
             for one block, whatever the depth, and more time.
+        stem: Convolutions in front of the tokens (stem.py), whose strides divide the patch; None for none.
+        layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
+            arXiv:2103.17239); 0 for no scale.
 
     Raises:
         ValueError: If the patch does not divide the image, the heads do not divide dim, or the mechanism does not fit.
@@ -60,6 +64,8 @@ class ImageEncoder(Encoder):
         positions: Positions = "learned",
         any_length: bool = False,
         reversible: bool = False,
+        stem: Stem | None = None,
+        layer_scale: float = 0.0,
     ) -> None:
         picture = picture_shape(shape)
         height, width = picture[1:]
@@ -70,11 +76,14 @@ class ImageEncoder(Encoder):
                 "1 makes every pixel a token",
             )
         patch = (patch_size, patch_size)
+        if stem is not None:
+            refuse_stem(stem, patch, "patch_size")
         sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
-        trunk = make_trunk(picture, patch, *sizes, pool, positions, any_length)
+        trunk = make_trunk(picture, patch, *sizes, pool, positions, any_length, stem, layer_scale)
         super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local, any_length, reversible)
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
+        self.stem, self.layer_scale = stem, layer_scale
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
@@ -83,6 +92,10 @@ class ImageEncoder(Encoder):
         return [
             (cls((3, 6, 8), attention, **small), bytes_),
             (cls((1, 12, 8), attention, patch_size=2, pool="token", **small), 255 * torch.rand(3, 1, 12, 8)),
+            (
+                cls((3, 12, 16), attention, patch_size=2, stem=Residual([4, 6], [1, 2]), **small),
+                255 * torch.rand(3, 3, 12, 16),
+            ),
         ]
 
     def front_end(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from timm.layers.helpers import to_2tuple
 from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
@@ -101,3 +101,15 @@ def is_product(embed: Any) -> bool:
     conv = embed.proj
     is_simple = conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
     return is_simple and conv.stride == conv.kernel_size == embed.patch_size
+
+
+def without_padding(
+    picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None
+) -> Float[Tensor, "b channels height width"]:
+    """Pictures with zeros behind their first rows; None where all are there."""
+    return picture if rows is None else picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
+
+
+def is_present(counts: Int64[Tensor, " b"], length: int) -> Bool[Tensor, "b length"]:
+    """(b, length), True in the first counts[i] places of row i."""
+    return torch.arange(length, device=counts.device) < counts[:, None]

@@ -18,6 +18,7 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
 from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
+from longseq.encoders.stem import Residual, Stem, refuse_stem
 from longseq.encoders.trunk import make_trunk
 
 _FRAMES = 1 << 15  # frames whose spectrum is in memory at a time
@@ -92,6 +93,9 @@ class SpectrogramEncoder(SoundEncoder):
             must be ``none``, and the attention must not be bound to a length.
         reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
             for one block, whatever the depth, and more time.
+        stem: Convolutions in front of the tokens (stem.py), whose strides divide a patch of ``tokens``; None for none.
+        layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
+            arXiv:2103.17239); 0 for no scale.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
@@ -122,6 +126,8 @@ class SpectrogramEncoder(SoundEncoder):
         positions: Positions = "learned",
         any_length: bool = False,
         reversible: bool = False,
+        stem: Stem | None = None,
+        layer_scale: float = 0.0,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
@@ -135,16 +141,18 @@ class SpectrogramEncoder(SoundEncoder):
         if mels < 1 or frames < 1 or num_mels % mels:
             what = f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels"
             raise ArgumentError("tokens", f"{what}, got {tokens}; [{num_mels}, 4] is one")
+        if stem is not None:
+            refuse_stem(stem, (frames, mels), "tokens")
         num_samples = round(sample_rate_hz * seconds)
         picture = (1, patches_down(1 + num_samples // hop, frames), num_mels)
         width = dim, depth, heads, mlp_ratio, dropout, drop_path
-        trunk = make_trunk(picture, (frames, mels), *width, pool, positions, any_length)
+        trunk = make_trunk(picture, (frames, mels), *width, pool, positions, any_length, stem, layer_scale)
         super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local, any_length, reversible)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
-        self.positions = positions
+        self.positions, self.stem, self.layer_scale = positions, stem, layer_scale
         self.spec_augment = spec_augment
         self.hop = hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)
@@ -158,6 +166,10 @@ class SpectrogramEncoder(SoundEncoder):
             (cls(attention=attention, num_mels=20, **small), {"waveforms": padded, "lengths": lengths}),
             (cls(attention=attention, num_mels=16, tokens=[8, 4], pool="token", **small), torch.randn(3, 3200)),
             (cls(attention=attention, num_mels=20, spec_augment=SpecAugment(), **small), torch.randn(3, 3200)),
+            (
+                cls(attention=attention, num_mels=20, tokens=[10, 2], stem=Residual([4, 6], [1, 2]), **small),
+                {"waveforms": padded, "lengths": lengths},
+            ),
         ]
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:

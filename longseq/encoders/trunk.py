@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from longseq.arguments import ArgumentError
 from longseq.attention.plug import token_grid
 from longseq.encoders.positions import Positions, sincos
+from longseq.encoders.stem import Stem, StemEmbed
 
 
 def refuse_beyond_memory(dim: int, depth: int, mlp_ratio: float) -> None:
@@ -61,6 +63,8 @@ def make_trunk(
     pool: str,
     positions: Positions = "learned",
     any_length: bool = False,
+    stem: Stem | None = None,
+    layer_scale: float = 0.0,
 ) -> VisionTransformer:
     """A new timm ViT without a head.
 
@@ -69,7 +73,9 @@ def make_trunk(
     digits with 0.02, 0.91 with 1; docs/results). Frames mean more and learn better with timm's 0.02: 0.99 on spoken
     digits, 0.97 with 1.
 
-    With any_length it takes pictures of any size, and picture_shape is a usual one.
+    With any_length it takes pictures of any size, and picture_shape is a usual one. The strides of a stem divide the
+    patch. With layer_scale, a learned number for each channel scales what each attention and each perceptron adds; it
+    starts at this value (LayerScale, arXiv:2103.17239).
 
     Raises:
         ValueError: If a number is out of its range, the heads do not divide the width, pool is unknown, or positions
@@ -77,6 +83,10 @@ def make_trunk(
         MemoryError: If this machine has no room for the weights.
     """
     refuse_wrong_sizes(dim, depth, heads, mlp_ratio, dropout, drop_path)
+    if not 0 <= layer_scale <= 1:
+        raise ArgumentError(
+            "layer_scale", f"must be in 0..1, got {layer_scale}; 0 leaves it out, 0.05 is a small start"
+        )
     if pool not in ("avg", "token"):
         raise ArgumentError("pool", f"must be avg or token, got {pool!r}; choose one of them")
     if positions not in get_args(Positions):
@@ -85,6 +95,7 @@ def make_trunk(
         what = f"must be none for inputs of any length, got {positions!r}; local mixing tells neighbours apart"
         raise ArgumentError("positions", what)
     channels, height, width = picture_shape
+    embed: Any = {} if stem is None else {"embed_layer": partial(StemEmbed, stem=stem)}
     trunk = VisionTransformer(
         img_size=(height, width),
         patch_size=patch,  # type: ignore[arg-type]  # timm takes a pair too
@@ -100,6 +111,8 @@ def make_trunk(
         proj_drop_rate=dropout,
         drop_path_rate=drop_path,
         pos_embed="learn" if positions == "learned" else "none",
+        init_values=layer_scale or None,
+        **embed,
     )
     trunk.patch_embed.strict_img_size = not any_length
     if positions == "sincos":

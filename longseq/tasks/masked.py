@@ -10,9 +10,10 @@ from torchmetrics import Metric
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention.shard import Shard, Split, summed
 from longseq.compat.torch import at_least_float32
-from longseq.encoders.encode import count_tokens, encode_tokens, without_padding
+from longseq.encoders.encode import count_tokens, encode_tokens
 from longseq.encoders.encoder import Encoder
-from longseq.encoders.patches import count_columns, count_rows, patches_of, stride_of
+from longseq.encoders.patches import count_columns, count_rows, patches_of, stride_of, without_padding
+from longseq.encoders.stem import StemEmbed
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool, Pooling
 from longseq.tasks.task import Answer, Task
@@ -58,8 +59,8 @@ class Masked(Task):
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
         rows, columns = encoder.trunk.patch_embed.patch_size
-        if stride_of(encoder.trunk.patch_embed) != (rows, columns):
-            what = "must not be Masked where patches overlap: a hidden patch is seen in its neighbours"
+        if isinstance(encoder.trunk.patch_embed, StemEmbed) or stride_of(encoder.trunk.patch_embed) != (rows, columns):
+            what = "must not be Masked where patches overlap or have a stem: a hidden patch is seen in its neighbours"
             raise ArgumentError("task", f"{what}; train with labels")
         num_tokens = encoder.trunk.patch_embed.num_patches
         if self.span >= num_tokens:

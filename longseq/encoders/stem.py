@@ -1,0 +1,233 @@
+"""A convolutional stem: stages of convolutions in front of the tokens, for images and for spectrograms.
+
+A few thousand samples do not teach a transformer what an edge is. Convolutions know that neighbours belong together, so
+they make better tokens, and fewer: the attention sees the picture at the resolution of the last stage.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from timm.layers.patch_embed import PatchEmbed
+from torch import Tensor, nn
+
+from longseq.arguments import ArgumentError
+from longseq.encoders.patches import patches_of, without_padding
+
+Rows = Int64[Tensor, " b"] | None  # how many rows of each picture come before its padding; None if all do
+
+
+class Stage(nn.Module, ABC):
+    """Turns pictures into pictures of ``width`` channels and 1 / ``stride`` of the rows and columns, rounded up.
+
+    The rows behind the first ``rows`` of a picture are padding: they change nothing.
+    """
+
+    width: int
+    stride: tuple[int, int]
+
+    @abstractmethod
+    def forward(
+        self, picture: Float[Tensor, "b channels height width"], rows: Rows = None
+    ) -> Float[Tensor, "b _ _ _"]: ...
+
+    def rows_after(self, rows: Any) -> Any:
+        """How many rows so many rows become."""
+        return None if rows is None else (rows + self.stride[0] - 1) // self.stride[0]
+
+
+class Convolution(Stage):
+    """A convolution of odd kernel without bias, with as many rows and columns of zeros around the picture as keep its
+    size, and BatchNorm.
+
+    Args:
+        channels: Of the picture.
+        width: Channels of the result.
+        stride: Rows and columns from one place of the kernel to the next.
+        kernel_size: Side of the kernel.
+    """
+
+    def __init__(self, channels: int, width: int, stride: tuple[int, int] = (1, 1), kernel_size: int = 3) -> None:
+        super().__init__()
+        self.width, self.stride = width, stride
+        self.convolution = nn.Conv2d(channels, width, kernel_size, stride, kernel_size // 2, bias=False)
+        self.norm = RaggedBatchNorm(width)
+
+    def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
+        return self.norm(self.convolution(without_padding(picture, rows)), self.rows_after(rows))
+
+
+class RaggedBatchNorm(nn.BatchNorm2d):
+    """torch's BatchNorm2d, whose statistics of a batch leave padding out."""
+
+    def forward(self, input: Float[Tensor, "b channels height width"], rows: Rows = None) -> Tensor:
+        if rows is None or not self.training:
+            return super().forward(input)
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        exact = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        number = (rows.sum() * input.shape[3]).to(exact.dtype)
+        mean = without_padding(exact, rows).sum((0, 2, 3)) / number
+        centred = exact - mean[:, None, None]
+        variance = without_padding(centred, rows).square().sum((0, 2, 3)) / number
+        with torch.no_grad():  # the running variance is that of the population, as torch's
+            share = self.momentum or 1 / (self.num_batches_tracked + 1)
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+            unbiased = variance * number / (number - 1).clamp(min=1)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+
+
+class Rectified(Stage):
+    """A convolution with BatchNorm, and ReLU."""
+
+    def __init__(self, channels: int, width: int, stride: tuple[int, int] = (1, 1)) -> None:
+        super().__init__()
+        self.width, self.stride = width, stride
+        self.convolution = Convolution(channels, width, stride)
+
+    def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
+        return F.relu(self.convolution(picture, rows))
+
+
+class ResidualBlock(Stage):
+    """ResNet's basic block (arXiv:1512.03385): ReLU(BN(C2 ReLU(BN(C1 X))) + X), and BN(C3 X) in place of X where the
+    width or the stride changes."""
+
+    def __init__(self, channels: int, width: int, stride: tuple[int, int] = (1, 1)) -> None:
+        super().__init__()
+        self.width, self.stride = width, stride
+        self.first, self.second = Convolution(channels, width, stride), Convolution(width, width)
+        is_same = stride == (1, 1) and channels == width
+        self.shortcut = None if is_same else Convolution(channels, width, stride, kernel_size=1)
+
+    def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
+        change = self.second(F.relu(self.first(picture, rows)), self.rows_after(rows))
+        return F.relu(change + (picture if self.shortcut is None else self.shortcut(picture, rows)))
+
+
+class Stages(Stage):
+    """Stages one behind the other."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.width, self.stride = stages[-1].width, total_stride([stage.stride for stage in stages])
+
+    def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
+        stages: Any = self.stages
+        for stage in stages:
+            picture, rows = stage(picture, rows), stage.rows_after(rows)
+        return picture
+
+
+class Stem(ABC):
+    """A description of a stem, chosen in YAML."""
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> "Sequence[Stem]":
+        """Small ones of each form, with a stride of 2 or less; all tests of stems go over them."""
+
+    @property
+    @abstractmethod
+    def stride(self) -> tuple[int, int]:
+        """Rows and columns of the picture for one row and column behind the stem."""
+
+    @abstractmethod
+    def build(self, channels: int) -> Stage:
+        """Build the layers for pictures of so many channels."""
+
+
+@dataclass(frozen=True)
+class Residual(Stem):
+    """A convolution of 3 x 3, then residual blocks, each with BatchNorm and ReLU.
+
+    Args:
+        widths: Channels of each stage; the first stage is the convolution.
+        strides: Of each stage: a number, or rows and columns; for sound time and mels.
+    """
+
+    widths: list[int] = field(default_factory=lambda: [32, 64, 128])
+    strides: list[int | list[int]] = field(default_factory=lambda: [1, 2, 2])
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ArgumentError("widths", f"must be positive, one for each stage, got {self.widths}; [32, 64, 128]")
+        is_right = all(isinstance(each, int) or len(each) == 2 for each in self.strides)
+        is_right = is_right and min((min(_pair(each)) for each in self.strides), default=0) >= 1
+        if len(self.strides) != len(self.widths) or not is_right:
+            what = f"must be {len(self.widths)} as there are widths, each positive, or a pair [rows, columns]"
+            raise ArgumentError("strides", f"{what}, got {self.strides}; [1, 2, 2] goes with three widths")
+
+    @classmethod
+    def examples(cls) -> "Sequence[Residual]":
+        return [cls([4, 6], [1, 2]), cls([4, 4], [[1, 2], 1])]
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        return total_stride([_pair(stride) for stride in self.strides])
+
+    def build(self, channels: int) -> Stages:
+        stages: list[Stage] = []
+        for width, stride in zip(self.widths, map(_pair, self.strides), strict=True):
+            kind = ResidualBlock if stages else Rectified
+            stages.append(kind(stages[-1].width if stages else channels, width, stride))
+        return Stages(stages)
+
+
+class StemEmbed(PatchEmbed):
+    """timm's patch embedding behind a stem: a patch is of the picture, and the stem's strides divide it.
+
+    Args:
+        stem: What stands in front.
+        arguments: Those of PatchEmbed.
+    """
+
+    def __init__(self, *arguments: Any, stem: Stem, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        channels, dim = self.proj.in_channels, self.proj.out_channels
+        self.stem = stem.build(channels)
+        patch: Any = self.patch_size
+        rows, columns = (side // stride for side, stride in zip(patch, stem.stride, strict=True))
+        self.proj = nn.Conv2d(self.stem.width, dim, (rows, columns), (rows, columns))
+
+    def forward(self, x: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b n d"]:
+        picture = without_padding(self.stem(x, rows), self.stem.rows_after(rows))
+        # not a convolution: bfloat16's is wrong for some kernels of one row (patches.py)
+        patches = patches_of(picture, *self.proj.kernel_size)  # type: ignore[arg-type]
+        return self.norm(F.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
+
+
+def refuse_stem(stem: Stem, patch: tuple[int, int], name: str) -> None:
+    """Check that a stem's strides divide the patch that a token covers.
+
+    Args:
+        stem: The stem.
+        patch: Rows and columns.
+        name: The argument that holds the patch.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    if any(side % stride for side, stride in zip(patch, stem.stride, strict=True)):
+        (rows, columns), (high, wide) = stem.stride, patch
+        what = f"must be a multiple of the stem's strides, {rows} x {columns}, got a patch of {high} x {wide}"
+        raise ArgumentError(name, f"{what}; enlarge it, or lower the strides")
+
+
+def total_stride(strides: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    rows = columns = 1
+    for of_rows, of_columns in strides:
+        rows, columns = rows * of_rows, columns * of_columns
+    return rows, columns
+
+
+def _pair(stride: int | Sequence[int]) -> tuple[int, int]:
+    rows, columns = (stride, stride) if isinstance(stride, int) else stride
+    return rows, columns
