@@ -20,7 +20,7 @@ from longseq.cli.faults import what_was_asked
 from longseq.cli.start import CONFIGURATIONS, UserError, nearest
 from longseq.compat.jsonargparse import fault_of, options_of, with_nulls
 from longseq.compat.torch import is_out_of_memory
-from longseq.encoders import Encoder, LocalMixing
+from longseq.encoders import Encoder, LocalMixing, Stem
 from longseq.tasks import Task
 from longseq.training.fitting import OutOfMemory
 
@@ -314,7 +314,7 @@ def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _class_names() -> set[str]:
     names: set[str] = set()
-    pending: list[type] = [Mechanism, Projection, Encoder, LocalMixing, Task, pl.LightningDataModule]
+    pending: list[type] = [Mechanism, Projection, Encoder, LocalMixing, Stem, Task, pl.LightningDataModule]
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())
