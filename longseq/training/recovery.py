@@ -97,6 +97,11 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
             self._save(trainer)
         self._stopping = received  # stop at the next hook, after this step's values are logged
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        """Forget a stop that min_epochs or min_steps has put off: what stops a training decides anew, as in a resumed
+        one. Lightning would stop as soon as it may, even if the figure is better by then."""
+        trainer.should_stop = False
+
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pytorch_lightning.callbacks import EarlyStopping
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -159,6 +160,21 @@ def test_early_stopping_stops_after_as_many_validations_as_its_patience(command:
     assert done.code == 0, done.err
     assert len(steps) == 2 * BATCHES
     assert Path("runs/x/0/metrics.json").is_file() and "test accuracy" in done.out
+
+
+def test_a_figure_that_is_better_again_before_min_epochs_stops_no_training(
+    command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worse in the second epoch, and better in all others: with a patience of 1 only the second could stop it."""
+    losses = iter([2.0, 3.0, 1.0, 0.5])
+    check = EarlyStopping._evaluate_stopping_criteria
+    monkeypatch.setattr(
+        EarlyStopping, "_evaluate_stopping_criteria", lambda self, _: check(self, torch.tensor(next(losses)))
+    )
+    stopping = added("EarlyStopping", monitor="val/loss", patience=1)
+    done = command(*UNLOGGED, *stopping, "--trainer.min_epochs", "3")
+    assert done.code == 0, done.err
+    assert len(steps) == 4 * BATCHES
 
 
 def test_timer_stops_a_training_when_its_time_is_over(
