@@ -28,6 +28,8 @@ from datamodules.sound_files import (
     seconds_of,
 )
 
+_CANCELLED = 0.01  # of the channels' power: 20 dB; a channel alone, or two without relation, keep half of it
+
 
 class AudioFiles(FileDataModule, SoundsOfAnyRate):
     """A data set of sound files.
@@ -48,6 +50,13 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
             has = "has a peak" if len(peaks) == 1 else "have peaks"
             what = f"{has} above full scale 1, the largest {peaks[path]:.3g} in {path}"
             self.remark(f"{counted(len(peaks), 'file')} of {len(self.facts)} {what}; the values are kept as they are")
+        cancelled = [path for path, facts in self.facts.items() if facts.get("kept", 1.0) < _CANCELLED]
+        if cancelled:
+            what = f"channels that cancel each other when they are averaged, such as {cancelled[0]}"
+            number = (
+                f"{counted(len(cancelled), 'file')} of {len(self.facts)} {'has' if len(cancelled) == 1 else 'have'}"
+            )
+            self.remark(f"{number} {what}, so it is nearly silent; save one channel, or turn one over")
 
     def rates_hz(self) -> Int64[Tensor, " n"]:
         return torch.tensor([facts["rate_hz"] for facts in self._readable().values()])

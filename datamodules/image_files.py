@@ -5,7 +5,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
@@ -170,13 +170,15 @@ def _crops(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 def examine_image(path: Source) -> dict[str, Any]:
     """Decode a whole image file, and return its facts: its height and width. In deep grey modes also its lowest and
     highest value, and the value that is white by default; of 16 bits in colour the highest upper byte, which is all
-    that Pillow reads.
+    that Pillow reads; of several pages or frames their number.
 
     Raises:
         DataError: As `opened` does.
     """
     with opened(path) as image:
         facts: dict[str, Any] = {"height": image.height, "width": image.width}
+        if (pages := _pages(path)) > 1:
+            facts["pages"] = pages
         if image.mode in _WHITE:  # any value may be wrong
             ends = [float(end(np.asarray(crop))) for _, crop in _crops(image) for end in (np.min, np.max)]
             if not all(map(math.isfinite, ends)):  # NumPy's min and max of anything with NaN are NaN
@@ -188,6 +190,27 @@ def examine_image(path: Source) -> dict[str, Any]:
         if is_deep:
             facts["upper_byte"] = max(int(crop.max()) for _, crop in bands(image, "RGB"))
         return facts
+
+
+def _pages(path: Source) -> int:
+    """Pages of a TIFF, or frames of an animation; 1 of MPO, in which telephones keep smaller copies."""
+    with suppress(Exception), Image.open(path, formats=_formats(path)) as image:  # a later page may be broken: not read
+        return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+    return 1
+
+
+def remark_on_pages(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line on images of several pages or frames, of which only the first is read.
+
+    Args:
+        facts: Of each image by its path, by examine_image.
+    """
+    several = {path: each["pages"] for path, each in facts.items() if "pages" in each}
+    if several:
+        path = max(several, key=lambda path: several[path])
+        has = "has several pages or frames" if len(several) == 1 else "have several pages or frames"
+        what = f"{counted(len(several), 'image')} of {len(facts)} {has}, the most {several[path]} in {path}"
+        yield f"{what}; the first alone is read, so save others that count as files of their own"
 
 
 def too_bright(facts: dict[str, Any], white: float | None) -> str:

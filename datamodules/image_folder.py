@@ -9,7 +9,7 @@ from torch import Tensor
 
 from datamodules.errors import DataError
 from datamodules.files import FileDataModule, Item
-from datamodules.image_files import examine_image, remarks_on_depth, too_bright, too_large
+from datamodules.image_files import examine_image, remark_on_pages, remarks_on_depth, too_bright, too_large
 from datamodules.images import ImagesOfAnySize, kept_images
 from datamodules.own_files import OwnFiles
 from datamodules.scan import Facts
@@ -39,7 +39,8 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
 
     def _good_items(self) -> list[Item]:
         good = super()._good_items()
-        for line in remarks_on_depth([self.facts[path] for path in {item.path: None for item in good}], self.white):
+        facts = {item.path: self.facts[item.path] for item in good}
+        for line in (*remarks_on_depth([*facts.values()], self.white), *remark_on_pages(facts)):
             self.remark(line)
         return good
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from datamodules.cache import cache_folder, locked, replacing, sha256_of
 from datamodules.errors import DataError, counted, say
 
-_VERSION = 5  # goes up when a scan finds what earlier versions missed
+_VERSION = 6  # goes up when a scan finds what earlier versions missed
 
 # Folders that a system or a program makes beside the user's files: thumbnails, deleted files, snapshots.
 _OF_SYSTEMS = frozenset(

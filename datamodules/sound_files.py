@@ -187,7 +187,8 @@ def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, i
 
 
 def examine_sound(path: Source) -> dict[str, Any]:
-    """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel.
+    """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel. Of
+    several channels also "kept", the power of their average as a share of their own: 0 if they cancel each other.
 
     Raises:
         DataError: If the file is broken, even if it could be read: cut off, or with values that are not finite or far
@@ -196,10 +197,14 @@ def examine_sound(path: Source) -> dict[str, Any]:
     with opened(path) as file:
         declared = file.frames
         what = _contradiction(file.extra_info)
-        num_frames, peak = 0, 0.0
+        num_frames, peak, power, power_kept = 0, 0.0, 0.0, 0.0
         while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
             num_frames += len(block)
             peak = max(peak, _peak(path, block))
+            if block.shape[1] > 1:
+                average = _averaged(block)
+                power += float(np.vdot(block, block)) / block.shape[1]
+                power_kept += float(np.vdot(average, average))
         rate_hz, channels = file.samplerate, file.channels
     if what:
         raise DataError(f"{path}: {what}; record, copy or convert it again")
@@ -207,7 +212,8 @@ def examine_sound(path: Source) -> dict[str, Any]:
         raise _cut_off(path, num_frames, declared)
     if not num_frames:
         raise DataError(f"{path}: holds no sound; leave it out or record it again")
-    return {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "peak": peak}
+    facts = {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "peak": peak}
+    return {**facts, "kept": power_kept / power} if power else facts
 
 
 _kept = threading.local()  # the last MP3 of a thread, as `file` of `key`

@@ -157,3 +157,32 @@ def test_a_class_with_one_file_is_said_to_be_untested(images, capsys):
     data.setup()
     said = "no sample to test of class birds, so no figure says how well it is known; add some"
     assert capsys.readouterr().err == f"{images}: {said}\n" and data.remarks == [said]
+
+
+def test_pages_that_are_not_read_are_counted_in_a_line(tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(6):
+            pages = [Image.new("L", (8, 8), 10 * number + page + 100 * (label == "b")) for page in range(3)]
+            pages[0].save(tmp_path / label / f"{number}.png")
+    pages[0].save(tmp_path / "b/stack.tif", save_all=True, append_images=pages[1:])
+    pages[1].save(tmp_path / "a/one.tif")
+    data = ImageFolder(root=str(tmp_path))
+    data.setup()
+    (line,) = [line for line in data.remarks if "pages" in line]
+    assert line.startswith("1 image of 14 has several pages or frames, the most 3 in b/stack.tif; "), line
+
+
+@pytest.mark.parametrize("second", ["opposite", "equal", "silent", "other"])
+def test_channels_that_cancel_each_other_are_said(second: str, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (2, 12, 4000))
+    channels = {"opposite": -noise[0], "equal": noise[0], "silent": 0 * noise[0], "other": noise[1]}[second]
+    for number, (left, right) in enumerate(zip(noise[0], channels, strict=True)):
+        path = tmp_path / "ab"[number % 2] / f"{number}.wav"
+        path.parent.mkdir(exist_ok=True)
+        soundfile.write(path, np.stack([left, right], axis=1), 8000)
+    data = AudioFolder(root=str(tmp_path))
+    data.setup()
+    lines = [line for line in data.remarks if "cancel" in line]
+    assert len(lines) == (second == "opposite"), lines
+    assert all(line.startswith("12 files of 12 have channels that cancel each other") for line in lines)
