@@ -26,6 +26,7 @@ from longseq.training.storage import (
 _FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
 _WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # what tells an encoder to load no weights
+_VALUES = 2**20  # of the settings; with lists that hold a list twice, a few bytes may stand for any number
 _EXPANDED = 2**20  # bytes; a mean that all channels share may be one number in the file
 
 
@@ -199,9 +200,16 @@ def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, An
 
 
 def _is_plain(value: Any) -> bool:
-    try:
-        if isinstance(value, dict):
-            return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
-        return all(map(_is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, _PLAIN)
-    except RecursionError:
-        return False
+    """Whether a value is made of plain values alone, and of a number that can be looked at."""
+    left = [value]
+    for _ in range(_VALUES):
+        if not left:
+            return True
+        now = left.pop()
+        if isinstance(now, dict) and all(isinstance(name, str) for name in now):
+            left += now.values()
+        elif isinstance(now, list):
+            left += now
+        elif not (now is None or isinstance(now, _PLAIN)):
+            return False
+    return not left

@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
@@ -166,6 +167,7 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
     try:
         if sums is not None and sha256_of(path) not in sums:
             raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one beside it{_good_one_near(path)}")
+        _refuse_packed(path)
         # given explicitly, because otherwise an environment variable could allow code to run
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except CheckpointError:
@@ -182,6 +184,15 @@ def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any
     if not all(isinstance(weight, Tensor) for weight in checkpoint.get("state_dict", {}).values()):
         raise CheckpointError(f"{path}: not a checkpoint of longseq, its weights are no tensors{_good_one_near(path)}")
     return checkpoint
+
+
+def _refuse_packed(path: Path) -> None:
+    """Check that a checkpoint takes no more memory than its file has bytes: torch writes neither compressed
+    entries nor several of the same bytes, but reads them."""
+    with zipfile.ZipFile(path) as entries:
+        parts = entries.infolist()
+    if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > path.stat().st_size:
+        raise CheckpointError(f"{path}: would become larger than its file, which no checkpoint does; give another")
 
 
 def sha256_of(path: Path) -> str:

@@ -354,7 +354,7 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
             4,
             "/nowhere.ckpt: no such file; give a checkpoint of fit, such as runs/digits/0/best.ckpt",
         ),
-        (["test", "--ckpt_path", DIGITS], 4, f"{DIGITS}: not a readable checkpoint (UnpicklingError); give another"),
+        (["test", "--ckpt_path", DIGITS], 4, f"{DIGITS}: not a readable checkpoint (BadZipFile); give another"),
     ],
 )
 def test_a_command_without_what_it_needs_is_one_line(

@@ -1,7 +1,9 @@
 """Models of an attacker: nothing is fetched for them, and weights, names and parts of another form are one line."""
 
 import json
+import random
 import socket
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import longseq
 from datamodules import DataError, Digits
 from longseq import ImageEncoder, Softmax, TimmEncoder, Verma
 from longseq.encoders import Encoder
+from longseq.reports.cell import peak_of
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError, read_checkpoint
 from longseq.training.description import describe
@@ -133,3 +136,58 @@ def test_a_model_names_no_data_to_fetch(checkpoint: dict[str, Any], tmp_path: Pa
     with pytest.raises(DataError, match="no tiny-imagenet-200 with train and "):
         model.predict(str(tmp_path / "a.png"))
     assert no_network == [] and not (tmp_path / "data").exists()
+
+
+def zipped_again(content: dict[str, Any], folder: Path, compression: int, times: int = 1) -> Path:
+    """A checkpoint whose zip is written by another program, which names the bytes of each large entry several times."""
+    torch.save(content, folder / "plain.ckpt")
+    with zipfile.ZipFile(folder / "plain.ckpt") as plain, zipfile.ZipFile(folder / "b.ckpt", "w", compression) as other:
+        for part in plain.infolist():
+            other.writestr(part.filename, plain.read(part))
+        large = [part for part in other.infolist() if part.file_size > 2**20]
+        other.filelist += large * (times - 1)
+    return folder / "b.ckpt"
+
+
+@pytest.mark.parametrize(("compression", "times"), [(zipfile.ZIP_DEFLATED, 1), (zipfile.ZIP_STORED, 3)])
+def test_a_checkpoint_that_becomes_larger_than_its_file_is_named_before_it_is_read(
+    compression: int, times: int, checkpoint: dict[str, Any], tmp_path: Path
+) -> None:
+    checkpoint["state_dict"]["more"] = torch.zeros(2**26)
+    path = zipped_again(checkpoint, tmp_path, compression, times)
+    peak = peak_of(torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=rf"^{path}: would become larger than its file, .*; give another$"):
+        read_checkpoint(path)
+    assert peak() < 2**27
+
+
+def test_settings_of_lists_that_hold_a_list_twice_are_named(checkpoint: dict[str, Any], tmp_path: Path) -> None:
+    laughs: list[Any] = ["ha"]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    checkpoint["hyper_parameters"]["class_names"] = laughs
+    torch.save(checkpoint, tmp_path / "wrong.ckpt")
+    with pytest.raises(CheckpointError, match=r"wrong\.ckpt: not a checkpoint of longseq; give one that fit "):
+        read_checkpoint(tmp_path / "wrong.ckpt")
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+@pytest.mark.parametrize("trials", [60, pytest.param(2000, marks=pytest.mark.thorough)])
+def test_a_model_with_any_byte_changed_is_read_or_one_line(
+    trials: int, form: str, checkpoint: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.save(checkpoint, tmp_path / "model.ckpt")
+    write_shared(checkpoint, tmp_path / "shared")
+    path = tmp_path / ("model.ckpt" if form == "file" else "shared")
+    file = path if form == "file" else path / "model.safetensors"
+    whole, chance = file.read_bytes(), random.Random(1)
+    ends = [*range(min(len(whole), 4096)), *range(max(len(whole) - 4096, 0), len(whole))]  # where descriptions are
+    for _ in range(trials):
+        changed = bytearray(whole)
+        for place in chance.sample(ends, 3):
+            changed[place] = chance.randrange(256)
+        file.write_bytes(changed[: chance.choice([len(whole), len(whole), chance.randrange(len(whole))])])
+        try:
+            read_checkpoint(path)
+        except CheckpointError as error:
+            assert "\n" not in str(error) and ";" in str(error)
