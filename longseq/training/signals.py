@@ -87,7 +87,8 @@ def watched() -> Iterator[None]:
 
 
 def _watch(source: socket.socket) -> None:
-    while source.recv(1, socket.MSG_PEEK):
+    # a signal that nobody has answered stays in the socket: without the second condition the thread would spin for ever
+    while source.recv(1, socket.MSG_PEEK) and _watched.socket is source:
         since = time.monotonic()
         while numbers := _watched.unanswered():
             if time.monotonic() - since > _watched.patience and _watched.is_last(numbers):

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 
 import datamodules
 from longseq.cli import settings
-from longseq.training import Classifier, classifier
+from longseq.training import Classifier, classifier, signals
 from longseq.training.recovery import Sentinel
 from longseq.training.storage import read_whole
 
@@ -289,3 +290,15 @@ def test_slurms_tasks_are_as_many_as_the_ranks(command: Callable, monkeypatch: p
     assert done.code == 2
     assert done.error.startswith("error: trainer.devices: the trainer has 1, and SLURM_NTASKS is 2; give --trainer.dev")
     assert not list(Path().glob("runs/digits/*/"))
+
+
+def test_the_thread_that_watches_signals_ends_with_the_command_though_one_was_not_answered() -> None:
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    before = set(threading.enumerate())
+    with signals._watched.lock, signals.watched():  # with the lock the thread cannot take the number out of the socket
+        (thread,) = set(threading.enumerate()) - before
+        signal.raise_signal(signal.SIGUSR1)
+        time.sleep(0.1)
+    signal.signal(signal.SIGUSR1, handler)
+    thread.join(5)
+    assert not thread.is_alive()
