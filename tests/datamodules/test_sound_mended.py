@@ -1,7 +1,6 @@
 """Sound files whose length libsndfile gets wrong, or of which it finds no part."""
 
 import io
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -114,10 +113,9 @@ def test_an_mp3_without_a_header_is_as_long_as_what_is_in_it(sounds, tmp_path):
     assert_parts_are_those_of(read.numpy(), tmp_path / "x.mp3")
 
 
+@pytest.mark.needs("ffmpeg")
 @pytest.mark.parametrize("name", ["variable", "constant", "joined", "layer 2"])
 def test_an_mp3_without_a_header_holds_what_ffmpeg_decodes(name, tmp_path):
-    if shutil.which("ffmpeg") is None:
-        pytest.skip("ffmpeg, the oracle, is not installed")
     contents = {
         "variable": lambda: variable_mp3(np.concatenate([QUIET, LOUD])),
         "constant": lambda: (whole := encoded(sweep(5), "MP3", bitrate_mode="CONSTANT"))[whole.index(whole[:2], 99) :],
