@@ -189,14 +189,16 @@ def _use_own_weights(encoder: Any) -> None:
 
 
 def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, Any]:
-    """The description of the data module that a checkpoint was trained with.
+    """The description of the data module that a checkpoint was trained with, which fetches nothing: a checkpoint of
+    another origin may ask for it, and only the user may.
 
     Raises:
         CheckpointError: If it names none.
     """
     if not isinstance(checkpoint.get("data"), dict) or not isinstance(checkpoint["data"].get("init_args"), dict):
         raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
-    return checkpoint["data"]
+    arguments = checkpoint["data"]["init_args"]
+    return {**checkpoint["data"], "init_args": arguments | ({"download": False} if "download" in arguments else {})}
 
 
 def _is_plain(value: Any) -> bool:

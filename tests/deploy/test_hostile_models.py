@@ -127,6 +127,20 @@ def test_class_names_that_are_no_texts_are_named(names: Any, checkpoint: dict[st
             longseq.load(path)
 
 
+@pytest.mark.parametrize("name", ["predict", "test", "validate"])
+def test_a_command_fetches_no_data_because_a_checkpoint_says_so(
+    name: str, checkpoint: dict[str, Any], tmp_path: Path, no_network: list[Any], command
+) -> None:
+    given = {"root": str(tmp_path / "data"), "download": True, "size": 8}
+    checkpoint["data"] = {"class_path": "datamodules.TinyImageNet", "init_args": given}
+    torch.save(checkpoint, tmp_path / "fetching.ckpt")
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    of_predict = ["--input", tmp_path / "a.png"] if name == "predict" else []
+    done = command(name, "--ckpt_path", tmp_path / "fetching.ckpt", "--trainer.accelerator", "cpu", *of_predict)
+    assert done.code == 3 and "set data.download to true" in done.error
+    assert no_network == [] and not (tmp_path / "data").exists()
+
+
 def test_a_model_names_no_data_to_fetch(checkpoint: dict[str, Any], tmp_path: Path, no_network: list[Any]) -> None:
     given = {"root": str(tmp_path / "data"), "download": True, "size": None}
     checkpoint["data"] = {"class_path": "datamodules.TinyImageNet", "init_args": given}
