@@ -15,6 +15,8 @@ from tqdm import tqdm
 
 from datamodules.cache import cache_folder, locked, sha256_of
 from datamodules.errors import DataError
+from datamodules.parquet_pages import SMALL, TIMES
+
 
 
 def fetch_and_unpack(
@@ -85,9 +87,10 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack the plain files of a .zip or tar archive, and nothing else: no links, no devices.
 
     Raises:
-        DataError: If the archive is broken, or a member's name would leave the folder.
+        DataError: If the archive is broken or becomes far larger, or a member's name would leave the folder.
     """
     folder.mkdir(parents=True)
+    left = max(SMALL, TIMES * archive.stat().st_size)
     try:
         for name, source in _members(archive):
             path = PurePosixPath(name.replace("\\", "/"))
@@ -96,7 +99,13 @@ def unpack(archive: Path, folder: Path) -> None:
             target = folder.joinpath(*path.parts)
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file)
+                while block := source.read(2**20):
+                    left -= len(block)
+                    if left < 0:
+                        raise DataError(
+                            f"{archive}: becomes {_TIMES} times its size or more; do not trust this archive"
+                        )
+                    file.write(block)
     # zipfile raises RuntimeError for a member that is encrypted, or packed in a way that it does not know
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         what = " ".join(str(error).split()) or type(error).__name__

@@ -10,7 +10,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from datamodules.errors import DataError
+
 Labels = Int64[Tensor, "n *classes"]
+_MOST = 2**34  # bytes of labels; those of AudioSet, two million clips of 527 classes, take half of it
 
 
 def labels_of(classes: Sequence[Sequence[int]], num_classes: int, are_many: bool) -> Labels:
@@ -20,9 +23,15 @@ def labels_of(classes: Sequence[Sequence[int]], num_classes: int, are_many: bool
         classes: One class for each sample, or any number if are_many.
         num_classes: Number of classes.
         are_many: Whether a sample may have any number of classes.
+
+    Raises:
+        DataError: If the labels would not fit into memory.
     """
     if not are_many:
         return torch.tensor([label for (label,) in classes], dtype=torch.int64)
+    if (size := 8 * len(classes) * num_classes) > _MOST:
+        what = f"{len(classes):,} samples of {num_classes:,} classes take {size / 2**30:.0f} GiB as labels"
+        raise DataError(f"data: {what}; keep the classes that are not rare")
     labels = torch.zeros(len(classes), num_classes, dtype=torch.int64)
     for row, of_sample in zip(labels, classes, strict=True):
         row[list(of_sample)] = 1

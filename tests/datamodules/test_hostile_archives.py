@@ -2,6 +2,7 @@
 
 import random
 import tarfile
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from datamodules import DataError, ImageShards
+from datamodules.fetch import unpack
+from datamodules.labels import labels_of
 from datamodules.shard_index import index_of
 from longseq.reports.cell import peak_of
 
@@ -115,3 +118,25 @@ def test_bytes_of_an_archive_that_an_attacker_changes_are_an_error_of_the_data(f
         path.write_bytes(changed)
         with suppress(DataError):
             index_of(path, PNG, "label")
+
+
+@pytest.mark.parametrize("form", ["zip", "tar.gz"])
+def test_an_archive_that_unpacks_to_far_more_than_itself_is_named(form: str, tmp_path: Path) -> None:
+    (tmp_path / "zeros").write_bytes(bytes(50 * MIB))
+    archive = tmp_path / f"a.{form}"
+    if form == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name in ("a.png", "b.png"):
+                packed.write(tmp_path / "zeros", name)
+    else:
+        with tarfile.open(archive, "w:gz") as packed:
+            for name in ("a.png", "b.png"):
+                packed.add(tmp_path / "zeros", name)
+    with pytest.raises(DataError, match=rf"^{archive}: becomes 100 times its size or more; do not trust this archive$"):
+        unpack(archive, tmp_path / "unpacked")
+    assert sum(file.stat().st_size for file in (tmp_path / "unpacked").iterdir()) <= 64 * MIB
+
+
+def test_labels_that_fit_into_no_memory_are_named() -> None:
+    with pytest.raises(DataError, match=r"^data: 100,000 samples of 100,000 classes take 75 GiB as labels; keep "):
+        labels_of([[0]] * 100_000, 100_000, are_many=True)
