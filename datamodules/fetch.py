@@ -18,7 +18,6 @@ from datamodules.errors import DataError
 from datamodules.parquet_pages import SMALL, TIMES
 
 
-
 def fetch_and_unpack(
     url: str, root: Path, folder: str, is_whole: Callable[[], bool], sha256: str | None = None
 ) -> None:
@@ -102,9 +101,7 @@ def unpack(archive: Path, folder: Path) -> None:
                 while block := source.read(2**20):
                     left -= len(block)
                     if left < 0:
-                        raise DataError(
-                            f"{archive}: becomes {_TIMES} times its size or more; do not trust this archive"
-                        )
+                        raise DataError(f"{archive}: becomes {TIMES} times its size or more; do not trust this archive")
                     file.write(block)
     # zipfile raises RuntimeError for a member that is encrypted, or packed in a way that it does not know
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
