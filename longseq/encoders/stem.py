@@ -16,7 +16,7 @@ from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
-from longseq.encoders.patches import patches_of, without_padding
+from longseq.encoders.patches import is_present, patches_of, without_padding
 
 Rows = Int64[Tensor, " b"] | None  # how many rows of each picture come before its padding; None if all do
 
@@ -54,11 +54,23 @@ class Convolution(Stage):
     def __init__(self, channels: int, width: int, stride: tuple[int, int] = (1, 1), kernel_size: int = 3) -> None:
         super().__init__()
         self.width, self.stride = width, stride
-        self.convolution = nn.Conv2d(channels, width, kernel_size, stride, kernel_size // 2, bias=False)
+        kind = Pointwise if kernel_size == 1 else nn.Conv2d
+        self.convolution = kind(channels, width, kernel_size, stride, kernel_size // 2, bias=False)
         self.norm = RaggedBatchNorm(width)
 
     def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
         return self.norm(self.convolution(without_padding(picture, rows)), self.rows_after(rows))
+
+
+class Pointwise(nn.Conv2d):
+    """A convolution of 1 x 1 without bias.
+
+    The gradient of its weight has the weight's own strides, which torch's does not have where channels lie side by
+    side: DistributedDataParallel warns of that.
+    """
+
+    def forward(self, input: Float[Tensor, "b channels height width"]) -> Tensor:
+        return F.conv2d(input, self.weight.flatten(1)[..., None, None], stride=self.stride)
 
 
 class RaggedBatchNorm(nn.BatchNorm2d):
@@ -69,10 +81,11 @@ class RaggedBatchNorm(nn.BatchNorm2d):
             return super().forward(input)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         exact = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        number = (rows.sum() * input.shape[3]).to(exact.dtype)
-        mean = without_padding(exact, rows).sum((0, 2, 3)) / number
+        is_padding = ~is_present(rows, exact.shape[2])[:, None]
+        number = (rows.sum() * exact.shape[3]).to(exact.dtype)
+        mean = exact.sum(3).masked_fill(is_padding, 0).sum((0, 2)) / number  # sums of rows are short: half the time
         centred = exact - mean[:, None, None]
-        variance = without_padding(centred, rows).square().sum((0, 2, 3)) / number
+        variance = centred.square().sum(3).masked_fill(is_padding, 0).sum((0, 2)) / number
         with torch.no_grad():  # the running variance is that of the population, as torch's
             share = self.momentum or 1 / (self.num_batches_tracked + 1)
             self.num_batches_tracked.add_(1)
@@ -80,7 +93,7 @@ class RaggedBatchNorm(nn.BatchNorm2d):
             unbiased = variance * number / (number - 1).clamp(min=1)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
         scale = self.weight * (variance + self.eps).rsqrt()
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+        return torch.addcmul(self.bias[:, None, None], centred, scale[:, None, None]).to(input.dtype)
 
 
 class Rectified(Stage):
@@ -122,6 +135,8 @@ class Stages(Stage):
     def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
         stages: Any = self.stages
         for stage in stages:
+            if rows is None:  # with padding, only torch's convolutions are left, and copies take what they save
+                picture = channels_last(picture)
             picture, rows = stage(picture, rows), stage.rows_after(rows)
         return picture
 
@@ -219,6 +234,12 @@ def refuse_stem(stem: Stem, patch: tuple[int, int], name: str) -> None:
         (rows, columns), (high, wide) = stem.stride, patch
         what = f"must be a multiple of the stem's strides, {rows} x {columns}, got a patch of {high} x {wide}"
         raise ArgumentError(name, f"{what}; enlarge it, or lower the strides")
+
+
+def channels_last(picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
+    """The same picture with the channels of each place side by side in memory: a training step of a stem takes three
+    quarters of the time on a CPU. Pictures that lie in this order are not copied."""
+    return picture.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # contiguous(memory_format) fails under vmap
 
 
 def total_stride(strides: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma
 from longseq.encoders import Residual
@@ -102,3 +103,23 @@ def test_what_does_not_fit_is_refused() -> None:
     encoder = ImageEncoder((3, 32, 32), Verma(), patch_size=4, stem=Residual(), **SMALL)
     with pytest.raises(ValueError, match="task must not be Masked where patches overlap or have a stem"):
         Classifier(encoder, num_classes=2, task=Masked())
+
+
+def test_gradients_have_the_strides_of_their_weights_else_several_processes_would_warn() -> None:
+    stem = Residual().build(3)
+    stem(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    assert all(weight.grad.stride() == weight.stride() for weight in stem.parameters())
+
+
+def test_gradients_of_each_sample_by_vmap_are_those_of_each_sample_alone() -> None:
+    stem = Residual([4, 6], [1, 2]).build(3).eval()
+    weights = dict(stem.named_parameters())
+
+    def loss(weights: dict[str, nn.Parameter], picture: torch.Tensor) -> torch.Tensor:
+        return functional_call(stem, weights, (picture[None],)).square().sum()
+
+    pictures = torch.randn(3, 3, 8, 8)
+    found = vmap(grad(loss), (None, 0))(weights, pictures)
+    for number, picture in enumerate(pictures):
+        for name, gradient in grad(loss)(weights, picture).items():
+            torch.testing.assert_close(found[name][number], gradient)
