@@ -10,6 +10,7 @@ from datamodules.digits import Digits
 from datamodules.errors import DataError
 from datamodules.esc50 import ESC50
 from datamodules.fsdd import FSDD
+from datamodules.image_augment import Mirror, Shift
 from datamodules.image_folder import ImageFolder
 from datamodules.image_shards import ImageShards
 from datamodules.images import ImageDataModule
@@ -37,9 +38,11 @@ __all__ = [
     "ImageDataModule",
     "ImageFolder",
     "ImageShards",
+    "Mirror",
     "Needles",
     "Noise",
     "Pathfinder",
+    "Shift",
     "SpeechCommands",
     "TimeShift",
     "TinyImageNet",

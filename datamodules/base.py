@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.cache import kept
 from datamodules.compat import position_in_training
-from datamodules.errors import DataError, require
+from datamodules.errors import DataError, printable, require, say
 from datamodules.hold_out import Split, folds_of, hold_out
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
@@ -55,6 +55,15 @@ def _kind(value: Any) -> tuple[Any, ...]:
     return (list(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value).__name__, None)
 
 
+@runtime_checkable
+class LooksAtData(Protocol):
+    """A transform that depends on the training split as a whole."""
+
+    def look_at(self, data: "DataModule") -> str | None:
+        """Learn from the data module, after its setup; a line that is returned is said."""
+        ...
+
+
 class DataModule(pl.LightningDataModule, ABC):
     """A labelled data set with its three splits, and a way to read foreign files as inputs of the same kind.
 
@@ -78,7 +87,8 @@ class DataModule(pl.LightningDataModule, ABC):
     Attributes:
         num_classes, class_names: The number and the names of the classes.
         shape: The shape of one input, or of the longest one.
-        augment: Transforms of single inputs, used in training only.
+        augment: Transforms of single inputs, used in training only. One with a method look_at(data) first sees the data
+            module after setup, and may return a line to say.
         predict_parts: The files, or parts of files, that predict_dataloader reads, in this order; see `parts`.
         train_set, val_set, test_set: The splits, after setup.
         remarks: What was said of the data as a whole, such as copies in two splits; complete after setup.
@@ -272,6 +282,13 @@ class DataModule(pl.LightningDataModule, ABC):
         """A data set of inputs of this kind."""
         return Samples(inputs, *arguments, **details)
 
+    def remark(self, what: str) -> None:
+        """Say something of the data as a whole, once, and keep it for the model's card."""
+        what = printable(what)
+        if what not in self.remarks:
+            self.remarks.append(what)
+            say(f"{getattr(self, 'root', None) or type(self).__name__}: {what}")
+
     # Splits
 
     def setup(self, stage: str | None = None) -> None:
@@ -391,6 +408,9 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader:
         train = self.train_set
+        for transform in self.augment:
+            if isinstance(transform, LooksAtData) and (line := transform.look_at(self)):
+                self.remark(line)
         labels = train.labels if self.balanced else None
         sampler = CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels, self._ranks)
         sampler.start(*self._start)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import DataModule
-from datamodules.errors import DataError, counted, printable, require, say
+from datamodules.errors import DataError, counted, require, say
 from datamodules.hold_out import Split, hold_out, hold_out_files
 from datamodules.labels import Labels, counts, labels_of
 from datamodules.samples import Files, Samples
@@ -115,13 +115,6 @@ class OnDisk(DataModule):
             others = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             what = f"no sample to test of class {', '.join(absent[:5])}{others}"
             self.remark(f"{what}, so no figure says how well it is known; add some")
-
-    def remark(self, what: str) -> None:
-        """Say something of the data as a whole, once, and keep it for the model's card."""
-        what = printable(what)
-        if what not in self.remarks:
-            self.remarks.append(what)
-            say(f"{self.root}: {what}")
 
     def refuse_or_tell(self, bad: dict[str, str]) -> None:
         """Say how many broken files are left out.

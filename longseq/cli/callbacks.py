@@ -36,6 +36,7 @@ from longseq.training.tensorboard import (
     TaskPicture,
 )
 from longseq.training.throughput import ThroughputLogger
+from longseq.training.timed import Timed
 from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
 # Settings of data that change no sample.
@@ -151,10 +152,12 @@ class RunRecord(pl.Callback):
 
 
 def callbacks_of_training(
-    best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool, command: str
+    best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool, command: str, began: float
 ) -> list[pl.Callback]:
-    """All callbacks of a training that a command has started, except those that a configuration adds."""
+    """All callbacks of a training that a command has started, except those that a configuration adds; the command began
+    at a time of time.monotonic's clock."""
     callbacks: list[pl.Callback] = [
+        *([] if settings.minutes is None else [Timed(settings.minutes, began)]),
         best,
         SequenceSummary(),
         ThroughputLogger(settings.peak_flops),

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import time
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -113,6 +114,7 @@ class Commands(CommandLine):
     Args:
         args: The command and its arguments.
         begin: What to train, if a run of the same command has just ended.
+        began: When it was started, on time.monotonic's clock; if absent, now.
 
     Attributes:
         tested: The path of the checkpoint that fit has tested.
@@ -120,9 +122,10 @@ class Commands(CommandLine):
 
     data_commands = ("stats", "check", "shard")  # they ignore the model and the trainer of a configuration
 
-    def __init__(self, args: list[str], begin: Following | None = None) -> None:
+    def __init__(self, args: list[str], begin: Following | None = None, began: float | None = None) -> None:
         self.args = args if begin is None else without_resume(args)
         self.begin, self.tested = begin, ""
+        self.began = time.monotonic() if began is None else began
         self._base: list[str] = []
         self._later: Sequence[Stage | Fold] = []
         self.asked = Asked(args, has_resume=False)
@@ -188,6 +191,11 @@ class Commands(CommandLine):
             "--folds",
             type=int | None,
             help="Cross-validation: a run for each of so many folds of the data, and a table with mean and spread.",
+        )
+        parser.add_argument(
+            "--minutes",
+            type=float | None,
+            help="Train so long, and not so many epochs: the command ends then, its test included.",
         )
         parser.add_argument(
             "--checkpoint_minutes", type=float, default=10.0, help="Most minutes between two checkpoints of a training."
@@ -394,8 +402,10 @@ class Commands(CommandLine):
             kwargs["logger"] = [board, *others]
         self.model.bad_steps.allowed = config.skip_bad_steps
         self.trainer_defaults["callbacks"] = callbacks_of_training(
-            self.best, self.record, config, resumed is not None, self.command_line
+            self.best, self.record, config, resumed is not None, self.command_line, self.began
         )
+        if config.minutes is not None:
+            kwargs |= {"max_epochs": -1, "max_steps": -1}
         trainer = self._trainer(**kwargs)
         make_no_folders(trainer)
         warn_of_slow_precision(trainer)

@@ -29,6 +29,7 @@ from longseq.cli.faults import (
 from longseq.cli.names import shown
 from longseq.cli.spinning import give_way
 from longseq.cli.start import FUNCTIONS
+from longseq.compat.lightning import count_epochs_without_end
 from longseq.compat.torch import message_of_worker
 from longseq.training.description import OURS
 from longseq.training.memory import keep_freed_memory
@@ -36,8 +37,13 @@ from longseq.training.recovery import Stopped
 from longseq.training.signals import said
 
 
-def run(args: list[str]) -> None:
-    """Run the command that the first argument names; a user's mistake becomes one line and an exit code."""
+def run(args: list[str], began: float) -> None:
+    """Run the command that the first argument names; a user's mistake becomes one line and an exit code.
+
+    Args:
+        args: The command and its arguments.
+        began: When it was started, on time.monotonic's clock.
+    """
     _quieten()
     name_dead_ranks()
     replace_port_in_use()
@@ -53,7 +59,7 @@ def run(args: list[str]) -> None:
                 module.run_function(args[0], args[1:])
             else:
                 keep_freed_memory()
-                following = module.Commands(args).following
+                following = module.Commands(args, began=began).following
                 while following is not None:
                     following = module.Commands(args, following).following
     except BrokenPipeError:
@@ -105,6 +111,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 def _quieten() -> None:
     """Hide the messages that Lightning prints at every start and that need no action."""
+    count_epochs_without_end()
     for package in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for message in (

@@ -38,7 +38,7 @@ def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 # The flags of a training that a report takes, if it trains.
 _OF_TRAININGS = re.compile(
-    r"--((data|model|trainer)([.+=].*)?|(allow_class|skip_bad_steps|peak_flops|checkpoint_minutes|folds|grow)(=.*)?)"
+    r"--((data|model|trainer)([.+=].*)?|(allow_class|skip_bad_steps|peak_flops|checkpoint_minutes|minutes|folds|grow)(=.*)?)"
 )
 
 

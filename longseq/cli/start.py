@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class UserError(Exception):
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
+    began = time.monotonic()
     args = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -77,10 +79,10 @@ def main(args: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("SIGINT: stopped; start it again", file=sys.stderr)
         sys.exit(130)
-    run(args)
+    run(args, began)
 
 
-def _import_run() -> Callable[[list[str]], None]:
+def _import_run() -> Callable[[list[str], float], None]:
     """Import torch and Lightning, and what runs a command with them, which turns the collector on again.
 
     Raises:

@@ -130,6 +130,7 @@ def _batches(remedy: str, some: bool = False) -> Bound:
 
 # Lightning accepts other numbers too: with them it waits for ever, divides by zero, or does nothing.
 BOUNDS: dict[str, Bound] = {
+    "minutes": Bound(lambda value: 0 < value <= 1e6, "positive and at most a million", "10 is a start"),
     "folds": Bound(lambda value: 2 <= value <= 1000, "in 2..1000", "5 is usual"),
     "skip_bad_steps": _count(0, "0 leaves none out"),
     "trainer.num_nodes": _count(1, "1 is this machine alone"),

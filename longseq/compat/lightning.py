@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
+from pytorch_lightning.callbacks import RichProgressBar, StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
@@ -98,6 +98,17 @@ def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
         os._exit(exit_code)
 
     _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
+
+
+def count_epochs_without_end() -> None:
+    """Let the progress bar show "Epoch 5" where epochs have no end; Lightning shows "Epoch 5/-2"."""
+
+    def description(self: Any, current_epoch: int) -> str:
+        last = self.trainer.max_epochs
+        text = f"Epoch {current_epoch}" if last in (None, -1) else f"Epoch {current_epoch}/{last - 1}"
+        return text.ljust(len(self.validation_description))  # as long as the other bar's: no flickering
+
+    RichProgressBar._get_train_description = description  # type: ignore[method-assign]
 
 
 def hand_on_exact_inputs(trainer: pl.Trainer) -> None:

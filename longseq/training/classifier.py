@@ -41,6 +41,7 @@ from longseq.training.optimizer import (
     refuse_wrong_optimizer,
     refuse_wrong_schedule,
     set_rates,
+    timed_course,
     torch_scheduler,
     warmup_course,
 )
@@ -141,6 +142,7 @@ class Classifier(pl.LightningModule):
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
         self.teaching: Teacher | None = None
+        self.progress: Callable[[], float] | None = None  # the share of a timed training that is done (timed.py)
         self._kind_of_schedule: type | None = None  # that it made itself
         self._planned_for: tuple[Any, ...] | None = None  # the schedule's peak, and the lengths of the training
         self.before_sharding: tuple[Any, str] | None = None  # what a strategy that splits weights keeps: cost, summary
@@ -425,6 +427,9 @@ class Classifier(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self._make_schedule(optimizer)}
 
     def _make_schedule(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        if self.progress is not None and isinstance(self.schedule, str):
+            course = timed_course(optimizer, self.progress, self.warmup_fraction, self.schedule)
+            return {"scheduler": course, "interval": "step", "frequency": 1}
         lengths = self._lengths()
         if isinstance(self.schedule, str):
             course = warmup_course(optimizer, lengths[1], self.warmup_fraction, self.schedule)

@@ -136,6 +136,18 @@ def warmup_course(optimizer: Optimizer, num_steps: int | float, warmup_fraction:
     return Course(optimizer, factor)
 
 
+def timed_course(optimizer: Optimizer, progress: Callable[[], float], warmup_fraction: float, name: str) -> Course:
+    """As warmup_course, where not the steps but a clock says which share of the training is done."""
+
+    def factor(step: int) -> float:
+        done = progress()
+        if done < warmup_fraction:
+            return done / warmup_fraction
+        return COURSES[name](min((done - warmup_fraction) / (1 - warmup_fraction), 1.0))
+
+    return Course(optimizer, factor)
+
+
 def refuse_wrong_schedule(schedule: str | Mapping[str, Any], warmup_fraction: float) -> None:
     """Refuse a schedule that there is not. One of torch's schedulers is made and moved once: some refuse their
     arguments only then.

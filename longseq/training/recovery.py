@@ -99,8 +99,9 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         """Forget a stop that min_epochs or min_steps has put off: what stops a training decides anew, as in a resumed
-        one. Lightning would stop as soon as it may, even if the figure is better by then."""
-        trainer.should_stop = False
+        one. Lightning would stop as soon as it may, even if the figure is better by then. A training that is over, and
+        is resumed for its last validation, is not to go on."""
+        trainer.should_stop = trainer.global_step == trainer.max_steps
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)

@@ -1,0 +1,162 @@
+"""A training for so many minutes: its schedule follows the clock, so that it is complete when the time is over."""
+
+import math
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+from longseq.arguments import SettingError
+from longseq.compat.lightning import is_accumulating
+from longseq.training.classifier import Classifier
+
+clock = time.monotonic
+
+# MixUp pays where samples are seen so often that they are known by heart; before, it costs accuracy.
+EPOCHS_TO_MIX = 100
+_MOST_VALIDATIONS = 20
+_MEASURED_STEPS = 8  # the first two allocate, and compile
+_AFTERWARDS = 3.0  # seconds: the last pictures, the card
+
+
+class Timed(pl.Callback):
+    """End a training, its test included, so many minutes after the command began, with a completed schedule.
+
+    The learning rate is that of the time that has passed, not of steps. The first steps show how many epochs there will
+    be. From that follows how often is validated, and whether samples are mixed: only in a training of 100 epochs or
+    more. A resumed training has the minutes that are left.
+
+    Two such trainings differ, as the machine's speed does. ``--trainer.max_steps`` repeats one exactly.
+
+    Args:
+        minutes: From the beginning of the command to its end.
+        began: When it began, on time.monotonic's clock.
+    """
+
+    def __init__(self, minutes: float, began: float) -> None:
+        super().__init__()
+        self.minutes = minutes
+        self._began = began
+        self._evaluation = 0.0  # seconds that the last validation took
+        self._validating = 0.0  # seconds of all validations
+        self._total = 1.0  # seconds of the schedule
+        self._samples = (1, 0)  # of the validation split and of the test split
+        self._epochs: float | None = None  # that there will be; None until it is known
+        self._is_mixed = True
+        self._mix: Any = None
+        self._progress = 0.0
+        self._steps: list[float] = []  # when the first steps began, on a clock that stands still in validations
+        self._last = 0.0  # when the last one began
+        self._validation_began = 0.0
+        self._group: Any = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the training has been going on, what came before a resume included."""
+        return clock() - self._began
+
+    def progress(self) -> float:
+        """The share of the schedule that is done, from 0 to 1."""
+        return self._progress
+
+    def setup(self, trainer: pl.Trainer, pl_module: Classifier, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not isinstance(pl_module.schedule, str):
+            what = f"must be a name, got {pl_module.schedule}, which counts steps"
+            raise SettingError(f"model.schedule: {what}; choose cosine, or leave --minutes out")
+        pl_module.progress = self.progress
+        self._mix = pl_module.mix
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        if trainer.world_size > 1:
+            self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so no device is waited for
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        splits = data.splits()
+        self._samples = max(len(splits["val"]), 1), len(splits["test"])
+        if self._epochs is None:
+            pl_module.mix = None
+        else:
+            self._keep_to_plan(trainer, pl_module)
+        self._last = 0.0
+        self._see()
+        if self._progress == 1:  # the training has ended, but not its validation or its test
+            self._end(trainer)
+
+    def _see(self) -> None:
+        """Take the time. All ranks have that of the slowest, or their learning rates would differ."""
+        now = self.seconds
+        step = now - self._last if self._last else 0.0
+        self._last = now
+        # a test is no faster for each sample than a validation
+        left = _AFTERWARDS + self._evaluation * (1 + self._samples[1] / self._samples[0])
+        self._total = max(60 * self.minutes - left, 1e-9)
+        done = (now + step) / self._total  # at the end of the step
+        if self._group is not None:
+            shared = torch.tensor(done)
+            dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._group)
+            done = float(shared)
+        self._progress = min(max(done, 0.0), 1.0)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Classifier, batch: Any, batch_idx: int) -> None:
+        self._see()
+        if self._epochs is None:
+            self._steps.append(self._last - self._validating)
+            if len(self._steps) > _MEASURED_STEPS or self._progress == 1:
+                self._plan(trainer, pl_module)
+
+    def _plan(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        """Foresee how many epochs there will be, and decide what depends on it."""
+        measured = self._steps[3:] or self._steps[-1:]
+        of_batch = (measured[-1] - measured[0]) / max(len(measured) - 1, 1)
+        batches = math.inf if of_batch <= 0 else (1 - self._progress) * self._total / of_batch
+        self._epochs = batches / max(trainer.num_training_batches, 1)
+        self._is_mixed = self._epochs >= EPOCHS_TO_MIX
+        self._keep_to_plan(trainer, pl_module)
+        if trainer.is_global_zero and math.isfinite(self._epochs):
+            mixing, epochs = "", self._epochs
+            if self._mix is not None and not self._is_mixed:
+                mixing = f"; too few for {type(self._mix).__name__}"
+            print(f"minutes     {self.minutes:g}: about {_round(epochs)} epochs{mixing}")
+
+    def _keep_to_plan(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        pl_module.mix = self._mix if self._is_mixed else None
+        epochs = self._epochs or 0.0
+        if math.isfinite(epochs) and trainer.check_val_every_n_epoch is not None:
+            trainer.check_val_every_n_epoch = max(math.ceil(epochs / _MOST_VALIDATIONS), 1)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._progress == 1 and not is_accumulating(trainer):
+            self._end(trainer)
+
+    def _end(self, trainer: pl.Trainer) -> None:
+        trainer.fit_loop.epoch_loop.max_steps = trainer.global_step
+        if trainer.check_val_every_n_epoch is not None:
+            trainer.check_val_every_n_epoch = 1
+        trainer.should_stop = True  # else Lightning would not validate in the middle of an epoch
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._validation_began = clock()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        if not trainer.sanity_checking:
+            self._evaluation = clock() - self._validation_began
+            self._validating += self._evaluation
+            self._last = self.seconds  # no step takes as long
+
+    def state_dict(self) -> dict[str, Any]:
+        plan = {"epochs": self._epochs, "is_mixed": self._is_mixed}
+        return {"seconds": self.seconds, "evaluation": self._evaluation, **plan}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._began -= state_dict["seconds"]
+        self._evaluation = state_dict["evaluation"]
+        self._epochs, self._is_mixed = state_dict["epochs"], state_dict["is_mixed"]
+
+
+def _round(epochs: float) -> str:
+    return f"{epochs:.1f}" if epochs < 10 else f"{epochs:.0f}"

@@ -1,0 +1,142 @@
+"""Trainings whose end is a time, with a clock that only the tests move: a step takes a second."""
+
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from several_runs import killed_in
+
+from longseq.training import Classifier, timed
+from longseq.training.mix import MixUp
+from longseq.training.storage import read_whole
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.logger", "false", "--experiment", "x"]
+FIT = ["fit", "--config", str(ROOT / "configs/image/digits.yaml"), *SMALL]
+STEP, VALIDATION, TEST = 1.0, 0.5, 0.25  # seconds of a batch
+
+
+class Course:
+    """What happens in a training.
+
+    Attributes:
+        rates: The learning rate of each step.
+        validated: The steps after which there was a validation.
+    """
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+        self.rates: list[float] = []
+        self.validated: list[int] = []
+
+
+@pytest.fixture
+def course(monkeypatch: pytest.MonkeyPatch) -> Course:
+    began, seen = time.monotonic(), Course()
+    monkeypatch.setattr(timed, "clock", lambda: began + seen.passed)
+    for name, seconds in (("training_step", STEP), ("validation_step", VALIDATION), ("test_step", TEST)):
+        monkeypatch.setattr(Classifier, name, _slow(getattr(Classifier, name), seconds, seen))
+    return seen
+
+
+def _slow(step: Callable[..., Any], seconds: float, seen: Course) -> Callable[..., Any]:
+    def slow(self: Classifier, batch: Any, batch_idx: int) -> Any:
+        if not self.trainer.sanity_checking:
+            seen.passed += seconds
+        if self.trainer.training and seconds == STEP:
+            seen.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        elif self.trainer.validating and self.trainer.global_step not in seen.validated:
+            seen.validated.append(self.trainer.global_step)
+        return step(self, batch, batch_idx)
+
+    return slow
+
+
+def test_a_training_of_minutes_ends_on_time_with_its_schedule_completed_and_its_last_step_validated(
+    course: Course, command: Callable[..., Any]
+) -> None:
+    assert command(*FIT, "--minutes", "2", "--model.learning_rate", "1e-3").code == 0
+    assert 115 < course.passed <= 120
+    peak = course.rates.index(max(course.rates))
+    assert course.rates[peak] == pytest.approx(1e-3, rel=0.05)
+    assert course.rates[: peak + 1] == sorted(course.rates[: peak + 1])
+    assert all(later <= 1.001 * rate for rate, later in pairwise(course.rates[peak:]))
+    assert course.rates[-1] < 0.005 * 1e-3
+    assert course.validated[-1] == len(course.rates) == read_whole(Path("runs/x/0/last.ckpt"))["global_step"]
+    assert "val/accuracy" in json.loads(Path("runs/x/0/metrics.json").read_text())
+
+
+def test_a_long_training_validates_20_times_at_most(course: Course, command: Callable[..., Any]) -> None:
+    flags = ["--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"]
+    assert command(*FIT, *flags, "--trainer.limit_test_batches", "1", "--minutes", "3").code == 0
+    assert len(course.rates) > 150
+    assert 15 <= len(course.validated) <= 28  # the 8 before the plan too
+
+
+@pytest.mark.parametrize(("minutes", "is_mixed"), [("1", False), ("3", True)])
+def test_samples_are_mixed_only_in_a_training_of_a_hundred_epochs_or_more(
+    minutes: str, is_mixed: bool, course: Course, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed: list[int] = []
+    plain = MixUp.__call__
+    monkeypatch.setattr(MixUp, "__call__", lambda self, *batch: mixed.append(len(course.rates)) or plain(self, *batch))
+    flags = ["--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"]
+    flags += ["--trainer.limit_test_batches", "1", "--model.mix", "longseq.training.MixUp", "--minutes", minutes]
+    result = command(*FIT, *flags)
+    assert result.code == 0
+    assert ("too few for MixUp" in result.out) is not is_mixed
+    assert (len(mixed) > 100) is is_mixed
+    assert not is_mixed or mixed == list(range(mixed[0], len(course.rates) + 1))  # from the plan on, in every step
+
+
+def test_a_resumed_training_has_the_minutes_that_are_left(
+    course: Course, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        killed_in(50, patch)
+        assert command(*FIT, "--minutes", "2").code == 143
+    before, rate = course.passed, course.rates[-1]
+    course.passed = 0.0  # the clock of the second command
+    assert command(*FIT, "--minutes", "2", "--resume").code == 0
+    assert course.rates[50] == pytest.approx(rate, rel=0.05)
+    assert 115 < before + course.passed <= 120
+    assert course.rates[-1] < 0.005 * max(course.rates)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_training_that_was_killed_in_its_test_is_not_trained_further(
+    course: Course, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "test_step", _interrupt)
+        assert command(*FIT, "--minutes", "1").code == 130
+    steps = len(course.rates)
+    assert command(*FIT, "--minutes", "1", "--resume").code == 0
+    assert len(course.rates) == steps
+    assert "test/accuracy" in json.loads(Path("runs/x/0/metrics.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--minutes", "0"], "error: minutes: must be positive and at most a million, got 0.0; 10 is a start"),
+        (["--minutes", "1", "--grow", "4:1,8:1"], "error: minutes: not together with --grow"),
+        (["--minutes", "1", "--trainer.min_epochs", "3"], "error: trainer.min_epochs: not together with --minutes"),
+        (
+            ["--minutes", "1", "--model.schedule", "{scheduler: StepLR, step_size: 10}"],
+            "error: model.schedule: must be",
+        ),
+    ],
+)
+def test_what_counts_epochs_does_not_go_with_minutes(flags: list[str], said: str, command: Callable[..., Any]) -> None:
+    result = command(*FIT, *flags)
+    assert result.code == 2
+    assert result.err.startswith(said)
+    assert result.err.count("\n") == 1
