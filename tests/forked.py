@@ -42,6 +42,7 @@ IMPORTED = [
     "longseq.deploy.card", "longseq.deploy.export", "onnxscript", "onnxruntime", "torch.onnx._internal.exporter._core",
 ]  # fmt: skip
 DRAWS = "TESTS_DRAW"  # a variable of the environment: the pictures of trainings are drawn
+BASELINES = "TESTS_BASELINE"  # another: trainings are compared with a simple model
 _SIZE = 1 << 20  # the largest message, in bytes
 
 
@@ -124,12 +125,14 @@ def _server() -> _Server:
 
 
 def draw_nothing() -> None:
-    """Let the pictures of a training be blank, unless DRAWS is set: drawing takes most of the time of a small one.
+    """Let the pictures of a training be blank, unless DRAWS is set: drawing takes most of the time of a small one. Fit
+    no baseline either, unless BASELINES is set.
 
     What they would show is made all the same; preview and explain draw.
     """
     import torch.utils.tensorboard.writer
 
+    import longseq.cli.fit
     import longseq.deploy.card
     from longseq.training import by_class, tensorboard, watching
 
@@ -154,6 +157,7 @@ def draw_nothing() -> None:
     _replace(by_class, "draw_by_class", blank)
     _replace(watching, "draw_token_maps", blank)
     _replace(watching, "show", show_but_no_mistakes)
+    _replace(longseq.cli.fit, "fit_baseline", lambda *_: None, BASELINES)
 
 
 def sync_nothing() -> None:
@@ -161,10 +165,10 @@ def sync_nothing() -> None:
     os.fsync = lambda file: None
 
 
-def _replace(module: Any, name: str, blank: Callable) -> None:
-    """Replace a function wherever DRAWS is not set when it is called."""
+def _replace(module: Any, name: str, blank: Callable, unless: str = DRAWS) -> None:
+    """Replace a function wherever the variable of the environment is not set when it is called."""
     draw = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: (draw if DRAWS in os.environ else blank)(*args, **kwargs))
+    setattr(module, name, lambda *args, **kwargs: (draw if unless in os.environ else blank)(*args, **kwargs))
 
 
 def stop() -> None:

@@ -34,7 +34,7 @@ from longseq.cli.callbacks import (
     take_off,
 )
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
-from longseq.cli.fit import evaluate_best, train
+from longseq.cli.fit import baseline_of, evaluate_best, train
 from longseq.cli.folds import Fold, folds_left, folds_of, write_report
 from longseq.cli.growing import Stage, refuse_wrong_stages, stages_left, stages_of
 from longseq.cli.names import shown
@@ -196,6 +196,9 @@ class Commands(CommandLine):
             "--minutes",
             type=float | None,
             help="Train so long, and not so many epochs: the command ends then, its test included.",
+        )
+        parser.add_argument(
+            "--baseline", type=bool, default=True, help="Compare the trained model with a simple one, in seconds."
         )
         parser.add_argument(
             "--checkpoint_minutes", type=float, default=10.0, help="Most minutes between two checkpoints of a training."
@@ -446,15 +449,20 @@ class Commands(CommandLine):
         (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
         (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
         (of_events,) = (callback for callback in callbacks if isinstance(callback, EventFigures))
-        found = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
-        write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line)
-        write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
         for name in ("event_recall", "event_precision"):
             if f"test/{name}" in figures:
                 print(f"test {name}: {figures[f'test/{name}']:.4f}")
+        is_last_size = self.settings.grow is None or not self._later
+        baseline = None
+        if self.settings.baseline and is_last_size:
+            baseline = baseline_of(self.trainer, model, datamodule, figures.get("test/accuracy"))
+            figures |= {} if baseline is None else baseline.figures
+        found = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
+        write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line, baseline)
+        write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
         print(shown(f"checkpoint:    {from_here(self.tested)}"))
         print(shown(f"logs:          {self.record.run}"))
         if self.settings.folds is not None and not self._later:

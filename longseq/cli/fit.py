@@ -12,9 +12,12 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from longseq.cli.callbacks import FINDERS, BestCheckpoint, take_off
 from longseq.cli.errors import refused_in_training
 from longseq.cli.faults import what_was_asked
+from longseq.cli.names import shown
 from longseq.cli.trainer import is_lightnings, is_of_restoring, wrong_flag
 from longseq.compat.lightning import has_averaged, take_average
 from longseq.compat.torch import is_out_of_memory
+from longseq.reports.baseline import Baseline, BaselineError, fit_baseline
+from longseq.tasks import SingleLabel
 from longseq.training import Classifier
 from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
 from longseq.training.memory import room_for_code
@@ -79,6 +82,38 @@ def evaluate_best(
         trainer.save_checkpoint(best)
     tested = trainer.test(model, datamodule=data, ckpt_path=best, weights_only=True, verbose=False)
     return best, {**figures, **dict(*tested)}  # `tested` is empty with --trainer.limit_test_batches 0
+
+
+def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: float | None) -> Baseline | None:
+    """Fit a simple model to the same splits after the test of a training, and print how good it is; on rank zero only.
+
+    Args:
+        trainer: The trainer that has tested the model.
+        model: The trained model.
+        data: The data module.
+        accuracy: That of the trained model in the test; None if it was not tested.
+
+    Returns:
+        None if a sample may have several classes or none, if only a part of the splits was used, or if there is no
+        such model; if this may surprise, the reason is printed.
+    """
+    limits = [getattr(trainer, f"limit_{split}_batches") for split in ("train", "val", "test")]
+    is_whole = all(isinstance(limit, float) and limit == 1 for limit in limits)  # 1.0 is all, and 1 is a batch
+    if accuracy is None or not is_whole or not isinstance(model.task, SingleLabel):
+        return None
+    try:
+        baseline = fit_baseline(model.encoder, data)
+    except BaselineError as error:
+        print(shown(f"baseline:      none: {error}"))
+        return None
+    if baseline is None:
+        return None
+    print(f"baseline:      {baseline.test:.4f} by {baseline.name} ({baseline.seconds:.1f} s)")
+    if baseline.test > accuracy + 1e-6:  # metrics are of float32
+        others, guide = (" or", "recordings") if model.encoder.takes_sounds else (", pretrained weights or", "images")
+        remedy = f"try more --minutes{others} more data (docs/guides/own-{guide}.md)"
+        print(f"               it is ahead of the trained model; {remedy}")
+    return baseline
 
 
 def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier, data: Any) -> OutOfMemory:

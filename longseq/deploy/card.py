@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 import longseq
+from longseq.reports.baseline import Baseline
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, panels, refuse_foreign_picture, save, styled
 from longseq.training.classifier import Classifier
@@ -33,6 +34,7 @@ def write_card(
     confusions: Tensor | None,
     tested: str,
     command: str,
+    baseline: Baseline | None = None,
 ) -> None:
     """Write what a trained model is, how good it is, and how it came about.
 
@@ -45,6 +47,7 @@ def write_card(
         confusions: How often each class (row) was taken for each (column) in the test; None if that is not counted.
         tested: The checkpoint that was tested.
         command: The command that trained it.
+        baseline: A simple model on the same splits, if there is one.
     """
     curves = read_curves(run)
     is_drawn = bool(curves) or confusions is not None
@@ -57,6 +60,7 @@ def write_card(
         f"# {run.parent.name}",
         _first_sentence(model, data),
         _result(model, figures, _num_tested(model.trainer, len(splits["test"]), confusions), tested),
+        "" if baseline is None else _compared(baseline),
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
         "## Classes\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class),
@@ -123,6 +127,13 @@ def _result(model: Classifier, figures: Mapping[str, float], num_tested: int | N
         text += f" (95 % interval {low:.3f} to {high:.3f})"
     weights = {"averaged.ckpt": "the averaged weights", "last.ckpt": "the last weights"}
     return f"{text}, with {weights.get(Path(tested).name, 'the checkpoint of the best validation')}."
+
+
+def _compared(baseline: Baseline) -> str:
+    return (
+        f"Baseline: {baseline.name}, fitted to the same training split in {baseline.seconds:.1f} s, "
+        f"has a test accuracy of {baseline.test:.4f} (validation {baseline.val:.4f})."
+    )
 
 
 def _classes(names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class: Mapping[str, Sequence[float]]) -> str:

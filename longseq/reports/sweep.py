@@ -365,6 +365,7 @@ class _Runs:
         command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda flag: flag[0].count("."))]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), *self.flags]
         command += ["--trainer.default_root_dir", str(root), "--trainer.enable_progress_bar", "false", *more]
+        command += ["--baseline", "false"]  # one for all runs would be enough, and their output is not seen
         process = run_python(*command)
         if process.returncode:
             message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")

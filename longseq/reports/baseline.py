@@ -1,0 +1,156 @@
+"""What a simple model reaches on the same splits within seconds: whether a training was worth its time.
+
+Images: their pixels, at 16 x 16 at most, by a support vector machine and by the nearest neighbours. Sounds: statistics
+over time of a log-mel spectrogram, by a logistic regression and by extra trees (Geurts et al., 2006), a random forest
+that takes an eighth of the time.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.compat.torch import is_out_of_memory
+from longseq.encoders import Encoder
+from longseq.encoders.sound import SoundEncoder
+from longseq.encoders.spectrogram import LogMel
+
+MOST = 10_000  # samples in all splits: with more, the models would take minutes
+_VERSION = 1  # goes up when the models or what they see of an input change
+_SECONDS = 30.0  # for reading the inputs: large images and slow disks would take more than all else
+_AT_ONCE = 16  # samples: large images and long sounds must not fill the memory
+_SIDE = 16  # pixels
+_BANDS, _PARTS = 64, 5  # of a spectrogram: mel bands, and parts in time
+
+
+class BaselineError(Exception):
+    """No simple model can be fitted; the message says why."""
+
+
+class Baseline(NamedTuple):
+    """A simple model: its name, its accuracy on the validation and on the test split, and the seconds that all took."""
+
+    name: str
+    val: float
+    test: float
+    seconds: float
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Its accuracies, by names that no figure of a trained model has."""
+        return {"baseline/val/accuracy": self.val, "baseline/test/accuracy": self.test}
+
+
+def fit_baseline(encoder: Encoder, data: Any) -> Baseline | None:
+    """Fit simple models to the training split, without augmentation, and test the one that is the best on the
+    validation split. The data module remembers the result.
+
+    Args:
+        encoder: Says whether inputs are images or sounds, and at which rate.
+        data: The data module, after setup; each sample has one class.
+
+    Returns:
+        None if there are more than 10,000 samples, or if an encoder of another package has sounds of its own kind.
+
+    Raises:
+        BaselineError: If the samples cannot be read any more or not within half a minute, if they are neither images
+            nor sounds, or if all samples of the training split are of one class.
+    """
+    is_known = isinstance(encoder, SoundEncoder) or not encoder.takes_sounds
+    if not is_known or sum(map(len, data.splits().values())) > MOST:
+        return None
+    rate = encoder.sample_rate_hz if isinstance(encoder, SoundEncoder) else None
+    what = f"baseline {_VERSION} at {rate} Hz of {dict(data.identity)}"
+    try:
+        return Baseline(**data.remember(what, lambda: _fit(encoder, data.splits())._asdict()))
+    except Exception as error:
+        # a file is gone since the training has read it, or the cache is on a full disk; all else is a defect
+        if hasattr(error, "exit_code") or isinstance(error, OSError | ArgumentError) or is_out_of_memory(error):
+            raise BaselineError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise
+
+
+def _fit(encoder: Encoder, splits: Any) -> Baseline:
+    begin = time.perf_counter()
+    labels = {name: split.labels.numpy() for name, split in splits.items()}
+    if len(set(labels["train"].tolist())) < 2:
+        raise BaselineError("all samples of the training split are of one class")
+    features = {}
+    for name, split in splits.items():
+        read = []
+        for values in _features(encoder, split):
+            if not values.isfinite().all():
+                raise BaselineError(f"an input of the {name} split has values that are not finite")
+            if time.perf_counter() - begin > _SECONDS:
+                raise BaselineError(f"reading the inputs takes more than {_SECONDS:g} s")
+            read.append(values)
+        features[name] = torch.cat(read)
+    models = _models_of_sounds() if encoder.takes_sounds else _models_of_images(features["train"])
+    fitted = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a regression that has not quite converged is as good
+        inputs = {name: values.flatten(1).numpy() for name, values in features.items()}
+        for name, model in models.items():
+            model.fit(inputs["train"], labels["train"])
+            fitted.append((name, model, float(model.score(inputs["val"], labels["val"]))))
+        name, model, val = max(fitted, key=lambda each: each[2])  # the test chooses nothing
+        test = float(model.score(inputs["test"], labels["test"]))
+    return Baseline(name, val, test, time.perf_counter() - begin)
+
+
+def _models_of_sounds() -> dict[str, Any]:
+    from sklearn.ensemble import ExtraTreesClassifier  # scikit-learn takes a second to import
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return {
+        "a logistic regression on log-mel statistics": make_pipeline(
+            StandardScaler(), LogisticRegression(C=0.05, max_iter=2000)
+        ),
+        "extra trees on log-mel statistics": ExtraTreesClassifier(200, random_state=0, n_jobs=torch.get_num_threads()),
+    }
+
+
+def _models_of_images(train: Float[Tensor, "n c h w"]) -> dict[str, Any]:
+    from sklearn.decomposition import PCA
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.svm import SVC
+
+    pixels, nearest = " x ".join(map(str, train.shape[2:])), min(3, len(train))
+    return {
+        f"a support vector machine on {pixels} pixels": make_pipeline(PCA(0.99), SVC(C=10)),
+        f"{nearest} nearest neighbours on {pixels} pixels": KNeighborsClassifier(nearest),
+    }
+
+
+@torch.no_grad()
+def _features(encoder: Encoder, split: Any) -> Iterator[Float[Tensor, "b _ ..."]]:
+    """What the models see of a split, a few samples at a time."""
+    log_mel = None
+    if isinstance(encoder, SoundEncoder):
+        rate = encoder.sample_rate_hz
+        log_mel = LogMel(rate, _BANDS, hop=max(rate // 100, 1), window=max(rate // 40, 1))
+    for begin in range(0, len(split), _AT_ONCE):
+        inputs, _ = split.__getitems__(list(range(begin, min(begin + _AT_ONCE, len(split)))))
+        if isinstance(encoder, SoundEncoder) and log_mel is not None:
+            yield torch.stack([_of_sound(log_mel(sound[None])[0]) for sound in encoder.sounds(inputs)])
+        elif isinstance(inputs, Tensor) and inputs.ndim == 4:
+            sides = [min(side, _SIDE) for side in inputs.shape[2:]]
+            yield F.interpolate(inputs.float(), sides, mode="bilinear", antialias=True)
+        else:
+            raise BaselineError("the inputs are neither sounds nor images (channels, height, width)")
+
+
+def _of_sound(bands: Float[Tensor, "mels frames"]) -> Float[Tensor, " features"]:
+    """Mean, deviation, maximum and mean change of each band over time, and its means over five parts of the sound."""
+    parts = F.adaptive_avg_pool1d(bands, _PARTS)
+    change = bands.diff(dim=1).abs().sum(1) / max(bands.shape[1] - 1, 1)
+    return torch.cat([bands.mean(1), bands.std(1, correction=0), bands.amax(1), change, parts.flatten()])
