@@ -56,7 +56,7 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
                 f"must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
                 f" holds {type(attention).__name__}; choose a plain, new ViT or DeiT",
             )
-    layers = mechanism.layers(attentions, token_grid(vit))
+    layers = mechanism.layers(attentions, token_grid(vit)) if attentions else []
     for block, attention, layer in zip(vit.blocks, attentions, layers, strict=True):
         layer.num_heads = attention.num_heads  # also of a layer without heads: longseq.resize builds it anew
         block.attn = layer.train(block.attn.training)  # type: ignore[union-attr]

@@ -48,6 +48,8 @@ def experiment_of(config: Namespace) -> str:
 
 def curves_name(model: Classifier, seed: int) -> str:
     """The folder of a run that holds its events, for which TensorBoard names its curves: mechanism, k and seed."""
+    if not model.encoder.depth:
+        return f"depth-0-seed{seed}"
     mechanism = model.encoder.attention
     k = re.sub(r"[^\d]+", "-", str(getattr(mechanism, "k", None) or "")).strip("-")
     return "-".join([type(mechanism).__name__, *([f"k{k}"] if k else []), f"seed{seed}"])

@@ -24,7 +24,7 @@ class ImageEncoder(Encoder):
         shape: Channels, height and width of an image, in pixels.
         patch_size: Side of a patch, in pixels; 1 makes every pixel a token.
         dim: Width of a token.
-        depth: Number of blocks.
+        depth: Number of blocks; 0 with a stem, for its tokens alone.
         heads: Attention heads; they divide dim.
         attention: The mechanism of every block.
         mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
@@ -84,6 +84,7 @@ class ImageEncoder(Encoder):
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
         self.stem, self.layer_scale = stem, layer_scale
+        self.heads = heads  # with depth 0 no block tells
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":

@@ -134,7 +134,7 @@ def refuse_unsharded(encoder: Encoder) -> None:
     if trunk.global_pool not in ("avg", "token") or trunk.attn_pool is not None:
         raise ArgumentError("pool", f"must be avg or token {where}, got {trunk.global_pool}; choose one")
     if not is_product(trunk.patch_embed):
-        raise ArgumentError("encoder", f"must have patches that do not overlap {where}; choose another")
+        raise ArgumentError("encoder", f"must have no stem, and patches that do not overlap, {where}; choose another")
     if encoder.reversible:
         raise ArgumentError("reversible", f"must be false {where}; leave it out")
     if is_hooked(trunk) or is_compiled(encoder):

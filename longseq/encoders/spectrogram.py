@@ -77,7 +77,7 @@ class SpectrogramEncoder(SoundEncoder):
         window_ms: Length of a frame's window, in milliseconds.
         tokens: ``frames``, one token per frame, or the size (mels, frames) of a patch.
         dim: Width of a token.
-        depth: Number of blocks.
+        depth: Number of blocks; 0 with a stem, for its tokens alone.
         heads: Attention heads; they divide dim.
         attention: The mechanism of every block.
         mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
@@ -153,6 +153,7 @@ class SpectrogramEncoder(SoundEncoder):
         self.tokens = tokens if tokens == "frames" else list(tokens)
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
         self.positions, self.stem, self.layer_scale = positions, stem, layer_scale
+        self.heads = heads  # with depth 0 no block tells
         self.spec_augment = spec_augment
         self.hop = hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)

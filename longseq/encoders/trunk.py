@@ -29,14 +29,18 @@ def refuse_beyond_memory(dim: int, depth: int, mlp_ratio: float) -> None:
         )
 
 
-def refuse_wrong_sizes(dim: int, depth: int, heads: int, mlp_ratio: float, dropout: float, drop_path: float) -> None:
-    """Check the numbers of a new ViT.
+def refuse_wrong_sizes(
+    dim: int, depth: int, heads: int, mlp_ratio: float, dropout: float, drop_path: float, has_stem: bool = False
+) -> None:
+    """Check the numbers of a new ViT; with a stem its depth may be 0.
 
     Raises:
         ValueError: If one is out of its range, or the heads do not divide the width.
         MemoryError: If this machine has no room for the weights.
     """
-    for name, value in {"dim": dim, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}.items():
+    if not depth and not has_stem:
+        raise ArgumentError("depth", "must be positive without a stem, got 0; give a stem, or a depth")
+    for name, value in {"dim": dim, "depth": depth or 1, "heads": heads, "mlp_ratio": mlp_ratio}.items():
         if not value > 0:  # not (value <= 0), which NaN would pass
             raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
     if dim * mlp_ratio < 1:
@@ -74,21 +78,24 @@ def make_trunk(
     digits, 0.97 with 1.
 
     With any_length it takes pictures of any size, and picture_shape is a usual one. The strides of a stem divide the
-    patch. With layer_scale, a learned number for each channel scales what each attention and each perceptron adds; it
-    starts at this value (LayerScale, arXiv:2103.17239).
+    patch. With a stem the depth may be 0: its tokens are then pooled and normalised. With layer_scale, a learned number
+    for each channel scales what each attention and each perceptron adds; it starts at this value (LayerScale,
+    arXiv:2103.17239).
 
     Raises:
         ValueError: If a number is out of its range, the heads do not divide the width, pool is unknown, or positions
             are bound to a length that any_length leaves open.
         MemoryError: If this machine has no room for the weights.
     """
-    refuse_wrong_sizes(dim, depth, heads, mlp_ratio, dropout, drop_path)
+    refuse_wrong_sizes(dim, depth, heads, mlp_ratio, dropout, drop_path, stem is not None)
     if not 0 <= layer_scale <= 1:
         raise ArgumentError(
             "layer_scale", f"must be in 0..1, got {layer_scale}; 0 leaves it out, 0.05 is a small start"
         )
     if pool not in ("avg", "token"):
         raise ArgumentError("pool", f"must be avg or token, got {pool!r}; choose one of them")
+    if pool == "token" and not depth:
+        raise ArgumentError("pool", "must be avg with depth 0, where a class token sees no other; leave it out")
     if positions not in get_args(Positions):
         raise ArgumentError("positions", f"must be learned, sincos or none, got {positions!r}; choose one of them")
     if any_length and positions != "none":

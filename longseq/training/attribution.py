@@ -10,7 +10,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.watch import inputs_of, sources, spread, summary_rows
-from longseq.encoders.encode import encode, token_features
+from longseq.encoders.encode import encode_tokens, of_grid, pooled, token_features
 from longseq.encoders.patches import count_columns
 from longseq.training.classifier import Classifier
 
@@ -40,7 +40,8 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
 
     The rollout follows values back through the layers (Abnar and Zuidema, arXiv:2005.00928): a token's result comes
     half from itself, as the residual says, and half from the tokens that the attention takes values from, through E for
-    Linformer and through H L for Verma. Perceptrons and local mixing leave tokens where they are.
+    Linformer and through H L for Verma. Perceptrons and local mixing leave tokens where they are. A model without
+    blocks has no summaries, and its rollout is what the pooling takes.
 
     Args:
         model: The classifier, in evaluation.
@@ -57,25 +58,25 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
     picture, rows = encoder.prepared(inputs)
     picture = picture.detach().requires_grad_()
     with inputs_of(layers) as seen, torch.enable_grad():
+        tokens, present = encode_tokens(encoder.trunk, picture, rows)
         if model.pooling is None:
-            logits, wanted = model.head(encode(encoder.trunk, picture, rows)), [picture]
+            logits, wanted = model.head(pooled(encoder.trunk, tokens, present)), [picture]
         else:
-            tokens, present = token_features(encoder.trunk, picture, rows)
-            scores = model.head(tokens)
-            logits, wanted = model.pooling(tokens, scores, present), [picture, scores]
+            grid, there = of_grid(encoder.trunk, tokens, present)
+            scores = model.head(grid)
+            logits, wanted = model.pooling(grid, scores, there), [picture, scores]
     prefix = encoder.trunk.num_prefix_tokens
-    summaries = summary_rows(layers[-1], *seen[-1])[:, prefix:]
+    summaries = summary_rows(layers[-1], *seen[-1])[:, prefix:] if layers else picture.new_zeros(0, tokens.shape[1])
     found = []
     for label in labels:
         gradient, *of_scores = torch.autograd.grad(logits[0, label], wanted, retain_graph=True)
-        weights = torch.zeros(seen[-1][0].shape[1], device=picture.device)
+        weights = torch.zeros(tokens.shape[1], device=picture.device)
         if of_scores:
             weights[prefix:] = of_scores[0][0, :, label].abs()
         elif encoder.trunk.global_pool == "token":
             weights[: getattr(encoder.trunk, "num_pooled", 1)] = 1
         else:
-            there = seen[-1][1]
-            weights[prefix:] = 1 if there is None else there[0, prefix:, 0].float()
+            weights[prefix:] = 1 if present is None else present[0, prefix:].float()
         rollout = _rolled_out(layers, seen, weights)[prefix:]
         found.append(Attribution((gradient * picture)[0].detach(), rollout / rollout.sum(), summaries))
     return found

@@ -35,7 +35,7 @@ def summary(model: Classifier) -> str:
     lines = {
         "encoder": f"{type(encoder).__name__}: {encoder.depth} blocks, {encoder.heads} heads, {encoder.dim} wide",
         "tokens": f"{encoder.num_tokens} a sample, in a grid of {rows} x {columns}{prefix}",
-        "attention": repr(encoder.attention),
+        "attention": repr(encoder.attention) if encoder.depth else "none, because the depth is 0",
         "parameters": f"{_short(_size(model))}, {_short(sum(map(_size, projections)))} of them in projections",
         "cost": f"{_short(flops.forward)}FLOPs a sample forward, {_short(flops.training)}FLOPs in training",
     }
