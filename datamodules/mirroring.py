@@ -9,7 +9,7 @@ from torch import Tensor
 
 from datamodules.images import scale
 
-_MOST = 2000  # images: with more, it would take more than a second or two
+MOST = 2000  # images: with more, it would take more than a second or two
 _SIDE = 16  # pixels
 _FOLDS = 3
 _SIGNIFICANT, _MUCH = 0.01, 0.1
@@ -54,7 +54,7 @@ def mirrored_accuracy(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " 
     from sklearn.pipeline import make_pipeline
     from sklearn.svm import SVC
 
-    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:_MOST]
+    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:MOST]
     counts = labels[chosen].bincount()
     chosen = chosen[counts[labels[chosen]] >= _FOLDS]
     if len(labels[chosen].unique()) < 2:

@@ -90,7 +90,7 @@ def test_only_a_loss_that_is_sure_and_large_counts() -> None:
 
 
 def test_of_many_images_a_part_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "_MOST", 60)
+    monkeypatch.setattr(mirroring, "MOST", 60)
     images, labels = arrows(400)
     of_many = mirrored_accuracy(images, labels)
     assert of_many is not None and of_many == mirrored_accuracy(images, labels)

@@ -198,7 +198,7 @@ def test_fit_prints_a_baseline_and_says_that_it_is_ahead(command, tmp_path: Path
     form = r"baseline:      (0\.\d{4}) by 3 nearest neighbours on 8 x 8 pixels \(\d+\.\d s\)"
     (figure,) = re.fullmatch(form, lines[at]).groups()
     assert float(figure) > 0.98 > accuracy  # an epoch of this small model
-    assert "it is ahead of the trained model; try more --trainer.max_epochs, pretrained weights" in lines[at + 1]
+    assert "it is ahead of the trained model; try more --minutes, pretrained weights" in lines[at + 1]
     assert lines[at + 2].startswith("checkpoint: ")
     run = tmp_path / "runs/x/0"
     metrics = json.loads((run / "metrics.json").read_text())
