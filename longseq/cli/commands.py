@@ -85,6 +85,7 @@ from longseq.training.description import describe
 from longseq.training.event_figures import EventFigures
 from longseq.training.events import Settings
 from longseq.training.tensorboard import Confusions
+from longseq.training.timed import Timed
 
 # Lightning's callbacks have devices and enums as defaults, and torchvision's transforms take any kind of number.
 # Without these lines config.yaml could not hold them, and the run could not be resumed.
@@ -461,7 +462,8 @@ class Commands(CommandLine):
             baseline = baseline_of(self.trainer, model, datamodule, figures.get("test/accuracy"))
             figures |= {} if baseline is None else baseline.figures
         found = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
-        write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line, baseline)
+        course = "".join(item.summary(self.trainer) for item in callbacks if isinstance(item, Timed))
+        write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line, baseline, course)
         write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
         print(shown(f"checkpoint:    {from_here(self.tested)}"))
         print(shown(f"logs:          {self.record.run}"))

@@ -35,6 +35,7 @@ def write_card(
     tested: str,
     command: str,
     baseline: Baseline | None = None,
+    course: str = "",
 ) -> None:
     """Write what a trained model is, how good it is, and how it came about.
 
@@ -48,6 +49,7 @@ def write_card(
         tested: The checkpoint that was tested.
         command: The command that trained it.
         baseline: A simple model on the same splits, if there is one.
+        course: A sentence on the steps that the training had, if the command does not say how many.
     """
     curves = read_curves(run)
     is_drawn = bool(curves) or confusions is not None
@@ -71,6 +73,7 @@ def write_card(
         markdown(["figure", "value"], [[_words(name), f"{value:.4f}"] for name, value in sorted(figures.items())]),
         "## How it was trained",
         f"    {command}",
+        course,
         f"longseq {longseq.__version__}{_commit()}; {machine(model.device.type)}. {_speed(curves)}",
         f"```\n{summary(model)}\n```",
         f"The `config.yaml` of the run has every setting. Those of the model:\n\n```\n{_settings(model)}\n```",

@@ -28,7 +28,7 @@ class Timed(pl.Callback):
     be. From that follows how often is validated, and whether samples are mixed: only in a training of 100 epochs or
     more. A resumed training has the minutes that are left.
 
-    Two such trainings differ, as the machine's speed does. ``--trainer.max_steps`` repeats one exactly.
+    Two such trainings differ, as the machine's speed does.
 
     Args:
         minutes: From the beginning of the command to its end.
@@ -132,6 +132,14 @@ class Timed(pl.Callback):
     ) -> None:
         if self._progress == 1 and not is_accumulating(trainer):
             self._end(trainer)
+
+    def summary(self, trainer: pl.Trainer) -> str:
+        """How many steps there were, as a sentence."""
+        epochs = trainer.global_step / max(trainer.num_training_batches / trainer.accumulate_grad_batches, 1)
+        mixing = "" if self._mix is None or self._is_mixed else f", without {type(self._mix).__name__}"
+        return (
+            f"In these {self.minutes:g} minutes it had {trainer.global_step:,} steps, {_round(epochs)} epochs{mixing}."
+        )
 
     def _end(self, trainer: pl.Trainer) -> None:
         trainer.fit_loop.epoch_loop.max_steps = trainer.global_step

@@ -68,6 +68,8 @@ def test_a_training_of_minutes_ends_on_time_with_its_schedule_completed_and_its_
     assert course.rates[-1] < 0.005 * 1e-3
     assert course.validated[-1] == len(course.rates) == read_whole(Path("runs/x/0/last.ckpt"))["global_step"]
     assert "val/accuracy" in json.loads(Path("runs/x/0/metrics.json").read_text())
+    card = Path("runs/x/0/README.md").read_text()
+    assert f"In these 2 minutes it had {len(course.rates)} steps, {len(course.rates) / 21:.1f} epochs." in card
 
 
 def test_a_long_training_validates_20_times_at_most(course: Course, command: Callable[..., Any]) -> None:
