@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
+from longseq.arguments import ArgumentError
+from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.spectrogram import LogMel
 from longseq.training.classifier import Classifier
 
@@ -26,6 +28,7 @@ class Program(nn.Module):
 
     Raises:
         SettingError: If its task predicts no classes.
+        ValueError: If it hears clips through a pretrained stem, which runs once for each length in a batch.
     """
 
     def __init__(self, model: Classifier) -> None:
@@ -34,6 +37,9 @@ class Program(nn.Module):
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
         encoder: Any = self.model.encoder
         self.takes_sounds = encoder.takes_sounds
+        if self.takes_sounds and isinstance(getattr(encoder, "stem", None), Pretrained):
+            what = "must have no pretrained stem where clips have lengths of their own"
+            raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
         self.longest: int | None = None if encoder.any_length or not self.takes_sounds else encoder.num_samples
         for name, module in encoder.named_children():
             if isinstance(module, LogMel):

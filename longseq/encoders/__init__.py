@@ -5,6 +5,7 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.image import ImageEncoder
 from longseq.encoders.local import Conv1d, Conv2d, LocalMixing
 from longseq.encoders.pretrained import TimmEncoder
+from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
 from longseq.encoders.stem import Residual, Stem
@@ -17,6 +18,7 @@ __all__ = [
     "Encoder",
     "ImageEncoder",
     "LocalMixing",
+    "Pretrained",
     "Residual",
     "SpecAugment",
     "SpectrogramEncoder",

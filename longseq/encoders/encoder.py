@@ -90,6 +90,7 @@ class Encoder(nn.Module, ABC):
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
         self._is_measured = False
+        self.keeps_statistics = False  # True where weights expect the mean and deviation that they were trained with
 
     @property
     def row_seconds(self) -> float | None:
@@ -193,11 +194,14 @@ class Encoder(nn.Module, ABC):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Any]) -> None:
-        """Set mean and standard deviation to those of all pictures of the training set, without padding.
+        """Set mean and standard deviation to those of all pictures of the training set, without padding; an encoder
+        whose weights expect others keeps these.
 
         Args:
             batches: Inputs as the data module yields them, on the encoder's device.
         """
+        if self.keeps_statistics:
+            return
         num_pixels = 0
         total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
         for inputs in batches:

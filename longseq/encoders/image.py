@@ -13,6 +13,7 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
 from longseq.encoders.pretrained import TimmEncoder
+from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.stem import Residual, Stem, refuse_stem
 from longseq.encoders.trunk import make_trunk, picture_shape
 
@@ -84,6 +85,10 @@ class ImageEncoder(Encoder):
         self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
         self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
         self.stem, self.layer_scale = stem, layer_scale
+        if isinstance(stem, Pretrained):
+            self.stem = stem.without_weights()  # a checkpoint holds them itself
+            self.set_statistics(*stem.statistics(picture[0]))
+            self.keeps_statistics = True
         self.heads = heads  # with depth 0 no block tells
 
     @classmethod
@@ -96,6 +101,16 @@ class ImageEncoder(Encoder):
             (
                 cls((3, 12, 16), attention, patch_size=2, stem=Residual([4, 6], [1, 2]), **small),
                 255 * torch.rand(3, 3, 12, 16),
+            ),
+            (
+                cls(
+                    (3, 16, 16),
+                    attention,
+                    patch_size=4,
+                    stem=Pretrained("test_efficientnet", 1, pretrained=False),
+                    **small,
+                ),
+                255 * torch.rand(3, 3, 16, 16),
             ),
         ]
 

@@ -1,12 +1,8 @@
 """Any vision transformer of timm that can be plugged, with its pretrained weights, as an image encoder."""
 
-import re
 from collections.abc import Sequence
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from jaxtyping import Float, Shaped
 from timm.models.naflexvit import NaFlexVit
@@ -18,6 +14,7 @@ from longseq.attention.plug import REFUSED
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.naflex import at_one_size
+from longseq.encoders.timm_models import config_of, created, statistics_of
 from longseq.encoders.trunk import picture_shape
 
 
@@ -57,34 +54,18 @@ class TimmEncoder(Encoder):
         checkpointing: bool = False,
         local: LocalMixing | None = None,
     ) -> None:
-        if not timm.is_model(model):
-            near = get_close_matches(model, timm.list_models(), n=1) or ["vit_tiny_patch16_224"]
-            raise ArgumentError("model", f"must be one of timm's, got {model!r}; {near[0]} is one")
-        config: Any = timm.get_pretrained_cfg(model)
+        config = config_of(model, "vit_tiny_patch16_224")
         picture = picture_shape(config.input_size if shape is None else shape)
         options: dict[str, Any] = {"proj_drop_rate": dropout, "pos_drop_rate": dropout, "drop_path_rate": drop_path}
-        if isinstance(pretrained, str):
-            if not Path(pretrained).is_file():
-                raise ArgumentError(
-                    "pretrained", f"must be true, false or a file of weights, got {pretrained!r}: no such file"
-                )
-            options["pretrained_cfg_overlay"] = {"file": pretrained, "custom_load": pretrained.endswith(".npz")}
         try:
-            trunk = timm.create_model(
-                model, bool(pretrained), img_size=picture[1:], in_chans=picture[0], num_classes=0, **options
-            )
-        except Exception as error:  # every format of weights has its own exceptions
-            if "unexpected keyword argument" in str(error):  # its constructor lacks img_size or another option
-                why = next((why for kind, why in REFUSED.items() if kind in str(error)), error)
-                raise ArgumentError(
-                    "model", f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
-                ) from error
-            if not pretrained:
+            trunk = created(model, pretrained, img_size=picture[1:], in_chans=picture[0], num_classes=0, **options)
+        except Exception as error:
+            if "unexpected keyword argument" not in str(error):
                 raise
-            what = _misfit(str(error)) or str(error).strip().split("\n")[0] or type(error).__name__
+            # its constructor lacks img_size or another option
+            why = next((why for kind, why in REFUSED.items() if kind in str(error)), error)
             raise ArgumentError(
-                "pretrained",
-                f"must have weights for {model} ({what}); give the path of a file, or false for random ones",
+                "model", f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
             ) from error
         if isinstance(trunk, NaFlexVit):
             trunk = at_one_size(trunk, picture[1:])
@@ -96,10 +77,7 @@ class TimmEncoder(Encoder):
             raise ArgumentError("model", f"must be one that can be plugged, got {model!r}: {error}") from error
         self.model, self.shape, self.dropout, self.drop_path = model, list(picture), dropout, drop_path
         self.pretrained = False  # a checkpoint holds the weights itself, so building from it must not load timm's
-        statistics = [255 * torch.tensor(of_channels) for of_channels in (config.mean, config.std)]
-        if picture[0] != 3:
-            statistics = [values.mean().expand(picture[0]) for values in statistics]
-        self.set_statistics(*(values[:, None, None] for values in statistics))
+        self.set_statistics(*statistics_of(config, picture[0]))
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
@@ -113,16 +91,3 @@ class TimmEncoder(Encoder):
 
     def measure(self, batches: Any) -> None:
         """Do nothing: the weights expect the mean and deviation that they were trained with."""
-
-
-def _misfit(message: str) -> str:
-    """Which weights of a file do not fit the model, by torch's message; empty if it is another message."""
-    shapes = r"size mismatch for ([\w.]+): .*?with shape torch\.Size\(\[(.*?)\]\).*?model is torch\.Size\(\[(.*?)\]\)"
-    odd = [
-        f"{name} is ({there}) in the file and ({here}) in the model"
-        for name, there, here in re.findall(shapes, message)
-    ]
-    for kind, where in (("Missing", "lacks"), ("Unexpected", "alone has")):
-        if names := re.search(rf"{kind} key\(s\) in state_dict: (.*?)\. ?(?:\n|$)", message):
-            odd += [f"the file {where} {name}" for name in re.findall(r'"([^"]+)"', names[1])]
-    return odd[0] + (f", and {len(odd) - 1} more" if len(odd) > 1 else "") if odd else ""

@@ -17,6 +17,7 @@ from longseq.compat.torch import without_autocast
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
+from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
 from longseq.encoders.stem import Residual, Stem, refuse_stem
 from longseq.encoders.trunk import make_trunk
@@ -153,6 +154,8 @@ class SpectrogramEncoder(SoundEncoder):
         self.tokens = tokens if tokens == "frames" else list(tokens)
         self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
         self.positions, self.stem, self.layer_scale = positions, stem, layer_scale
+        if isinstance(stem, Pretrained):
+            self.stem = stem.without_weights()  # a checkpoint holds them itself
         self.heads = heads  # with depth 0 no block tells
         self.spec_augment = spec_augment
         self.hop = hop

@@ -197,15 +197,12 @@ class Residual(Stem):
 
 
 class StemEmbed(PatchEmbed):
-    """timm's patch embedding behind a stem: a patch is of the picture, and the stem's strides divide it.
+    """timm's patch embedding behind a stem: a patch is of the picture, and the stem's strides divide it."""
 
-    Args:
-        stem: What stands in front.
-        arguments: Those of PatchEmbed.
-    """
+    stem: Stage
 
-    def __init__(self, *arguments: Any, stem: Stem, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def put_behind(self, stem: Stem) -> None:
+        """Build the stem, after the ViT: timm's ViT starts all linear layers in it anew, pretrained ones too."""
         channels, dim = self.proj.in_channels, self.proj.out_channels
         self.stem = stem.build(channels)
         patch: Any = self.patch_size

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, get_args
 
 from timm.models.vision_transformer import VisionTransformer
@@ -102,7 +101,7 @@ def make_trunk(
         what = f"must be none for inputs of any length, got {positions!r}; local mixing tells neighbours apart"
         raise ArgumentError("positions", what)
     channels, height, width = picture_shape
-    embed: Any = {} if stem is None else {"embed_layer": partial(StemEmbed, stem=stem)}
+    embed: Any = {} if stem is None else {"embed_layer": StemEmbed}
     trunk = VisionTransformer(
         img_size=(height, width),
         patch_size=patch,  # type: ignore[arg-type]  # timm takes a pair too
@@ -121,6 +120,8 @@ def make_trunk(
         init_values=layer_scale or None,
         **embed,
     )
+    if stem is not None:
+        trunk.patch_embed.put_behind(stem)  # type: ignore[operator]
     trunk.patch_embed.strict_img_size = not any_length
     if positions == "sincos":
         del trunk.pos_embed

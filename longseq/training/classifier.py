@@ -33,7 +33,7 @@ from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
 from longseq.training.distillation import Teacher
 from longseq.training.divergence import BadSteps
-from longseq.training.freezing import freeze_encoder
+from longseq.training.freezing import freeze_encoder, keep_frozen_statistics
 from longseq.training.mix import Mix
 from longseq.training.optimizer import (
     CourseName,
@@ -80,8 +80,9 @@ class Classifier(pl.LightningModule):
             or one of torch's schedulers, which has no warm-up: ``{scheduler: StepLR, step_size: 10}``.
         layer_decay: The learning rate of each block is that of the next one times this, such as 0.75; for pretrained
             weights. If absent, all have the same.
-        freeze: What keeps its weights: ``encoder``, so that only the head is trained (linear probing), or the embedding
-            and so many of the first blocks; if absent, nothing.
+        freeze: What keeps its weights: ``encoder``, so that only the head is trained (linear probing), ``stem``, or the
+            embedding, a stem, and so many of the first blocks; if absent, nothing. Frozen BatchNorm keeps its
+            statistics.
         pool: How scores of tokens become those of the input: ``avg``, ``max``, ``linear_softmax`` or ``attention``
             (tasks/pooling.py). If absent, the encoder pools its features, and these are scored.
         teacher: A checkpoint whose answers are learned besides the labels (knowledge distillation, arXiv:1503.02531):
@@ -113,7 +114,7 @@ class Classifier(pl.LightningModule):
         pool: Pool | None = None,
         schedule: CourseName | dict[str, Any] = "cosine",
         layer_decay: float | None = None,
-        freeze: Literal["encoder"] | int | None = None,
+        freeze: Literal["encoder", "stem"] | int | None = None,
         teacher: str | None = None,
         distillation_alpha: float = 0.5,
         temperature: float = 2.0,
@@ -419,6 +420,8 @@ class Classifier(pl.LightningModule):
         super().train(mode)
         if self._freeze == "encoder":
             self.encoder.eval()
+        elif self._freeze is not None:
+            keep_frozen_statistics(self.encoder)
         return self
 
     def configure_optimizers(self) -> dict[str, Any]:

@@ -3,29 +3,45 @@
 from typing import Any, Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from longseq.arguments import ArgumentError
 
 
-def freeze_encoder(encoder: Any, freeze: Literal["encoder"] | int | None) -> None:
+def freeze_encoder(encoder: Any, freeze: Literal["encoder", "stem"] | int | None) -> None:
     """Take parameters of an encoder out of the training.
 
     Args:
         encoder: The encoder.
-        freeze: ``encoder`` for all, or a number: the embedding of patches and positions, and so many of the first
-            blocks; None for nothing. A matrix that a frozen block shares with a later one is frozen too.
+        freeze: ``encoder`` for all, ``stem`` for what stands in front of the patches, or a number: the embedding of
+            patches and positions, a stem, and so many of the first blocks; None for nothing. A matrix that a frozen
+            block shares with a later one is frozen too.
 
     Raises:
-        ValueError: If there are fewer blocks.
+        ValueError: If there is no stem, or there are fewer blocks.
     """
     if freeze is None:
         return
     frozen: list[nn.Module | nn.Parameter] = [encoder]
-    if freeze != "encoder":
+    if freeze == "stem":
+        if getattr(encoder, "stem", None) is None:
+            what = f"must not be stem where {type(encoder).__name__} has none"
+            raise ArgumentError("freeze", f"{what}; give model.encoder.stem, or leave freeze out")
+        frozen = [encoder.trunk.patch_embed.stem]
+    elif freeze != "encoder":
         trunk, depth = encoder.trunk, encoder.depth
         if isinstance(freeze, str) or not 0 <= freeze <= depth:
-            raise ArgumentError("freeze", f"must be encoder, or in 0..{depth} (the blocks), got {freeze!r}; choose one")
+            what = f"must be encoder, stem, or in 0..{depth} (the blocks), got {freeze!r}"
+            raise ArgumentError("freeze", f"{what}; choose one")
         frozen = [trunk.patch_embed, *trunk.blocks[:freeze]]
         frozen += [trunk.get_parameter(name) for name, _ in trunk.named_parameters(recurse=False)]  # positions, classes
     for part in frozen:
         part.requires_grad_(False)
+    keep_frozen_statistics(encoder)
+
+
+def keep_frozen_statistics(encoder: nn.Module) -> None:
+    """Let each BatchNorm whose weights are frozen stay in evaluation: its statistics are part of what it computes."""
+    for part in encoder.modules():
+        if isinstance(part, _BatchNorm) and not any(weight.requires_grad for weight in part.parameters()):
+            part.eval()

@@ -161,7 +161,7 @@ def test_the_first_blocks_may_be_frozen_and_a_resumed_training_keeps_them_so(com
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model.freeze", "2"], "model.freeze: must be encoder, or in 0..1 (the blocks), got 2; choose one"),
+        (["--model.freeze", "2"], "model.freeze: must be encoder, stem, or in 0..1 (the blocks), got 2; choose one"),
         (["--model.layer_decay", "1.5"], "model.layer_decay: must be in 0..1 (0 excluded), got 1.5; 0.75 is usual"),
         (["--model.schedule", "{scheduler: Nothing}"], "model.schedule: must be cosine, constant, linear, step, "),
         (["--model.schedule", "{scheduler: StepLR}"], "model.schedule: must have arguments that StepLR takes, got "),

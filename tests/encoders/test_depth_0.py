@@ -43,7 +43,7 @@ def inputs_of(encoder: Any) -> Any:
 def classifier(encoder: Any, **options: Any) -> Classifier:
     encoder.set_statistics(torch.tensor(100.0 if not encoder.takes_sounds else -3.0), torch.tensor(50.0))
     model = Classifier(encoder, 4, **options).eval()
-    torch.nn.init.normal_(model.head.weight, std=0.3)
+    torch.nn.init.normal_(model.head.weight, std=0.3)  # type: ignore[arg-type]
     return model
 
 
