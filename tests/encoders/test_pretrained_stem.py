@@ -145,11 +145,13 @@ def test_its_flops_are_those_of_its_convolutions() -> None:
     # behind level 0: 3 convolutions of 3 x 3 in front, then max pooling and a stage of one block at 4 x 4
     network: Any = timm.create_model("test_resnet", features_only=True, out_indices=(0, 1))
     sizes: list[int] = []
+
+    def count(part: Any, _: Any, result: torch.Tensor) -> None:
+        sizes.append(2 * part.weight.numel() * result.shape[2] * result.shape[3])
+
     for part in network.modules():
         if isinstance(part, torch.nn.Conv2d):
-            part.register_forward_hook(
-                lambda part, _, result: sizes.append(2 * part.weight.numel() * result.shape[2] * result.shape[3])
-            )
+            part.register_forward_hook(count)
     network(torch.zeros(1, 3, 16, 16))
     encoder = ImageEncoder((3, 16, 16), Verma(), patch_size=4, **SMALL)
     rest = flops_per_sample(Classifier(encoder, 2)).forward - 2 * 16 * encoder.trunk.patch_embed.proj.weight.numel()
