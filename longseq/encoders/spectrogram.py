@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
 from torchaudio.functional import spectrogram as spectrogram_of
@@ -97,13 +97,16 @@ class SpectrogramEncoder(SoundEncoder):
         stem: Convolutions in front of the tokens (stem.py), whose strides divide a patch of ``tokens``; None for none.
         layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
             arXiv:2103.17239); 0 for no scale.
+        subtract_mean: Whether to subtract its mean over the clip from each mel band (cepstral mean normalisation). What
+            a microphone, a room or a distance multiplies the sound by is gone then, and a steady sound with it. Of
+            recordings longer than ``seconds`` it is the mean of the ``seconds`` before and behind each frame.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
             mechanism does not fit.
     """
 
-    measured_by = ("sample_rate_hz", "num_mels", "hop_ms", "window_ms")
+    measured_by = ("sample_rate_hz", "num_mels", "hop_ms", "window_ms", "subtract_mean")
 
     def __init__(
         self,
@@ -129,6 +132,7 @@ class SpectrogramEncoder(SoundEncoder):
         reversible: bool = False,
         stem: Stem | None = None,
         layer_scale: float = 0.0,
+        subtract_mean: bool = False,
     ) -> None:
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
@@ -157,7 +161,7 @@ class SpectrogramEncoder(SoundEncoder):
         if isinstance(stem, Pretrained):
             self.stem = stem.without_weights()  # a checkpoint holds them itself
         self.heads = heads  # with depth 0 no block tells
-        self.spec_augment = spec_augment
+        self.spec_augment, self.subtract_mean = spec_augment, subtract_mean
         self.hop = hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)
 
@@ -174,10 +178,33 @@ class SpectrogramEncoder(SoundEncoder):
                 cls(attention=attention, num_mels=20, tokens=[10, 2], stem=Residual([4, 6], [1, 2]), **small),
                 {"waveforms": padded, "lengths": lengths},
             ),
+            (
+                cls(attention=attention, num_mels=20, subtract_mean=True, **small),
+                {"waveforms": padded, "lengths": lengths},
+            ),
         ]
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
-        return self.log_mel(self.waveforms_of(inputs)).mT[:, None]
+        picture = self.log_mel(self.waveforms_of(inputs)).mT[:, None]
+        return picture - self._means(picture, self.rows(inputs)) if self.subtract_mean else picture
+
+    def _means(
+        self, picture: Float[Tensor, "b 1 frames mels"], rows: Int64[Tensor, " b"] | None
+    ) -> Float[Tensor, "b 1 _ mels"]:
+        """The mean of each mel band over the clip; of any length over the frames that are near, for each frame."""
+        frame = torch.arange(picture.shape[2], device=picture.device)
+        if rows is None:
+            rows = frame.new_full((len(picture),), picture.shape[2])
+        picture = torch.where((frame < rows[:, None])[:, None, :, None], picture, 0)
+        if not self.any_length:
+            return picture.sum(2, keepdim=True) / rows[:, None, None, None]
+        reach = self.count_rows(self.num_samples)
+        begin = (frame - reach).clamp(min=0)
+        end = torch.minimum(frame + reach + 1, rows[:, None])
+        sums = F.pad(picture.double(), (0, 0, 1, 0)).cumsum(2)  # an hour's sum in float32 would lose the last seconds
+        until_end = sums.gather(2, end[:, None, :, None].expand(-1, 1, -1, picture.shape[3]))
+        number = (end - begin).clamp(min=1)[:, None, :, None]  # behind the clip there is none
+        return ((until_end - sums[:, :, begin]) / number).to(picture.dtype)
 
     def count_rows(self, num_samples: Any) -> Any:
         return 1 + num_samples // self.hop

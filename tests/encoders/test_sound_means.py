@@ -1,0 +1,46 @@
+"""The mean of each mel band that is subtracted from a spectrogram, against plain loops."""
+
+import pytest
+import torch
+
+from longseq.attention import Verma
+from longseq.encoders import SpectrogramEncoder
+
+SMALL = {"sample_rate_hz": 8000, "seconds": 0.4, "num_mels": 20, "dim": 16, "depth": 1, "heads": 4}
+
+
+def encoder(**options: object) -> SpectrogramEncoder:
+    torch.manual_seed(0)
+    built = SpectrogramEncoder(attention=Verma(k=None), positions="none", **SMALL, **options)  # type: ignore[arg-type]
+    built.set_statistics(torch.zeros(1, 1, 20), torch.ones(1, 1, 20))
+    return built.eval()
+
+
+@pytest.mark.parametrize("any_length", [False, True])
+def test_a_clip_loses_its_own_mean_in_each_band(any_length: bool) -> None:
+    plain, centred = (encoder(any_length=any_length, subtract_mean=mean) for mean in (False, True))
+    lengths = torch.tensor([3200, 1000, 90])
+    clips = torch.randn(3, 3200) * (torch.arange(3200) < lengths[:, None])
+    inputs = {"waveforms": clips, "lengths": lengths}
+    before, after = plain.front_end(inputs), centred.front_end(inputs)
+    for clip, length in enumerate(lengths.tolist()):
+        rows = 1 + length // 80
+        own = before[clip, 0, :rows]
+        torch.testing.assert_close(after[clip, 0, :rows], own - own.mean(0))
+
+
+def test_of_a_long_recording_each_frame_loses_the_mean_of_the_frames_that_are_near() -> None:
+    plain, centred = (encoder(any_length=True, subtract_mean=mean) for mean in (False, True))
+    sound = torch.cat([torch.randn(1, 8000), 100 * torch.randn(1, 16000)], dim=1)
+    before, after = plain.front_end(sound)[0, 0], centred.front_end(sound)[0, 0]
+    reach = 1 + 3200 // 80
+    for frame in range(len(before)):
+        near = before[max(frame - reach, 0) : frame + reach + 1]
+        torch.testing.assert_close(after[frame], before[frame] - near.mean(0))
+
+
+@pytest.mark.parametrize("any_length", [False, True])
+def test_a_louder_clip_has_the_same_features(any_length: bool) -> None:
+    """What is louder than 1e-6 in power is: the logarithm's offset is lost in it."""
+    model, clip = encoder(any_length=any_length, subtract_mean=True), torch.randn(1, 3000)
+    torch.testing.assert_close(model(30 * clip), model(300 * clip), atol=1e-4, rtol=1e-4)
