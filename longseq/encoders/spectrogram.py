@@ -97,9 +97,10 @@ class SpectrogramEncoder(SoundEncoder):
         stem: Convolutions in front of the tokens (stem.py), whose strides divide a patch of ``tokens``; None for none.
         layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
             arXiv:2103.17239); 0 for no scale.
-        subtract_mean: Whether to subtract its mean over the clip from each mel band (cepstral mean normalisation). What
-            a microphone, a room or a distance multiplies the sound by is gone then, and a steady sound with it. Of
-            recordings longer than ``seconds`` it is the mean of the ``seconds`` before and behind each frame.
+        subtract_mean: What a clip loses before it is seen: ``level``, the mean of its spectrogram, so that a louder
+            clip is the same; or ``bands``, the mean of each mel band (cepstral mean normalisation), which takes what a
+            microphone or a room does to the sound, and what is steady in it. If absent, nothing. Of recordings
+            longer than ``seconds`` it is the mean of the ``seconds`` before and behind each frame.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
@@ -132,8 +133,10 @@ class SpectrogramEncoder(SoundEncoder):
         reversible: bool = False,
         stem: Stem | None = None,
         layer_scale: float = 0.0,
-        subtract_mean: bool = False,
+        subtract_mean: Literal["level", "bands"] | None = None,
     ) -> None:
+        if subtract_mean not in (None, "level", "bands"):
+            raise ArgumentError("subtract_mean", f"must be level or bands, got {subtract_mean!r}; leave it out")
         sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
         refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
         hop, window = (round(sample_rate_hz * ms / 1000) for ms in (hop_ms, window_ms))
@@ -179,14 +182,17 @@ class SpectrogramEncoder(SoundEncoder):
                 {"waveforms": padded, "lengths": lengths},
             ),
             (
-                cls(attention=attention, num_mels=20, subtract_mean=True, **small),
+                cls(attention=attention, num_mels=20, subtract_mean="bands", **small),
                 {"waveforms": padded, "lengths": lengths},
             ),
         ]
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         picture = self.log_mel(self.waveforms_of(inputs)).mT[:, None]
-        return picture - self._means(picture, self.rows(inputs)) if self.subtract_mean else picture
+        if self.subtract_mean is None:
+            return picture
+        means = self._means(picture, self.rows(inputs))
+        return picture - (means.mean(3, keepdim=True) if self.subtract_mean == "level" else means)
 
     def _means(
         self, picture: Float[Tensor, "b 1 frames mels"], rows: Int64[Tensor, " b"] | None
