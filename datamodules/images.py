@@ -127,7 +127,8 @@ class ImagesOfAnySize(ImageDataModule):
 
     Args:
         size: Height and width of the inputs, or one number for both. If absent, the size of the images if all have the
-            same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most.
+            same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most. A
+            side of more than 8 pixels becomes the nearest multiple of 8 then, which patches of 8 fill.
         grayscale: Whether inputs are grey, of one channel.
         keep_aspect: Whether images are cut to the shape of the inputs, not stretched.
         white: The value that is white in grey images of 16 or more bits, such as 4095 where they hold 12; if absent,
@@ -172,10 +173,10 @@ class ImagesOfAnySize(ImageDataModule):
         if self._sides is None:
             sizes = self.sizes()
             if len(sizes.unique(dim=0)) == 1 and sizes.max() <= LONGEST_SIDE:
-                self._sides = sizes[0].tolist()
+                sides = sizes[0].tolist()
             else:
-                side = int(sizes.amin(1).median())
-                self._sides = [min(side, LONGEST_SIDE)] * 2
+                sides = [min(int(sizes.amin(1).median()), LONGEST_SIDE)] * 2
+            self._sides = [(side + 4) // 8 * 8 if side > 8 else side for side in sides]
         return self._sides
 
     @property

@@ -34,7 +34,7 @@ from longseq.cli.callbacks import (
     take_off,
 )
 from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
-from longseq.cli.fit import baseline_of, evaluate_best, train
+from longseq.cli.fit import baseline_of, evaluate_best, fit_baseline_before, train
 from longseq.cli.folds import Fold, folds_left, folds_of, write_report
 from longseq.cli.growing import Stage, refuse_wrong_stages, stages_left, stages_of
 from longseq.cli.names import shown
@@ -441,6 +441,8 @@ class Commands(CommandLine):
             datamodule.prepare_data()
             datamodule.setup("fit")  # check the data before the run writes anything
             refuse_other_data(self.asked.checkpoint, self.settings.ckpt_path, datamodule.identity)
+        if self.settings.minutes is not None and self.settings.baseline:
+            fit_baseline_before(self.trainer, model, datamodule)
         train(self.trainer, model, datamodule, ckpt_path, self.settings)
         self.tested, figures = evaluate_best(self.trainer, model, datamodule, self.best)
         if not self.trainer.is_global_zero:

@@ -1,5 +1,6 @@
 """The command fit after everything is built: train, then test the best checkpoint."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,7 @@ def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: flo
         None if a sample may have several classes or none, if only a part of the splits was used, or if there is no
         such model; if this may surprise, the reason is printed.
     """
-    limits = [getattr(trainer, f"limit_{split}_batches") for split in ("train", "val", "test")]
-    is_whole = all(isinstance(limit, float) and limit == 1 for limit in limits)  # 1.0 is all, and 1 is a batch
-    if accuracy is None or not is_whole or not isinstance(model.task, SingleLabel):
+    if accuracy is None or not _has_baseline(trainer, model):
         return None
     try:
         baseline = fit_baseline(model.encoder, data)
@@ -114,6 +113,21 @@ def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: flo
         remedy = f"try more --minutes{others} more data (docs/guides/own-{guide}.md)"
         print(f"               it is ahead of the trained model; {remedy}")
     return baseline
+
+
+def fit_baseline_before(trainer: pl.Trainer, model: Classifier, data: Any) -> None:
+    """Fit the simple model before a training that has an end in time; the data module remembers it until its test."""
+    if trainer.is_global_zero and _has_baseline(trainer, model):
+        data.prepare_data()
+        data.setup("fit")
+        with suppress(BaselineError):  # said after the test
+            fit_baseline(model.encoder, data)
+
+
+def _has_baseline(trainer: pl.Trainer, model: Classifier) -> bool:
+    limits = [getattr(trainer, f"limit_{split}_batches") for split in ("train", "val", "test")]
+    is_whole = all(isinstance(limit, float) and limit == 1 for limit in limits)  # 1.0 is all, and 1 is a batch
+    return is_whole and isinstance(model.task, SingleLabel)
 
 
 def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier, data: Any) -> OutOfMemory:

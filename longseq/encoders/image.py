@@ -74,7 +74,7 @@ class ImageEncoder(Encoder):
             raise ArgumentError(
                 "patch_size",
                 f"must divide the image, but {patch_size} does not divide {height} x {width} pixels; "
-                "1 makes every pixel a token",
+                + _remedy(patch_size, height, width),
             )
         patch = (patch_size, patch_size)
         if stem is not None:
@@ -121,3 +121,12 @@ class ImageEncoder(Encoder):
     def from_timm(model: str, attention: Mechanism, **options: Any) -> TimmEncoder:
         """Plug a timm vision transformer, with its pretrained weights: a TimmEncoder with these arguments."""
         return TimmEncoder(model, attention, **options)
+
+
+def _remedy(patch_size: int, height: int, width: int) -> str:
+    token = "1 makes every pixel a token"
+    if patch_size < 1 or min(height, width) < patch_size:
+        return token
+    rows, columns = height // patch_size * patch_size, width // patch_size * patch_size
+    size = rows if rows == columns else f"[{rows},{columns}]"
+    return f"give --data.size {size}, or 1, which makes every pixel a token"

@@ -18,7 +18,7 @@ clock = time.monotonic
 EPOCHS_TO_MIX = 100
 _MOST_VALIDATIONS = 20
 _MEASURED_STEPS = 8  # the first two allocate, and compile
-_AFTERWARDS = 3.0  # seconds: the last pictures, the card
+_AFTERWARDS = 4.0  # seconds: the last pictures, the card
 
 
 class Timed(pl.Callback):
@@ -40,6 +40,7 @@ class Timed(pl.Callback):
         self.minutes = minutes
         self._began = began
         self._evaluation = 0.0  # seconds that the last validation took
+        self._of_sample = 0.0  # seconds of a sample without gradients
         self._validating = 0.0  # seconds of all validations
         self._total = 1.0  # seconds of the schedule
         self._samples = (1, 0)  # of the validation split and of the test split
@@ -90,8 +91,8 @@ class Timed(pl.Callback):
         now = self.seconds
         step = now - self._last if self._last else 0.0
         self._last = now
-        # a test is no faster for each sample than a validation
-        left = _AFTERWARDS + self._evaluation * (1 + self._samples[1] / self._samples[0])
+        tested = self._evaluation + max(self._samples[1] - self._samples[0], 0) * self._of_sample
+        left = _AFTERWARDS + self._evaluation + tested
         self._total = max(60 * self.minutes - left, 1e-9)
         done = (now + step) / self._total  # at the end of the step
         if self._group is not None:
@@ -113,6 +114,9 @@ class Timed(pl.Callback):
         of_batch = (measured[-1] - measured[0]) / max(len(measured) - 1, 1)
         batches = math.inf if of_batch <= 0 else (1 - self._progress) * self._total / of_batch
         self._epochs = batches / max(trainer.num_training_batches, 1)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self._of_sample = of_batch / (2 * data.batch_size * trainer.world_size)
+        self._evaluation = self._evaluation or self._samples[0] * self._of_sample
         self._is_mixed = self._epochs >= EPOCHS_TO_MIX
         self._keep_to_plan(trainer, pl_module)
         if trainer.is_global_zero and math.isfinite(self._epochs):
@@ -158,11 +162,11 @@ class Timed(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         plan = {"epochs": self._epochs, "is_mixed": self._is_mixed}
-        return {"seconds": self.seconds, "evaluation": self._evaluation, **plan}
+        return {"seconds": self.seconds, "evaluation": self._evaluation, "of_sample": self._of_sample, **plan}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._began -= state_dict["seconds"]
-        self._evaluation = state_dict["evaluation"]
+        self._evaluation, self._of_sample = state_dict["evaluation"], state_dict["of_sample"]
         self._epochs, self._is_mixed = state_dict["epochs"], state_dict["is_mixed"]
 
 

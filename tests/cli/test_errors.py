@@ -101,7 +101,7 @@ MISTAKES = {
     "a patch that does not divide the image": (
         ["--model.encoder.patch_size", "3"],
         "model.encoder.patch_size: must divide the image, but 3 does not divide 8 x 8 pixels; "
-        "1 makes every pixel a token",
+        "give --data.size 6, or 1, which makes every pixel a token",
     ),
     "a negative number for the model": (
         ["--model.learning_rate", "-1"],
