@@ -23,6 +23,7 @@ ROOTS = {
     "audio/needles": ("real_data", ""),
     "image/folder": ("few_of_tiny_imagenet", "tiny-imagenet-200/train"),
     "audio/folder": ("real_data", "SpeechCommands/speech_commands_v0.02"),
+    "audio/events": ("real_data", "SpeechCommands/speech_commands_v0.02"),
 }
 
 

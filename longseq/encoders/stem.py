@@ -77,6 +77,10 @@ class RaggedBatchNorm(nn.BatchNorm2d):
     """torch's BatchNorm2d, whose statistics of a batch leave padding out."""
 
     def forward(self, input: Float[Tensor, "b channels height width"], rows: Rows = None) -> Tensor:
+        if self.training and input.numel() == input.shape[1]:  # one place of one picture has no variance of its own
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
         if rows is None or not self.training:
             return super().forward(input)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None

@@ -254,7 +254,7 @@ def test_samples_of_the_training_in_another_split_are_said(command, tmp_path: Pa
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8), 5 * number + 20 * (number % 2)).save(path)
     flags = ["--data.root", tmp_path / "pictures", *TINY, "--trainer.max_steps", "1", "--experiment", "first"]
-    fitting = ["--model.encoder.heads", "2", "--model.encoder.attention.k", "4"]
+    fitting = ["--model.encoder.heads", "2"]
     done = command("fit", "--config", "image/folder", *flags, *fitting)
     assert done.code == 0, done.err
     run = Path("runs/first/0")
@@ -278,7 +278,7 @@ def test_a_set_of_its_own_is_tested_whole(command, tmp_path: Path) -> None:
             path = tmp_path / f"{folder}/{classes[number % len(classes)]}/{folder[0]}{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (8, 8), 5 * number + 20 * (number % 2)).save(path)
-    flags = [*TINY, "--model.encoder.heads", "2", "--model.encoder.attention.k", "4", "--trainer.max_steps", "1"]
+    flags = [*TINY, "--model.encoder.heads", "2", "--trainer.max_steps", "1"]
     done = command(
         "fit", "--config", "image/folder", "--data.root", tmp_path / "pictures", "--experiment", "first", *flags
     )

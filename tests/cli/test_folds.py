@@ -136,7 +136,7 @@ def test_no_patient_is_in_two_splits_of_any_fold_and_each_is_tested_once(command
             Image.new("L", (4, 4), 20 * patient + number).save(path)
     config = ["--config", str(ROOT / "configs/image/folder.yaml"), "--data.root", str(tmp_path / "x"), "--data.size=4"]
     groups = ["--data.groups", "patient[0-9]+", "--data.val_fraction", "0.3", "--data.augment", "[]"]
-    groups += ["--model.encoder.attention.k", "4", "--model.encoder.patch_size", "1"]
+    groups += ["--model.encoder.stem", "null", "--model.encoder.patch_size", "1"]
     done = command("fit", *config, *SMALL, *groups, "--folds", "3", "--trainer.logger", "false")
     assert done.code == 0, done.err
     tested = []

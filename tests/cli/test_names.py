@@ -13,7 +13,7 @@ from longseq.cli.names import escaped, shown
 ROOT = Path(__file__).parents[2]
 IMAGES = str(ROOT / "configs/image/folder.yaml")
 SHORT = [
-    "--model.encoder.attention.k", "4", "--model.encoder.dim", "8", "--model.encoder.depth", "1",
+    "--model.encoder.dim", "8", "--model.encoder.depth", "1",
     "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1",
     "--trainer.enable_progress_bar", "false",
 ]  # fmt: skip

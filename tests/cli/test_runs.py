@@ -39,7 +39,7 @@ ANY_MODEL = [
     "--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1", "--data.batch_size", "4",
     "--trainer.enable_progress_bar", "false", "--trainer.max_steps", "2",
 ]  # fmt: skip
-TINY = ["--model.encoder.attention.k", "4", *ANY_MODEL]
+TINY = [*ANY_MODEL]
 
 
 def images(root: Path, classes: str = "ab", each: int = 12, seed: int = 0) -> Path:
@@ -292,7 +292,18 @@ def test_a_setting_that_keeps_all_shapes_does_not_change_silently(command: Calla
 def test_runs_on_ones_own_data_are_called_after_its_folder(command: Callable, pets: Path) -> None:
     """--resume finds a run by its data folder, because image and sound runs share the configuration's name."""
     sounds(pets / "calls")
-    sound = ["fit", "--config", SOUNDS, "--data.root", "calls", *ANY_MODEL, "--model.encoder.num_mels", "16"]
+    sound = [
+        "fit",
+        "--config",
+        SOUNDS,
+        "--data.root",
+        "calls",
+        *ANY_MODEL,
+        "--model.encoder.num_mels",
+        "16",
+        "--model.encoder.tokens",
+        "[16,8]",
+    ]
     assert "no unfinished run of calls in .: starting a new one" in command(*sound, "--resume").out
     assert {folder.name for folder in (pets / "runs").iterdir()} == {"pets", "calls"}
     done = command("fit", "--config", IMAGES, *TINY[:-1], "4", "--data.root", "pets", "--resume")

@@ -173,7 +173,7 @@ def test_every_command_of_a_page_is_one_that_exists(page: Path, parse: Callable)
 FIT = ["fit", "--config"]
 CONTEXTS = [
     [*FIT, "image/folder", "--trainer.callbacks+=EMAWeightAveraging"],  # takes nearly all
-    *([*FIT, name] for name in ("audio/folder", "audio/needles")),
+    *([*FIT, name] for name in ("audio/folder", "audio/events", "audio/needles")),
     *([*FIT, "image/folder", f"--model.encoder.attention={name}"] for name in ("Verma", "Softmax")),
     *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
     [*FIT, "image/folder", "--data=ImageShards"],
@@ -530,6 +530,8 @@ def shortened(arguments: list[str]) -> list[str]:
         return [*kept, *shorter]
     of_timm = ["--model.encoder.pretrained", "false", "--data.batch_size", "4"]  # with the page's precision, bf16-mixed
     words = [re.sub(r"(x\d+):\d+", r"\1:1", word) for word in arguments]  # of --grow 8x8:20,16x16:5 the epochs
+    if "--minutes" in words:
+        words[words.index("--minutes") + 1] = "0.02"
     return [*words, *TINY, *(of_timm if "TimmEncoder" in arguments else [*QUICK, *SMALL_MODEL])]
 
 

@@ -123,3 +123,16 @@ def test_gradients_of_each_sample_by_vmap_are_those_of_each_sample_alone() -> No
     for number, picture in enumerate(pictures):
         for name, gradient in grad(loss)(weights, picture).items():
             torch.testing.assert_close(found[name][number], gradient)
+
+
+def test_a_batch_of_one_picture_that_is_one_place_behind_the_stem_can_be_trained_on() -> None:
+    """The last batch of an epoch may hold one small image; torch's BatchNorm would refuse it."""
+    torch.manual_seed(0)
+    stage = Residual([4, 6], [2, 2]).build(3).train()
+    several, one = torch.randn(5, 3, 4, 4), torch.randn(1, 3, 4, 4)
+    stage(several)
+    before = {name: value.clone() for name, value in stage.named_buffers()}
+    stage(one).sum().backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in stage.parameters())
+    norms = [name for name, value in stage.named_buffers() if not torch.equal(value, before[name])]
+    assert all(".first" in name or name.startswith("stages.0") for name in norms), norms
