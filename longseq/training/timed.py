@@ -83,22 +83,27 @@ class Timed(pl.Callback):
             self._keep_to_plan(trainer, pl_module)
         self._last = 0.0
         self._see()
-        if self._progress == 1:  # the training has ended, but not its validation or its test
+        if self._progress == 1 and trainer.global_step:  # the training has ended, but not its validation or its test
             self._end(trainer)
 
+    def _of_slowest(self, value: float) -> float:
+        """The highest value of all ranks: with their own, they would have other learning rates, and wait for each other
+        in other validations."""
+        if self._group is None:
+            return value
+        shared = torch.tensor(value)
+        dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._group)
+        return float(shared)
+
     def _see(self) -> None:
-        """Take the time. All ranks have that of the slowest, or their learning rates would differ."""
+        """Take the time."""
         now = self.seconds
         step = now - self._last if self._last else 0.0
         self._last = now
         tested = self._evaluation + max(self._samples[1] - self._samples[0], 0) * self._of_sample
         left = _AFTERWARDS + self._evaluation + tested
         self._total = max(60 * self.minutes - left, 1e-9)
-        done = (now + step) / self._total  # at the end of the step
-        if self._group is not None:
-            shared = torch.tensor(done)
-            dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._group)
-            done = float(shared)
+        done = self._of_slowest((now + step) / self._total)  # at the end of the step
         self._progress = min(max(done, 0.0), 1.0)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Classifier, batch: Any, batch_idx: int) -> None:
@@ -113,7 +118,7 @@ class Timed(pl.Callback):
         measured = self._steps[3:] or self._steps[-1:]
         of_batch = (measured[-1] - measured[0]) / max(len(measured) - 1, 1)
         batches = math.inf if of_batch <= 0 else (1 - self._progress) * self._total / of_batch
-        self._epochs = batches / max(trainer.num_training_batches, 1)
+        self._epochs = self._of_slowest(batches / max(trainer.num_training_batches, 1))
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._of_sample = of_batch / (2 * data.batch_size * trainer.world_size)
         self._evaluation = self._evaluation or self._samples[0] * self._of_sample

@@ -142,3 +142,19 @@ def test_what_counts_epochs_does_not_go_with_minutes(flags: list[str], said: str
     assert result.code == 2
     assert result.err.startswith(said)
     assert result.err.count("\n") == 1
+
+
+def test_a_training_whose_minutes_are_over_before_its_first_step_has_one_step(
+    course: Course, command: Callable[..., Any]
+) -> None:
+    course.passed = 100.0
+    assert command(*FIT, "--minutes", "1").code == 0
+    assert len(course.rates) == 1
+    assert Path("runs/x/0/best.ckpt").exists()
+
+
+@pytest.mark.thorough
+def test_two_processes_end_together(train_py: Callable[..., Any], tmp_path: Path) -> None:
+    done = train_py(*FIT, "--minutes", "0.4", "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert done.returncode == 0 and "test accuracy: " in done.stdout
+    assert done.stdout.count("minutes     0.4: about ") == 1

@@ -178,6 +178,7 @@ CONTEXTS = [
     *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
     [*FIT, "image/folder", "--data=ImageShards"],
     [*FIT, "image/folder", "--data=Pathfinder"],
+    [*FIT, "image/folder", "--model.encoder.stem=Pretrained", "--model.encoder.stem.model=resnet18"],
     [*FIT, "image/folder", "--model.encoder=TimmEncoder", "--model.encoder.model=vit_tiny_patch16_224"],
     ["predict", "--ckpt_path", "CKPT", "--input", "x"],
     ["sweep", "--config", "audio/fsdd", "--grid", "model.encoder.attention.k=8"],
@@ -454,8 +455,6 @@ def with_data(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -
         small = ["--data.seconds", "0.7"]  # 71 tokens, k is 64
     elif "TimmEncoder" in words:
         small = ["--model.encoder.model", "test_vit", "--data.size", "32", *few_tokens]
-    elif "image/folder" in settings.get("--config", ""):
-        small = few_tokens
     if "--folds" in words and kind != "ESC50":  # which has five of its own
         words[words.index("--folds") + 1] = "2"
     return [*words, *small]

@@ -134,13 +134,13 @@ def test_a_training_waits_for_the_gpu_at_logged_steps_alone(
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 0)
     best, settings = (
         BestCheckpoint(tmp_path, task),
-        Namespace(peak_flops=None, checkpoint_minutes=10.0, data=Namespace()),
+        Namespace(peak_flops=None, checkpoint_minutes=10.0, minutes=None, data=Namespace()),
     )
     settings.trainer = Namespace(logger=None)
     with fake_gpu() as waits:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.note("synchronize"))
         counter = Counter(waits)
-        callbacks = callbacks_of_training(best, RunRecord(tmp_path), settings, True, "fit")
+        callbacks = callbacks_of_training(best, RunRecord(tmp_path), settings, True, "fit", 0.0)
         callbacks = [callback for callback in callbacks if not isinstance(callback, InputSamples)]  # it draws pictures
         trainer = pl.Trainer(
             strategy=OnFakeGpu(), logger=TensorBoardLogger(tmp_path), callbacks=[*callbacks, counter], max_epochs=2,
