@@ -24,9 +24,9 @@ _AFTERWARDS = 4.0  # seconds: the last pictures, the card
 class Timed(pl.Callback):
     """End a training, its test included, so many minutes after the command began, with a completed schedule.
 
-    The learning rate is that of the time that has passed, not of steps. The first steps show how many epochs there will
-    be. From that follows how often is validated, and whether samples are mixed: only in a training of 100 epochs or
-    more. A resumed training has the minutes that are left.
+    The learning rate follows the time that has passed, not the steps. The first steps show how many epochs there will
+    be. Their number decides how often the training validates, and whether it mixes samples: only in 100 epochs or more.
+    A resumed training has the minutes that are left.
 
     Two such trainings differ, as the machine's speed does.
 
