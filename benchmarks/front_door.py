@@ -1,0 +1,432 @@
+"""What a first user gets in minutes of a core: image/folder and audio/folder against a CNN of one's own, on small sets.
+
+    python benchmarks/front_door.py --data DIR --sets things --minutes 2 10 --seeds 3
+
+DIR holds CIFAR-10-images, tiny-imagenet-200, MNIST, free-spoken-digit-dataset, SpeechCommands and ESC-50-master; the
+sets are written to RUNS/sets as class folders. Each system has the same minutes of one core, the same images or clips
+to train on, and the same to validate. longseq runs from its command line, and its minutes include its start; those of
+the CNN are of its training alone. Of the CNN three learning rates are tried in the first of the --minutes with seed 0,
+and the best on the validation has the other trainings; each of the three keeps its row.
+
+A row is written to OUT/SET.csv as soon as it is there, and what has one is not trained again. Two processes with
+different --sets may run at the same time. --table prints the means of all that is there, and trains nothing.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import soundfile
+import torch
+import torch.nn.functional as F
+import torchaudio
+from jsonargparse.typing import PositiveFloat, PositiveInt
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import datasets
+
+from longseq.reports.apart import run_python
+from longseq.reports.plots import markdown, write_csv
+
+ROOT = Path(__file__).parent.parent
+HEADER = ["system", "minutes", "seed", "epochs", "validation", "test"]
+RATES = ("0.001", "0.002", "0.004")
+# A table row's system, and its flags after --config image/folder or audio/folder; the CNN has none.
+SYSTEMS = {
+    "longseq": [],
+    "longseq, Verma": ["--model.encoder.depth", "1"],
+    "longseq, softmax": ["--model.encoder.depth", "1", "--model.encoder.attention", "Softmax"],
+    "CNN": None,
+}
+
+
+# The sets: (split, class, file or pixels) of everything in them.
+Content = Iterator[tuple[str, str, Path | np.ndarray]]
+
+
+def things(data: Path) -> Content:
+    """Eight classes of CIFAR-10, the first 400 images of each, of which 80 are left out; the official test."""
+    names = sorted(path.name for path in (data / "CIFAR-10-images/train").iterdir())[:8]
+    for name in names:
+        files = sorted((data / "CIFAR-10-images/train" / name).iterdir())[:400]
+        random.Random(f"{name}0").shuffle(files)
+        yield from (("val" if i < 112 else "train", name, file) for i, file in enumerate(files) if i >= 80)
+        yield from (("test", name, file) for file in sorted((data / "CIFAR-10-images/test" / name).iterdir()))
+
+
+def tiny(count: int) -> Callable[[Path], Content]:
+    """So many images of each class of Tiny ImageNet, every tenth of them for validation; its validation is the test."""
+
+    def content(data: Path) -> Content:
+        folder = data / "tiny-imagenet-200"
+        for name in sorted(path.name for path in (folder / "train").iterdir()):
+            for i, file in enumerate(sorted((folder / "train" / name / "images").iterdir())[:count]):
+                yield "train" if i % 10 else "val", name, file
+        for line in (folder / "val/val_annotations.txt").read_text().splitlines():
+            file, name = line.split("\t")[:2]
+            if (path := folder / "val/images" / file).exists():
+                yield "test", name, path
+
+    return content
+
+
+def mnist(data: Path) -> Content:
+    """The first 3,000 images of MNIST, every tenth of each digit for validation; the official test."""
+    for split in ("train", "test"):
+        images = datasets.MNIST(str(data), train=split == "train")
+        count = 3000 if split == "train" else len(images)
+        seen = [0] * 10
+        for image, label in zip(images.data[:count], images.targets[:count].tolist(), strict=True):
+            seen[label] += 1
+            yield "val" if split == "train" and seen[label] % 10 == 0 else split, str(label), image.numpy()
+
+
+def fsdd(data: Path) -> Content:
+    """Twelve clips of each spoken digit, by four speakers; a fifth one validates, and a sixth one is the test."""
+    for file in sorted((data / "free-spoken-digit-dataset/recordings").glob("*.wav")):
+        digit, speaker, number = file.stem.split("_")
+        if speaker in ("theo", "yweweler") and int(number) < 20:
+            yield "test" if speaker == "theo" else "val", digit, file
+        elif speaker in ("george", "jackson", "lucas", "nicolas") and 5 <= int(number) < 8:
+            yield "train", digit, file
+
+
+def speech_commands(data: Path) -> Content:
+    """The words in the folder, with the official lists."""
+    folder = data / "SpeechCommands/speech_commands_v0.02"
+    lists = {
+        split: set((folder / f"{name}_list.txt").read_text().split())
+        for split, name in (("test", "testing"), ("val", "validation"))
+    }
+    for file in sorted(folder.glob("[!_]*/*.wav")):
+        name = file.relative_to(folder).as_posix()
+        yield next((split for split, names in lists.items() if name in names), "train"), file.parent.name, file
+
+
+def esc50(fold: int) -> Callable[[Path], Content]:
+    """A fold of ESC-50 is the test, and the one before it the validation."""
+
+    def content(data: Path) -> Content:
+        folder = data / "ESC-50-master"
+        with open(folder / "meta/esc50.csv", newline="") as file:
+            for row in csv.DictReader(file):
+                if (path := folder / "audio" / row["filename"]).exists():
+                    split = {fold: "test", (fold - 2) % 5 + 1: "val"}.get(int(row["fold"]), "train")
+                    yield split, row["category"], path
+
+    return content
+
+
+class Set(NamedTuple):
+    """A set's content, and what its CNN reads: images of ``size`` pixels, or ``seconds`` of sound."""
+
+    content: Callable[[Path], Content]
+    size: int = 0
+    seconds: float = 0.0
+    strides: tuple[int, ...] = (1, 2, 2)
+    mirrors: bool = True
+
+    @property
+    def config(self) -> str:
+        return "audio/folder" if self.seconds else "image/folder"
+
+
+SETS = {
+    "things": Set(things, 32),
+    "tiny50": Set(tiny(50), 64, strides=(2, 1, 2, 2)),
+    "tiny450": Set(tiny(450), 64, strides=(2, 1, 2, 2)),
+    "mnist3000": Set(mnist, 28, mirrors=False),
+    "fsdd": Set(fsdd, seconds=1.0),
+    "speech_commands": Set(speech_commands, seconds=1.0),
+    **{f"esc50-{fold}": Set(esc50(fold), seconds=5.0) for fold in range(1, 6)},
+}
+
+
+def written(name: str, data: Path, runs: Path) -> Path:
+    """The folder of a set, with train/, val/ and test/ and class folders in them."""
+    folder = runs / "sets" / name
+    if not folder.exists():
+        part = folder.with_name(name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        for number, (split, label, what) in enumerate(SETS[name].content(data)):
+            (target := part / split / label).mkdir(parents=True, exist_ok=True)
+            if isinstance(what, Path):
+                shutil.copy(what, target)
+            else:
+                Image.fromarray(what).save(target / f"{number:05}.png")
+        part.rename(folder)
+    return folder
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut, (b, c, h, w) to (b, width, h / stride, w / stride)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+        same = stride == 1 and channels == width
+        shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.shortcut = nn.Identity() if same else shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.block(x) + self.shortcut(x))
+
+
+class ImageCNN(nn.Sequential):
+    """A convolution and three residual blocks, whose mean is classified: pixels (b, 3, h, w) to logits."""
+
+    def __init__(self, num_classes: int, strides: tuple[int, ...]) -> None:
+        first, *others = strides if len(strides) == 4 else (1, *strides)
+        stem = nn.Conv2d(3, 32, 3, first, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
+        blocks = [ResidualBlock(*sizes) for sizes in zip((32, 32, 64), (32, 64, 128), others, strict=True)]
+        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(128, num_classes)
+        super().__init__(*stem, *blocks, *head)
+
+
+class SoundCNN(nn.Module):
+    """Four convolutions with max pooling, whose mean and maximum are classified: spectrograms (b, 1, bands, frames)."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for channels, width in itertools.pairwise((1, 32, 64, 128, 128)):
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            layers += [nn.MaxPool2d(2)]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(256, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(x)
+        return self.head(F.dropout(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1), 0.3, self.training))
+
+
+class Images:
+    """Pixels of one size, standardised; a batch is shifted, and mirrored if that is asked for."""
+
+    def __init__(self, folder: Path, what: Set) -> None:
+        self.what = what
+        self.splits = {split: self._read(folder / split) for split in ("train", "val", "test")}
+        x = self.splits["train"][0]
+        mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
+        self.splits = {split: ((x - mean) / std, y) for split, (x, y) in self.splits.items()}
+
+    def _read(self, folder: Path) -> tuple[Tensor, Tensor]:
+        found = datasets.ImageFolder(str(folder), lambda image: np.asarray(image.resize((self.what.size,) * 2)))
+        pixels, labels = zip(*found, strict=True)
+        return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255, torch.tensor(labels)
+
+    def network(self, num_classes: int) -> nn.Module:
+        return ImageCNN(num_classes, self.what.strides)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def augmented(self, x: Tensor) -> Tensor:
+        size, by = self.what.size, self.what.size // 8
+        wide = F.pad(x, (by,) * 4, mode="reflect")
+        places = [(random.randint(0, 2 * by), random.randint(0, 2 * by)) for _ in x]
+        shifted = torch.stack(
+            [image[:, i : i + size, j : j + size] for image, (i, j) in zip(wide, places, strict=True)]
+        )
+        mirrored = self.what.mirrors & (torch.rand(len(x), 1, 1, 1) < 0.5)
+        return torch.where(mirrored, shifted.flip(-1), shifted)
+
+    beta, weight_decay = 0.0, 0.05  # of MixUp, and of AdamW
+
+    def batch_size(self) -> int:
+        return 64
+
+
+class Sounds:
+    """Clips of one length, as log-mel spectrograms; a batch is shifted, louder or softer, noisy, masked and mixed."""
+
+    def __init__(self, folder: Path, what: Set) -> None:
+        first = next((folder / "train").glob("*/*"))
+        self.rate = soundfile.info(first).samplerate
+        self.length = round(what.seconds * self.rate)
+        window = round(self.rate * 0.025)
+        self.mel = torchaudio.transforms.MelSpectrogram(
+            self.rate, 2 ** math.ceil(math.log2(window)), window, self.rate // 100, n_mels=64
+        )
+        self.splits = {split: self._read(folder / split) for split in ("train", "val", "test")}
+        self.mean, self.std = 0.0, 1.0
+        x = torch.cat([self.features(part) for part in self.splits["train"][0].split(64)])
+        self.mean, self.std = float(x.mean()), float(x.std())
+
+    def _read(self, folder: Path) -> tuple[Tensor, Tensor]:
+        found = datasets.DatasetFolder(str(folder), lambda file: soundfile.read(file, dtype="float32")[0], (".wav",))
+        clips, labels = zip(*found, strict=True)
+        fitted = [torch.from_numpy(clip)[: self.length] for clip in clips]
+        return torch.stack([F.pad(clip, (0, self.length - len(clip))) for clip in fitted]), torch.tensor(labels)
+
+    def network(self, num_classes: int) -> nn.Module:
+        return SoundCNN(num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return ((self.mel(x) + 1e-6).log()[:, None] - self.mean) / self.std
+
+    def augmented(self, x: Tensor) -> Tensor:
+        shifts = [round(random.uniform(-0.1, 0.1) * self.length) for _ in x]
+        x = torch.stack([clip.roll(shift) for clip, shift in zip(x, shifts, strict=True)]) * 10 ** random.uniform(
+            -0.3, 0.3
+        )
+        x = x + torch.randn_like(x) * x.std(1, keepdim=True) * 10 ** -random.uniform(0.5, 2)
+        x = self.features(x)
+        for axis, most in ((2, 12), (3, max(2, x.shape[3] // 6))):
+            for image in x:
+                width = random.randrange(most)
+                image.narrow(axis - 1, random.randrange(x.shape[axis] - width), width).zero_()
+        return x
+
+    beta, weight_decay = 0.3, 0.03
+
+    def batch_size(self) -> int:
+        return min(32, max(8, len(self.splits["train"][1]) // 8))
+
+
+def train_cnn(folder: Path, what: Set, minutes: float, seed: int, rate: float) -> tuple[float, float, float]:
+    """Train a CNN for so many minutes of one core: epochs, and the accuracies of validation and test."""
+    torch.manual_seed(seed), random.seed(seed), torch.set_num_threads(1)
+    np.random.seed(seed)
+    data = Sounds(folder, what) if what.seconds else Images(folder, what)
+    x, y = data.splits["train"]
+    network = data.network(int(y.max()) + 1)
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=data.weight_decay)
+
+    def accuracy(split: str) -> float:
+        network.eval()
+        with torch.no_grad():
+            parts = zip(*(each.split(64) for each in data.splits[split]), strict=True)
+            right = sum(int((network(data.features(x)).argmax(1) == y).sum()) for x, y in parts)
+        network.train()
+        return right / len(data.splits[split][1])
+
+    best, kept, steps, evaluations = -1.0, {}, 0, 0
+    begin = time.perf_counter()
+    size = data.batch_size()
+    a_pass = len(y) // size or 1
+    while (share := (time.perf_counter() - begin) / (60 * minutes)) < 1:
+        if steps % a_pass == 0:
+            order = torch.randperm(len(y))
+        chosen = order[steps % a_pass * size :][:size]
+        for group in optimizer.param_groups:  # the rate follows the clock: a rise, and a half cosine
+            group["lr"] = rate * min(share / 0.15 + 0.01, 0.5 + 0.5 * math.cos(math.pi * max(share - 0.15, 0) / 0.85))
+        inputs, other = data.augmented(x[chosen]), torch.randperm(len(chosen))
+        mix = np.random.beta(data.beta, data.beta) if data.beta else 1.0
+        logits = network(mix * inputs + (1 - mix) * inputs[other] if mix < 1 else inputs)
+        losses = [F.cross_entropy(logits, y[part], label_smoothing=0.1) for part in (chosen, chosen[other])]
+        optimizer.zero_grad()
+        (mix * losses[0] + (1 - mix) * losses[1]).backward()
+        optimizer.step()
+        steps += 1
+        if steps % a_pass == 0 and share > evaluations / 15:
+            evaluations += 1
+            if (found := accuracy("val")) >= best:
+                best, kept = found, {key: value.clone() for key, value in network.state_dict().items()}
+    if (found := accuracy("val")) < best:
+        network.load_state_dict(kept)
+    return steps / a_pass, max(found, best), accuracy("test")
+
+
+def train_longseq(folder: Path, what: Set, minutes: float, seed: int, flags: list[str], run: Path) -> tuple[float, ...]:
+    """Train longseq for so many minutes of one core: epochs, and the accuracies of validation and test."""
+    shutil.rmtree(run, ignore_errors=True)  # of a training that was stopped
+    command = ["-m", "longseq", "fit", "--config", what.config, "--data.root", str(folder), *flags]
+    command += ["--minutes", f"{minutes:g}", "--seed_everything", str(seed), "--trainer.enable_progress_bar", "false"]
+    process = run_python(*command, "--trainer.default_root_dir", str(run), "--trainer.accelerator", "cpu")
+    if process.returncode:
+        raise SystemExit(process.stderr.strip().split("\n")[-1])
+    (metrics,) = run.glob("runs/*/0/metrics.json")
+    figures = json.loads(metrics.read_text())
+    epochs = torch.load(metrics.with_name("last.ckpt"), weights_only=True)["epoch"]
+    return epochs, figures["val/accuracy"], figures["test/accuracy"]
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    if not table.exists():
+        return []
+    with open(table, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def train(
+    name: str, systems: Iterable[str], all_minutes: list[float], seeds: int, data: Path, runs: Path, out: Path
+) -> None:
+    """Train what has no row yet in a set's table."""
+    table, folder = out / f"{name}.csv", written(name, data, runs)
+    rows = read(table)
+
+    def row_of(system: str, minutes: float, seed: int) -> dict[str, str]:
+        key = {"system": system, "minutes": f"{minutes:g}", "seed": str(seed)}
+        for row in rows:
+            if key.items() <= row.items():
+                return row
+        if system.startswith("CNN"):
+            figures = train_cnn(folder, SETS[name], minutes, seed, float(system.split()[1]))
+        else:
+            run = runs / f"{name}-{system}-{minutes:g}-{seed}".replace(", ", "-")
+            figures = train_longseq(folder, SETS[name], minutes, seed, SYSTEMS[system], run)
+        written_as = f"{figures[0]:.0f}", f"{figures[1]:.4f}", f"{figures[2]:.4f}"
+        rows.append(row := dict(zip(HEADER, (*key.values(), *written_as), strict=True)))
+        write_csv(table, HEADER, [list(row.values()) for row in rows])
+        print(name, *row.values(), flush=True)
+        return row
+
+    for minutes, seed, system in itertools.product(all_minutes, range(seeds), systems):
+        if system == "CNN":
+            tried = [row_of(f"CNN {rate}", all_minutes[0], 0) for rate in RATES]
+            system = max(tried, key=lambda row: float(row["validation"]))["system"]
+        row_of(system, minutes, seed)
+
+
+def print_table(out: Path) -> None:
+    """Print the mean of each system's seeds, with the lowest and the highest; the CNN's rate stands in its name."""
+    lines = []
+    for table in sorted(out.glob("*.csv")):
+        groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+        for row in read(table):
+            groups.setdefault((row["minutes"], row["system"]), []).append(row)
+        for (minutes, system), rows in sorted(groups.items(), key=lambda group: float(group[0][0])):
+            line = [table.stem, minutes, system, str(len(rows))]
+            for column in ("validation", "test"):
+                figures = [float(row[column]) for row in rows]
+                spread = f" ({min(figures):.3f} to {max(figures):.3f})" if len(rows) > 1 else ""
+                line.append(f"{statistics.mean(figures):.3f}{spread}")
+            lines.append([*line, "/".join(row["epochs"] for row in rows)])
+    print(markdown(["set", "minutes", "system", "seeds", "validation", "test", "epochs"], lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of the data sets")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--minutes", nargs="+", type=PositiveFloat, default=[2.0])
+    parser.add_argument("--seeds", type=PositiveInt, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs/front_door"), help="the folder of sets and trainings")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/accuracy/front_door", help="of the tables")
+    parser.add_argument("--table", action="store_true", help="print the means")
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # for longseq
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in [] if given.table else given.sets:
+        train(name, given.systems, given.minutes, given.seeds, given.data, given.runs, given.out)
+    print_table(given.out)
+
+
+if __name__ == "__main__":
+    main()
