@@ -345,7 +345,7 @@ class Commands(CommandLine):
         if checkpoint is None:
             return
         is_training = self.subcommand == "fit"
-        if is_training or self.model.task.has_labels:
+        if is_training or self.model.task.predicts:
             refuse_other_classes(checkpoint, self.settings, self.model.class_names, is_training)
         refuse_other_shapes(checkpoint, self.model)
         for change in changed_settings(checkpoint, self.model):

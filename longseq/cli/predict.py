@@ -56,7 +56,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
     Raises:
         UserError: If a flag does not suit the inputs or the model.
     """
-    if not model.task.has_labels:
+    if model.task.predicts is None:
         _refuse_classes(model.task, asked)
     if asked.embeddings is not None:
         if not asked.embeddings.endswith(".npz"):
@@ -111,7 +111,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
         stack.enter_context(output)
         if events is not None:
             events.begin(heard_before)
-        if model.task.has_labels:
+        if model.task.predicts:
             callbacks.append(Writes(gathering, output))  # behind the events, which the output takes to be written
         rows: list[Tensor] = []  # of features, one for each part
         if asked.embeddings is not None:

@@ -15,7 +15,6 @@ from longseq.arguments import ArgumentError
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
-from longseq.tasks import MultiLabel
 from longseq.training.attribution import Attribution, attribute
 from longseq.training.events import Event
 
@@ -70,8 +69,8 @@ def explain(
     if row_seconds is None:
         figure = _draw_image(model.encoder, picture, names, found)
     else:
-        names_silence = isinstance(model.task, MultiLabel)  # a model of one class a sample names one in every frame
-        events = predictor.events(input) if names_silence and model.encoder.any_length else []
+        # a model of one class a sample names one in every frame
+        events = predictor.events(input) if model.task.names_silence and model.encoder.any_length else []
         figure = _draw_sound(model.encoder, picture, names, found, start, events)
     save(figure, Path(out))
     print(out)

@@ -15,6 +15,7 @@ from longseq.deploy.formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx
 from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file, refuse_others_files
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
+from longseq.training.events import thresholds_of
 from longseq.training.storage import refuse_foreign, replacing
 
 _ROUNDS = 20  # of a latency
@@ -103,8 +104,9 @@ def facts_of(predictor: Predictor) -> dict[str, Any]:
     if encoder.takes_sounds:
         facts |= {"sample_rate_hz": encoder.sample_rate_hz}
         facts |= {} if encoder.any_length else {"longest_seconds": encoder.seconds}
-    thresholds = getattr(predictor.model.head, "thresholds", None)
-    return facts if thresholds is None else facts | {"thresholds": thresholds.tolist()}
+    if not predictor.model.task.names_silence:
+        return facts
+    return facts | {"thresholds": thresholds_of(predictor.model).tolist()}
 
 
 @torch.inference_mode()
@@ -145,8 +147,7 @@ def test_figure(predictor: Predictor, program: Program, run: Run) -> float:
     data.setup("test")
     metric = model.task.own_metrics(model.num_classes)[model.task.best]
     for inputs, labels in data.test_dataloader():
-        outputs = run(*program.of_batch(inputs)).logit()  # the task takes logits
-        metric.update(*model.task.measured(model.head, outputs, labels))
+        metric.update(*model.task.measured(model.head, run(*program.of_batch(inputs)), labels))
     return float(metric.compute())
 
 

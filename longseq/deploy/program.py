@@ -27,13 +27,13 @@ class Program(nn.Module):
         model: The classifier; it is copied.
 
     Raises:
-        SettingError: If its task predicts no classes.
+        SettingError: If its task predicts nothing.
         ValueError: If it hears clips through a pretrained stem, which runs once for each length in a batch.
     """
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
-        model.task.probabilities(torch.zeros(1, model.num_classes))
+        model.task.require("classes", "amounts")
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
         encoder: Any = self.model.encoder
         self.takes_sounds = encoder.takes_sounds

@@ -89,6 +89,18 @@ def draw_curves(
     return figure
 
 
+@small
+def draw_pairs(predicted: Float[Tensor, "n amounts"], true: Float[Tensor, "n amounts"], names: Sequence[str]) -> Figure:
+    """Draw predicted against true amounts, a panel for each, with the line on which they are equal."""
+    figure, grid = panels(len(names), 3, 2.4)
+    for axes, name, x, y in zip(grid, names, true.T, predicted.T, strict=True):
+        axes.axline((float(x[0]), float(x[0])), slope=1, color="0.7", linewidth=0.8)
+        axes.plot(x, y, ".", markersize=3)
+        axes.set(xlabel="true", ylabel="predicted")
+        axes.set_title(name, parse_math=False)
+    return figure
+
+
 def mel_row(hertz: int, num_mels: int, sample_rate_hz: int) -> float:
     """The height of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
     return (num_mels + 1) * math.log1p(hertz / 700) / math.log1p(sample_rate_hz / 2 / 700) - 0.5

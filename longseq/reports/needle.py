@@ -61,7 +61,7 @@ def needle(
     if not hasattr(data, "recording"):
         what = f"was trained on {type(data).__name__}, which makes no recordings of any duration"
         raise CheckpointError(f"{ckpt_path}: {what}; train on Needles")
-    model.task.probabilities(torch.zeros(1, model.num_classes))  # a task without classes refuses
+    model.task.require("classes")
     hears_all = model.encoder.any_length or (window is None and max(seconds) <= data.seconds)
     if not hears_all and (window is None or window > data.seconds):
         what = f"clips of {data.seconds:g} s are its longest; give --window {data.seconds:g}, or train with any_length"

@@ -43,7 +43,7 @@ class Masked(Task):
 
     best: ClassVar[str] = "l1"
     mode: ClassVar[Literal["max", "min"]] = "min"
-    has_labels: ClassVar[bool] = False
+    predicts: ClassVar[None] = None
     is_by_token: ClassVar[bool] = True
 
     def __init__(self, share: float = 0.5, span: int = 1, metrics: dict[str, Any] | None = None) -> None:
@@ -138,10 +138,11 @@ class Masked(Task):
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {"l1": HiddenError()}
 
+    def example(self, num_classes: int) -> None:
+        return None
+
     def probabilities(self, outputs: Tensor) -> Tensor:
-        raise SettingError(
-            "model.task: Masked rebuilds inputs and predicts no classes; train from it with --model.init_from"
-        )
+        raise SettingError("model.task: Masked predicts no classes; train from it with --model.init_from")
 
     def answer(self, head: nn.Module, probabilities: Tensor, class_names: list[str]) -> list[Answer]:
         return []

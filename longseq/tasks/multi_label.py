@@ -29,6 +29,7 @@ class MultiLabel(Task):
     """
 
     best: ClassVar[str] = "average_precision"
+    names_silence: ClassVar[bool] = True
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
         head = super().head(encoder, num_classes)
@@ -71,17 +72,24 @@ class MultiLabel(Task):
         # the others would keep all outputs of an epoch; to validate arguments the host would wait for the device
         return {"f1": F1(num_classes, validate_args=False)}
 
-    def measured(self, head: Any, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def measured(self, head: Any, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities, moved so that a class's threshold is at 0.5, which torchmetrics counts as below: the order
         within a class stays the same."""
-        chances, thresholds = self.probabilities(outputs), head.thresholds.to(outputs.device)
-        below = 0.5 * chances / thresholds
-        above = (0.5 + 0.5 * (chances - thresholds) / (1 - thresholds)).clamp(min=_REACHED)
-        moved = torch.where(chances < thresholds, below, above)
-        return moved, self.targets(labels, outputs.shape[1]).long()
+        thresholds = head.thresholds.to(predicted.device)
+        below = 0.5 * predicted / thresholds
+        above = (0.5 + 0.5 * (predicted - thresholds) / (1 - thresholds)).clamp(min=_REACHED)
+        moved = torch.where(predicted < thresholds, below, above)
+        return moved, self.targets(labels, predicted.shape[1]).long()
+
+    def example(self, num_classes: int) -> tuple[Tensor, Tensor]:
+        several = F.one_hot(torch.arange(min(num_classes, 16)), num_classes)
+        return several.float(), several
+
+    def thresholds(self, head: Any, num_classes: int) -> Float[Tensor, " classes"]:
+        return head.thresholds.cpu()
 
     def decision(self, num_classes: int) -> Metric:
-        return MultilabelPrecisionRecallCurve(num_classes, thresholds=_GRID)
+        return PrecisionAgainstRecall(num_classes, thresholds=_GRID)
 
     def decide(self, head: Any, result: Any) -> None:
         precision, recall = (torch.stack(list(each))[:, :-1] for each in result[:2])  # the last has no threshold
@@ -126,6 +134,13 @@ class MultiLabel(Task):
 
     def counts(self, labels: Tensor, num_classes: int) -> Int64[Tensor, " classes"]:
         return self.targets(labels, num_classes).sum(0).long()
+
+
+class PrecisionAgainstRecall(MultilabelPrecisionRecallCurve):
+    """torchmetrics' curves, for targets of 0 and 1 in float32."""
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        super().update(preds, target.long())
 
 
 _REACHED = 0.5 + 2**-24  # the next number in float32

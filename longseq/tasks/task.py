@@ -3,11 +3,13 @@
 import inspect
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 import torchmetrics.classification
+import torchmetrics.regression
 from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
@@ -32,15 +34,18 @@ class Task(ABC):
 
     Args:
         metrics: Further metrics of validation and test, by the names under which they are logged. Each is a class of
-            torchmetrics.classification, or a dictionary with the class as ``metric`` and its arguments. The number of
-            classes is filled in.
+            torchmetrics.classification or torchmetrics.regression, or a dictionary with the class as ``metric`` and
+            its arguments. The number of classes is filled in.
 
     Attributes:
         best: The name of the metric that chooses the best checkpoint and is printed. A sweep compares settings by it
             unless its --metric names another figure.
         mode: Whether the best is the highest (max) or the lowest (min).
         shard: The share of this process in the tokens; None where it has all.
-        has_labels: Whether labels are learned. Where they are not, samples are not mixed and no classes are predicted.
+        predicts: What a prediction holds: ``classes`` (their probabilities), ``amounts``, or None where nothing is
+            predicted. Then labels are not learned, and samples are not mixed.
+        fewest: The fewest classes that there must be.
+        names_silence: Whether a prediction may name no class, so that the events of a recording have gaps.
         is_by_token: Whether the head takes the features of every token, although nothing pools its scores.
 
     Raises:
@@ -53,7 +58,9 @@ class Task(ABC):
     best: ClassVar[str] = "accuracy"
     mode: ClassVar[Literal["max", "min"]] = "max"
     shard: Shard | None = None
-    has_labels: ClassVar[bool] = True
+    predicts: ClassVar[Literal["classes", "amounts"] | None] = "classes"
+    fewest: ClassVar[int] = 2
+    names_silence: ClassVar[bool] = False
     is_by_token: ClassVar[bool] = False
 
     def __init__(self, metrics: dict[str, Any] | None = None) -> None:
@@ -65,10 +72,14 @@ class Task(ABC):
                 )
             _metric_class(name, described)
 
+    def num_outputs(self, num_classes: int) -> int:
+        """How many numbers the head puts out for an input, or for a token."""
+        return num_classes
+
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
         """The layer behind the encoder. By default it is linear, and starts at zero, so that the first loss is that of
         a guess with any encoder."""
-        head = nn.Linear(encoder.dim, num_classes)
+        head = nn.Linear(encoder.dim, self.num_outputs(num_classes))
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         return head
@@ -126,6 +137,19 @@ class Task(ABC):
         """
         raise SettingError(f"model.teacher: {type(self).__name__} cannot learn from one; leave it out")
 
+    @property
+    def takes_teacher(self) -> bool:
+        """Whether it can learn from a teacher: whether it has a ``distillation`` of its own."""
+        return type(self).distillation is not Task.distillation
+
+    def learn(self, labels: Tensor, class_names: Sequence[str]) -> None:  # noqa: B027  (most tasks learn nothing)
+        """See the labels of the training split and the names of the classes, before a training; every process does.
+        What is kept in attributes that are arguments of the constructor stands in the checkpoint.
+
+        Raises:
+            SettingError: If the task cannot learn them.
+        """
+
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
         """The loss of each sample of an evaluation, without class weights and label smoothing."""
@@ -133,15 +157,27 @@ class Task(ABC):
     @abstractmethod
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics that every model of this task logs, including ``best``; they take what ``measured`` returns, and
-        those whose ``update`` has an argument ``logits`` get the outputs there too."""
+        those whose ``update`` has an argument ``logits`` get the outputs of the model there."""
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics of the training batches, which take what ``measured`` returns; by default ``own_metrics``."""
         return self.own_metrics(num_classes)
 
-    def measured(self, head: nn.Module, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """What all metrics take: by default the outputs and labels of a batch."""
-        return outputs, labels
+    def measured(self, head: nn.Module, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What all metrics take: by default the predictions and labels of a batch.
+
+        Args:
+            head: The layer behind the encoder.
+            predicted: What ``predicted`` returns.
+            labels: As the data module yields them.
+        """
+        return predicted, labels
+
+    def example(self, num_classes: int) -> tuple[Tensor, Tensor] | None:
+        """A small batch of the kind that ``measured`` returns, on which the user's metrics are tried; None if only the
+        task knows what its metrics take."""
+        labels = torch.arange(min(num_classes, 16))
+        return F.one_hot(labels, num_classes).float(), labels
 
     def user_metrics(self, num_classes: int) -> dict[str, Metric]:
         """The metrics that the user has named.
@@ -155,19 +191,21 @@ class Task(ABC):
             if taken := sorted(named.keys() & {*own, "loss"}):
                 what = f"must have names of their own, got {taken[0]}, which is logged already"
                 raise ArgumentError("metrics", f"{what}; choose another")
-            _refuse_other_kinds(named, own[self.best], num_classes)
+            _refuse_other_kinds(named, own[self.best], self.example(num_classes))
         return named
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
-        """Metrics with a figure for each class, for the model card; they take what ``own_metrics`` take."""
+        """Metrics with a figure for each class, for the model card; they take what ``measured`` returns."""
         return {}
 
     def confusion(self, num_classes: int) -> Metric | None:
-        """The matrix of how often one class is taken for another; None if the task has no such matrix."""
+        """The matrix of how often one class is taken for another, which takes what ``measured`` returns; None if the
+        task has no such matrix."""
         return None
 
     def decision(self, num_classes: int) -> Metric | None:
-        """A metric of probabilities and labels, which ``decide`` needs of a whole validation; None if it needs none."""
+        """A metric of predictions and of the classes of ``targets``, which ``decide`` needs of a whole validation; None
+        if it needs none."""
         return None
 
     def decide(self, head: nn.Module, result: Any) -> None:  # noqa: B027  (most tasks decide nothing)
@@ -188,7 +226,34 @@ class Task(ABC):
 
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Float[Tensor, "b classes"]:
-        """The probabilities of the classes, in float32."""
+        """What is predicted of each class, in float32: its probability; of a task that predicts amounts, its amount.
+
+        Raises:
+            SettingError: If nothing is predicted.
+        """
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """What everything behind the model takes, from answers to metrics and pictures: the probabilities, or the
+        outputs as they are where nothing is predicted."""
+        return outputs if self.predicts is None else self.probabilities(outputs)
+
+    def evidence(self, outputs: Float[Tensor, "b outputs"]) -> Float[Tensor, "b classes"]:
+        """What speaks for each class, whose gradient ``explain`` shows: by default the outputs."""
+        return outputs
+
+    def thresholds(self, head: nn.Module, num_classes: int) -> Float[Tensor, " classes"]:
+        """From which probability on each class counts as there, in events."""
+        return torch.full((num_classes,), 0.5)
+
+    def require(self, *kinds: Literal["classes", "amounts"]) -> None:
+        """Check that it predicts something of these kinds.
+
+        Raises:
+            SettingError: If it does not.
+        """
+        if self.predicts not in kinds:
+            remedy = "train from it with --model.init_from"
+            raise SettingError(f"model.task: {type(self).__name__} predicts no {kinds[0]}; {remedy}")
 
     def together(self, probabilities: Float[Tensor, "parts classes"]) -> Float[Tensor, " classes"]:
         """The probabilities of a recording from those of its parts: by default their mean."""
@@ -215,14 +280,16 @@ def shares_of(target: Tensor, class_names: list[str]) -> list[str]:
 
 def _metric_class(name: str, described: Any) -> type[Metric]:
     kind = described.get("metric") if isinstance(described, dict) else described
-    short = str(kind).removeprefix("torchmetrics.classification.")
-    metric = getattr(torchmetrics.classification, short, None)
-    if not (isinstance(metric, type) and issubclass(metric, Metric)):
-        raise ArgumentError(
-            "metrics",
-            f"must be classes of torchmetrics.classification, got {kind!r} for {name}; MulticlassAUROC is one",
-        )
-    return metric
+    homes = torchmetrics.classification, torchmetrics.regression
+    short = str(kind)
+    for home in homes:
+        short = short.removeprefix(f"{home.__name__}.")
+    for home in homes:
+        metric = getattr(home, short, None)
+        if isinstance(metric, type) and issubclass(metric, Metric):
+            return metric
+    what = f"must be classes of torchmetrics.classification or torchmetrics.regression, got {kind!r} for {name}"
+    raise ArgumentError("metrics", f"{what}; MulticlassAUROC is one")
 
 
 def _make_metric(name: str, described: Any, num_classes: int) -> Metric:
@@ -241,19 +308,16 @@ def _make_metric(name: str, described: Any, num_classes: int) -> Metric:
         ) from error
 
 
-def _refuse_other_kinds(named: dict[str, Metric], own: Metric, num_classes: int) -> None:
-    """Try metrics on a small batch of the kind that the task's own metric takes; a validation would end in a traceback.
+def _refuse_other_kinds(named: dict[str, Metric], own: Metric, example: tuple[Tensor, Tensor] | None) -> None:
+    """Try metrics on a small batch that the task's own metric takes; a validation would end in a traceback.
 
     Raises:
         ValueError: If one does not take such a batch, or gives several numbers.
     """
-    if not type(own).__module__.startswith("torchmetrics."):
-        return  # only the task knows what such a metric takes
-    labels = torch.arange(min(num_classes, 16))
-    several = F.one_hot(labels, num_classes)
-    kinds = [of_kind for of_kind in (labels, several) if _trouble(own, several.float(), of_kind) is None]
-    for name, metric in named.items() if kinds else ():
-        trouble = _trouble(metric, several.float(), kinds[0])
+    if example is None or _trouble(own, *example) is not None:
+        return
+    for name, metric in named.items():
+        trouble = _trouble(metric, *example)
         if trouble is not None:
             what = "must take what the task measures, and give one number"
             raise ArgumentError(
@@ -262,14 +326,14 @@ def _refuse_other_kinds(named: dict[str, Metric], own: Metric, num_classes: int)
             )
 
 
-def _trouble(metric: Metric, chances: Float[Tensor, "b classes"], labels: Tensor) -> str | None:
+def _trouble(metric: Metric, predicted: Tensor, labels: Tensor) -> str | None:
     """Why a metric has not one number for a batch; None if it has."""
     probe = metric.clone()
     probe.distributed_available_fn = lambda: False  # other processes may build no model now
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes without samples
-            probe.update(chances, labels)
+            probe.update(predicted, labels)
             result = probe.compute()
     except Exception as error:  # torchmetrics raises many kinds
         return f"refuses a batch ({' '.join(str(error).split())})"

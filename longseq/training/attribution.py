@@ -60,19 +60,20 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
     with inputs_of(layers) as seen, torch.enable_grad():
         tokens, present = encode_tokens(encoder.trunk, picture, rows)
         if model.pooling is None:
-            logits, wanted = model.head(pooled(encoder.trunk, tokens, present)), [picture]
+            outputs, wanted = model.head(pooled(encoder.trunk, tokens, present)), [picture]
         else:
             grid, there = of_grid(encoder.trunk, tokens, present)
             scores = model.head(grid)
-            logits, wanted = model.pooling(grid, scores, there), [picture, scores]
+            outputs, wanted = model.pooling(grid, scores, there), [picture, scores]
     prefix = encoder.trunk.num_prefix_tokens
     summaries = summary_rows(layers[-1], *seen[-1])[:, prefix:] if layers else picture.new_zeros(0, tokens.shape[1])
     found = []
+    evidence = model.task.evidence(outputs)
     for label in labels:
-        gradient, *of_scores = torch.autograd.grad(logits[0, label], wanted, retain_graph=True)
+        gradient, *of_scores = torch.autograd.grad(evidence[0, label], wanted, retain_graph=True)
         weights = torch.zeros(tokens.shape[1], device=picture.device)
         if of_scores:
-            weights[prefix:] = of_scores[0][0, :, label].abs()
+            weights[prefix:] = of_scores[0][0].abs().sum(1)
         elif encoder.trunk.global_pool == "token":
             weights[: getattr(encoder.trunk, "num_pooled", 1)] = 1
         else:

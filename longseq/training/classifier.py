@@ -120,8 +120,10 @@ class Classifier(pl.LightningModule):
         temperature: float = 2.0,
     ) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise ArgumentError("num_classes", f"must be 2 or more, got {num_classes}; one class needs no classifier")
+        self.task = task or SingleLabel()
+        if num_classes < self.task.fewest:
+            what = f"must be {self.task.fewest} or more, got {num_classes}; one class needs no classifier"
+            raise ArgumentError("num_classes", what)
         if class_names is not None and len(class_names) != num_classes:
             raise ArgumentError(
                 "class_names", f"must hold num_classes = {num_classes} names, got {len(class_names)}; name each class"
@@ -162,10 +164,9 @@ class Classifier(pl.LightningModule):
         self.register_buffer("loss_weights", _weights(class_weights, num_classes), persistent=False)
         self.init_from, self._compile = init_from, compile
         self.schedule, self.layer_decay, self._freeze = schedule, layer_decay, freeze
-        self.task = task or SingleLabel()
-        if teacher is not None and type(self.task).distillation is Task.distillation:
-            kind = type(self.task).__name__
-            raise ArgumentError("teacher", f"must be left out with the task {kind}, got {teacher}; it has no classes")
+        if teacher is not None and not self.task.takes_teacher:
+            what = f"must be left out with the task {type(self.task).__name__}, got {teacher}; it cannot learn from one"
+            raise ArgumentError("teacher", what)
         self.teacher, self.distillation_alpha, self.temperature = teacher, distillation_alpha, temperature
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
@@ -220,6 +221,7 @@ class Classifier(pl.LightningModule):
         if stage == "fit":
             self._describe_data()
             self._take_class_names()
+            self._learn_labels()
         if stage == "fit" and self.class_weights == "balanced":
             data = data_of(self.trainer)
             if data is None:
@@ -240,6 +242,12 @@ class Classifier(pl.LightningModule):
         names = getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or []
         if self.class_names == _numbers(self.num_classes) and len(names) == self.num_classes:
             self.class_names = self.hparams["class_names"] = [str(name) for name in names]
+
+    def _learn_labels(self) -> None:
+        data = data_of(self.trainer)
+        if data is not None:
+            self.task.learn(data.splits()["train"].labels, self.class_names)
+            self.hparams["task"] = describe(self.task)
 
     def _draw_weights(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -295,7 +303,7 @@ class Classifier(pl.LightningModule):
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch
         targets = labels
-        if self.mix is not None and self.task.has_labels:
+        if self.mix is not None and self.task.predicts is not None:
             inputs, targets = self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.dtype))
         outputs = self(inputs)
         loss = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
@@ -314,7 +322,8 @@ class Classifier(pl.LightningModule):
             # every rank must return a loss, or the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
         if not is_spare:
-            self.train_metrics.update(*self.task.measured(self.head, outputs.detach(), labels))
+            predicted = self.task.predicted(outputs.detach())
+            self.train_metrics.update(*self.task.measured(self.head, predicted, labels))
         self.log("train/loss", of_all)
         return share * last_step_factor(self.trainer, batch_idx)
 
@@ -370,7 +379,7 @@ class Classifier(pl.LightningModule):
         features, tokens, present = self.encoder.all_features(inputs)
         if self.on_features is not None:
             self.on_features(features)
-            if not self.task.has_labels:
+            if self.task.predicts is None:
                 return features
         scores = self.head(tokens)
         if self.on_scores is not None:
@@ -390,10 +399,11 @@ class Classifier(pl.LightningModule):
         inputs, labels = batch
         outputs = self(inputs)
         loss.update(self.task.losses(outputs, labels))
-        metrics.update(*self.task.measured(self.head, outputs, labels), logits=outputs)
+        predicted = self.task.predicted(outputs)
+        metrics.update(*self.task.measured(self.head, predicted, labels), logits=outputs)
         self.log(f"{stage}/loss", loss)
         self.log_dict(metrics, prog_bar=stage == "val")
-        return {"outputs": outputs, "labels": labels}
+        return {"outputs": outputs, "labels": labels, "predicted": predicted}
 
     def no_weight_decay(self) -> set[str]:
         """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""

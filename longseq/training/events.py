@@ -208,5 +208,4 @@ def row_probabilities(model: Any, scores: Float[Tensor, "n classes"]) -> Float[T
 
 def thresholds_of(model: Any) -> Float[Tensor, " classes"]:
     """The model's own threshold for each class: those of its last validation, or a half."""
-    thresholds = getattr(model.head, "thresholds", None)
-    return torch.full((model.num_classes,), 0.5) if thresholds is None else thresholds.cpu()
+    return model.task.thresholds(model.head, model.num_classes)

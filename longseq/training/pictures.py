@@ -25,7 +25,7 @@ def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
     """
     encoder = model.encoder
     targets = labels
-    if model.training and model.mix is not None and model.task.has_labels:
+    if model.training and model.mix is not None and model.task.predicts is not None:
         inputs, targets = model.mix(inputs, model.task.targets(labels, model.num_classes).to(model.device))
     names = [model.task.names(target, model.class_names) for target in targets]
     return encoder.draw(pictures_of(model, inputs), names)

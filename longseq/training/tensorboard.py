@@ -31,7 +31,53 @@ from longseq.training.sequence_parallel import gradient_norm
 from longseq.training.summary import summary
 
 
-class Confusions(pl.Callback):
+class View(pl.Callback):
+    """What looks at validations and tests: it begins, sees each batch with what the model makes of it, and ends."""
+
+    def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+        """Start anew.
+
+        Args:
+            trainer: Runs the evaluation.
+            model: The classifier.
+            stage: val or test.
+        """
+
+    def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
+        """Take a batch.
+
+        Args:
+            trainer: Runs the evaluation.
+            model: The classifier.
+            seen: The model's ``outputs``, the ``labels``, and what the task makes of both: ``predicted``.
+            batch: As the data module yields it.
+            number: Of the batch, from 0.
+        """
+
+    def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+        """Show what was seen."""
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self.begin(trainer, pl_module, "val")
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self.begin(trainer, pl_module, "test")
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self.see(trainer, pl_module, outputs, batch, batch_idx)
+
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self.end(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self.end(trainer, pl_module, "test")
+
+
+class Confusions(View):
     """Count how often one class is taken for another, in validation and in the test, over the samples of all ranks, and
     show it as the images val/confusion and test/confusion.
 
@@ -44,35 +90,19 @@ class Confusions(pl.Callback):
         self.of_test: Tensor | None = None
         self._metric: Any = None
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+    def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         self._metric = None
-        if board_of(trainer) is not None:  # nobody would see that of a validation
-            self._start(pl_module)
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._start(pl_module)
-
-    def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], *_: Any
-    ) -> None:
-        if self._metric is not None:
-            self._metric.update(outputs["outputs"], outputs["labels"])
-
-    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._show(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._show(trainer, pl_module, "test")
-
-    def _start(self, model: Classifier) -> None:
         metric = model.task.confusion(model.num_classes)
-        self._metric = None if metric is None else metric.to(model.device)
-        if metric is not None:
-            metric.process_group = data_group(model.trainer)
+        if metric is None or (stage == "val" and board_of(trainer) is None):  # nobody would see that of a validation
+            return
+        self._metric = metric.to(model.device)
+        metric.process_group = data_group(trainer)
 
-    def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+    def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
+        if self._metric is not None:
+            self._metric.update(*model.task.measured(model.head, seen["predicted"], seen["labels"]))
+
+    def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         if self._metric is None:
             return
         matrix = self._metric.compute().cpu()  # called on every rank, because it sums over ranks
@@ -81,15 +111,12 @@ class Confusions(pl.Callback):
         show(trainer, f"{stage}/confusion", lambda: draw_confusions(matrix, model.class_names))
 
 
-class TaskPicture(pl.Callback):
+class TaskPicture(View):
     """Show what the model puts out for the first batch of a validation, as its task draws it: the image val/outputs."""
 
-    def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, batch_idx: int,
-        *_: Any,
-    ) -> None:  # fmt: skip
-        if not batch_idx:
-            show(trainer, "val/outputs", lambda: pl_module.task.draw(pl_module.encoder, outputs["outputs"]))
+    def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
+        if not number and not trainer.testing:
+            show(trainer, "val/outputs", lambda: model.task.draw(model.encoder, seen["outputs"]))
 
 
 class InputSamples(pl.Callback):

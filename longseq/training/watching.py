@@ -22,7 +22,7 @@ from longseq.training.attribution import token_maps
 from longseq.training.classifier import Classifier
 from longseq.training.pictures import draw_token_maps, pictures_of
 from longseq.training.processes import copies
-from longseq.training.tensorboard import add_sound, board_of, show, step_of
+from longseq.training.tensorboard import View, add_sound, board_of, show, step_of
 
 
 class Mistake(NamedTuple):
@@ -42,7 +42,7 @@ class Mistake(NamedTuple):
     sound: Float[Tensor, " samples"] | None
 
 
-class Mistakes(pl.Callback):
+class Mistakes(View):
     """Show the samples with the highest loss that the model names wrongly: the images val/mistakes and test/mistakes,
     and those of the test as sounds to hear.
 
@@ -60,43 +60,32 @@ class Mistakes(pl.Callback):
         self.num_samples = num_samples
         self._found: list[Mistake] = []
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+    def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         self._found = []
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._found = []
-
-    def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
-    ) -> None:
-        names_classes = bool(pl_module.task.by_class(pl_module.num_classes))
-        if board_of(trainer) is None or not trainer.is_global_zero or not names_classes:
+    def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
+        if board_of(trainer) is None or not trainer.is_global_zero or model.task.predicts != "classes":
             return
-        losses = pl_module.task.losses(outputs["outputs"], outputs["labels"])
+        losses = model.task.losses(seen["outputs"], seen["labels"])
         highest = losses.topk(min(self.num_samples, len(losses)))
         for loss, place in zip(highest.values.tolist(), highest.indices.tolist(), strict=True):
             if len(self._found) < self.num_samples or loss > self._found[-1].loss:
-                sample = tree_map(lambda part, at=place: part[at : at + 1].clone(), (batch[0], outputs))
-                self._keep(pl_module, loss, *sample)
+                sample = tree_map(lambda part, at=place: part[at : at + 1].clone(), (batch[0], dict(seen)))
+                self._keep(model, loss, *sample)
 
-    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._show(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._show(trainer, pl_module, "test")
-        board, encoder = board_of(trainer), cast(Any, pl_module.encoder)
+    def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+        self._show(trainer, model, stage)
+        board, encoder = board_of(trainer) if stage == "test" else None, cast(Any, model.encoder)
         for number, mistake in enumerate(self._found):
             if board is not None and mistake.sound is not None:
                 truth, answer = (re.sub(r"\W", "", name) for name in (mistake.truth, mistake.answer))
                 tag = f"mistakes/{number}_{truth}_taken_for_{answer}"
                 add_sound(board, tag, mistake.sound, encoder.sample_rate_hz, step_of(trainer))
 
-    def _keep(self, model: Classifier, loss: float, inputs: Any, outputs: Mapping[str, Tensor]) -> None:
+    def _keep(self, model: Classifier, loss: float, inputs: Any, seen: Mapping[str, Tensor]) -> None:
         """Keep a sample, a batch of one, if it is named wrongly."""
-        task, names, label = model.task, model.class_names, outputs["labels"]
-        (chances,) = task.probabilities(outputs["outputs"]).cpu()
+        task, names, label = model.task, model.class_names, seen["labels"]
+        (chances,) = seen["predicted"].cpu()
         (shares,) = task.targets(label, model.num_classes).tolist()
         answers = task.answer(model.head, chances, names)
         right = {name for name, share in zip(names, shares, strict=True) if share > 0.5}
@@ -117,7 +106,7 @@ class Mistakes(pl.Callback):
             show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles))
 
 
-class AttentionMaps(pl.Callback):
+class AttentionMaps(View):
     """Show every few epochs what the attention looks at in the first sample of the validation: the images
     val/attention, the share of each token in the mean of a block's results, and val/summary_tokens, what some of these
     look at (rows of E, or of L for Verma without E).
@@ -137,27 +126,25 @@ class AttentionMaps(pl.Callback):
                 raise ArgumentError(name, f"must be positive, got {value}; 5 is usual")
         self.every_n_epochs, self.blocks = every_n_epochs, blocks
 
-    def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Any, batch_idx: int, *_: Any
-    ) -> None:
+    def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
         epoch = trainer.current_epoch
         is_wanted = epoch % self.every_n_epochs == 0 or epoch + 1 == trainer.max_epochs
-        if batch_idx or not is_wanted or board_of(trainer) is None:
+        if number or trainer.testing or not is_wanted or board_of(trainer) is None:
             return
-        if copies(trainer) > 1 or isinstance(pl_module, FSDPModule):  # a process sees some tokens, or parts of weights
+        if copies(trainer) > 1 or isinstance(model, FSDPModule):  # a process sees some tokens, or parts of weights
             return
         with torch.inference_mode(False):  # the maps are gradients
             first = tree_map(lambda part: part[:1].clone(), batch[0])
-            maps = token_maps(pl_module, first, self.blocks)
+            maps = token_maps(model, first, self.blocks)
         chosen = {f"block {number + 1}": of_block for number, of_block in maps.items()}
         means = {name: of_block.mean[None].cpu() for name, of_block in chosen.items()}
         rows = {name: of_block.summaries.cpu() for name, of_block in chosen.items() if len(of_block.summaries)}
         for tag, pictures in {"attention": means, "summary_tokens": rows}.items():
             if pictures:
-                show(trainer, f"val/{tag}", partial(draw_token_maps, pictures, pl_module.encoder.row_seconds))
+                show(trainer, f"val/{tag}", partial(draw_token_maps, pictures, model.encoder.row_seconds))
 
 
-class Embeddings(pl.Callback):
+class Embeddings(View):
     """Show the features of the last validation in the projector when a training ends, with class, answer and, for
     images, a thumbnail; not where scores of tokens are pooled, because then an input has no features of its own.
 
@@ -177,30 +164,29 @@ class Embeddings(pl.Callback):
         self._features: Tensor | None = None
         self._hook: Any = None
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+    def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
+        if stage == "test":
+            return
         self._rows, self._features = [], None
         self._unhook()
         is_shown = board_of(trainer) is not None and trainer.is_global_zero
-        if is_shown and pl_module.pooling is None and pl_module.task.by_class(pl_module.num_classes):
-            self._hook = pl_module.head.register_forward_pre_hook(self._see)
+        if is_shown and model.pooling is None and model.task.predicts == "classes":
+            self._hook = model.head.register_forward_pre_hook(self._see)
 
-    def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Classifier, outputs: Mapping[str, Tensor], batch: Any, *_: Any
-    ) -> None:
+    def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
         wanted = self.num_samples - sum(len(names) for _, names, _ in self._rows)
         if self._hook is None or self._features is None or wanted <= 0:
             return
-        task, names = pl_module.task, pl_module.class_names
-        chances = task.probabilities(outputs["outputs"][:wanted]).cpu()
-        answers = [task.answer(pl_module.head, each, names) for each in chances]
+        task, names = model.task, model.class_names
+        answers = [task.answer(model.head, row, names) for row in seen["predicted"][:wanted].cpu()]
         said = [
             [task.names(label, names), ", ".join(each.class_name for each in answer)]
-            for label, answer in zip(outputs["labels"][:wanted].cpu(), answers, strict=True)
+            for label, answer in zip(seen["labels"][:wanted].cpu(), answers, strict=True)
         ]
-        thumbnails = None if pl_module.encoder.takes_sounds else _thumbnails(batch[0][:wanted])
+        thumbnails = None if model.encoder.takes_sounds else _thumbnails(batch[0][:wanted])
         self._rows.append((self._features[:wanted].float().cpu(), said, thumbnails))
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+    def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         self._unhook()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:

@@ -84,7 +84,7 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
     layer.thresholds.copy_(torch.tensor([0.1, 0.3, 0.5, 0.7]))
     metrics = task.own_metrics(4)
     for part in range(0, 200, 40):
-        measured = task.measured(layer, outputs[part : part + 40], labels[part : part + 40])
+        measured = task.measured(layer, task.predicted(outputs[part : part + 40]), labels[part : part + 40])
         for metric in metrics.values():
             metric.update(*measured)
     chances = outputs.double().sigmoid().numpy()
@@ -119,7 +119,7 @@ def test_a_class_that_no_sample_has_is_in_no_mean_and_has_no_figure() -> None:
     task, layer = MultiLabel(), head(4)
     outputs, labels = drawn()
     labels[:, 1], labels[:, 3] = 0, 1  # the last one is in all samples, so that only its AUROC is none
-    measured = task.measured(layer, outputs, labels)
+    measured = task.measured(layer, task.predicted(outputs), labels)
     of_all = {"average_precision": [0, 2, 3], "auroc": [0, 2], "f1": [0, 2, 3]}
     for name, metric in task.own_metrics(4).items():
         metric.update(*measured)
@@ -182,7 +182,7 @@ def test_a_class_that_just_reaches_its_threshold_is_counted_as_it_is_named() -> 
     outputs, labels = torch.zeros(3, 2), torch.ones(3, 2)
     layer.thresholds.copy_(task.probabilities(outputs)[0])
     metric = task.own_metrics(2)["f1"]
-    metric.update(*task.measured(layer, outputs, labels))
+    metric.update(*task.measured(layer, task.predicted(outputs), labels))
     assert metric.compute() == 1
     assert len(task.answer(layer, task.probabilities(outputs)[0], ["a", "b"])) == 2
 
