@@ -1,96 +1,29 @@
 """longseq: classifiers of images and sound as very long sequences, at linear cost."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longseq.attention import (
-        LRU,
-        LSTM,
-        S4D,
-        Conv,
-        Dynamic,
-        EfficientAttention,
-        Gaussian,
-        Linear,
-        LinearTransformer,
-        Linformer,
-        LongConv,
-        Longformer,
-        Mamba2,
-        Max,
-        Mean,
-        Mechanism,
-        Nystromformer,
-        Performer,
-        Projection,
-        Reformer,
-        Separable,
-        Softmax,
-        SparseTransformer,
-        TransformerLS,
-        Verma,
-        plug,
-    )
-    from longseq.deploy.predictor import load
-    from longseq.encoders import (
-        ASTEncoder,
-        ImageEncoder,
-        SpecAugment,
-        SpectrogramEncoder,
-        TimmEncoder,
-        WaveformEncoder,
-        resize,
-    )
+    from longseq.attention import *  # noqa: F403
+    from longseq.deploy.predictor import load as load
+    from longseq.encoders import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "LRU",
-    "LSTM",
-    "S4D",
-    "ASTEncoder",
-    "Conv",
-    "Dynamic",
-    "EfficientAttention",
-    "Gaussian",
-    "ImageEncoder",
-    "Linear",
-    "LinearTransformer",
-    "Linformer",
-    "LongConv",
-    "Longformer",
-    "Mamba2",
-    "Max",
-    "Mean",
-    "Mechanism",
-    "Nystromformer",
-    "Performer",
-    "Projection",
-    "Reformer",
-    "Separable",
-    "Softmax",
-    "SparseTransformer",
-    "SpecAugment",
-    "SpectrogramEncoder",
-    "TimmEncoder",
-    "TransformerLS",
-    "Verma",
-    "WaveformEncoder",
-    "load",
-    "plug",
-    "resize",
-]
-
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that ``longseq --help`` does not wait for torch."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import what mechanisms and encoders export when it is first used, so that ``longseq --help`` does not wait for
+    torch."""
     if name == "load":
         from longseq.deploy.predictor import load as value  # Lightning takes seconds to import
+    elif name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:
-        from longseq import attention, encoders
-
-        value = getattr(attention if hasattr(attention, name) else encoders, name)
+        packages = import_module("longseq.attention"), import_module("longseq.encoders")
+        exported = {public: getattr(package, public) for package in packages for public in package.__all__}
+        exported["__all__"] = [*exported, "load"]
+        if name not in exported:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = exported[name]
     globals()[name] = value
     return value
