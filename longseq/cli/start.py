@@ -41,6 +41,19 @@ FUNCTIONS = {
     **dict.fromkeys(("explain", "export"), "longseq.deploy"),
     "board": "longseq.cli",
 }
+# What `fit --help` shows; with anything beside it, it lists all flags.
+FIRST_FLAGS = {
+    "--config FILE": "a configuration: image/folder and audio/folder are for files of your own",
+    "--data.root DIR": "the folder of the data: a folder for each class, or train/, val/ and test/ with such folders",
+    "--minutes 10": "how long to train, the test included; or --trainer.max_epochs 60",
+    "--experiment NAME": "the run is in runs/NAME/0, the next one in runs/NAME/1",
+    "--resume true": "go on with the newest unfinished run, or with a run's folder",
+    "--model.init_from CKPT": "start from a trained model",
+    "--model.encoder.attention NAME": "Linformer, Verma, Softmax, ...; --model.encoder.depth 1 for a block of it",
+    "--model.learning_rate 1e-3": "the peak of the learning rate",
+    "--data.batch_size 32": "samples of a step, on each device",
+    "--trainer.devices 8": "GPUs; with --trainer.precision bf16-mixed they compute in bfloat16",
+}
 CONFIGURATIONS = "longseq has configurations such as image/digits"
 
 
@@ -61,6 +74,9 @@ def main(args: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal may support only ASCII
     if args[:1] in (["-h"], ["--help"]):
         print(_help())
+        return
+    if len(args) == 2 and args[0] == "fit" and args[1] in ("-h", "--help"):
+        print(_help_of_fit())
         return
     if args[:1] == ["--version"]:
         print(f"longseq {longseq.__version__}")
@@ -113,6 +129,23 @@ def _help() -> str:
             *lines,
             "",
             "longseq COMMAND --help lists the flags of a command. longseq --version prints the version.",
+            "To begin: longseq fit --config image/digits",
+        ]
+    )
+
+
+def _help_of_fit() -> str:
+    width = max(map(len, FIRST_FLAGS))
+    return "\n".join(
+        [
+            COMMANDS["fit"],
+            "",
+            "usage: longseq fit --config FILE [--FLAG VALUE ...]",
+            "",
+            *(f"  {flag:<{width}}  {sentence}" for flag, sentence in FIRST_FLAGS.items()),
+            "",
+            "All flags: longseq fit --config image/folder --help",
+            "Those of a class: longseq fit --model.encoder.help ImageEncoder",
             "To begin: longseq fit --config image/digits",
         ]
     )

@@ -28,6 +28,7 @@ finally:
     [
         (["--help"], 0, "longseq trains classifiers of images and sound", ""),
         (["-h"], 0, "  sweep          Train a grid of settings with several seeds, and tabulate their accuracies.", ""),
+        (["fit", "--help"], 0, "  --data.root DIR                 the folder of the data", ""),
         (["--version"], 0, f"longseq {longseq.__version__}", ""),
         ([], 2, "", "error: command: missing; choose one of fit, validate, "),
         (["--trainer.max_epochs", "1"], 2, "", "error: command: missing; choose one of fit, validate, "),
