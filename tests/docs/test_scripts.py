@@ -46,6 +46,7 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
     "docs/resize.py": (["runs/digits/0", "--out", "resize.png"], {}),
     "docs/starts.py": (["runs/digits/0", "--k", "4", "--epochs", "1", "--seeds", "1"], {}),
     "docs/timm_models.py": ([], {"FILES": ["deit", "convit"]}),
+    "docs/whole.py": ([], {}),
 }
 
 
