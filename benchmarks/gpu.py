@@ -11,10 +11,8 @@ import argparse
 import gc
 import itertools
 import math
-import shlex
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -35,6 +33,7 @@ from in_turns import (
     our_layer,
     seconds_of,
     training_step,
+    write_within,
 )
 from jsonargparse.typing import PositiveInt
 from timm.models.vision_transformer import Block
@@ -48,7 +47,7 @@ from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.cell import largest, peak_of
-from longseq.reports.plots import machine, markdown, write_csv
+from longseq.reports.plots import Report, machine, markdown
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 
@@ -302,18 +301,10 @@ def main() -> None:
         train_lra(asked.lra)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    top = f"    python {shlex.join(sys.argv)}\n\n{machine(asked.device)}\n\n"
-    begin, found = time.monotonic(), []
-    for row in rows(asked):
-        found.append(row)
-        print(" | ".join(row), flush=True)
-        is_late = time.monotonic() - begin > 60 * asked.minutes
-        late = f"\nNo row was begun after {asked.minutes:g} minutes.\n" if is_late else ""
-        write_csv(asked.out / "table.csv", HEADER, found)
-        (asked.out / "table.md").write_text(top + markdown(HEADER, found) + late)
-        if is_late:
-            break
+    report = Report(asked.out, machine(asked.device), sys.argv)
+    write_within(
+        asked.minutes, rows(asked), lambda found, late: report.write(HEADER, found, markdown(HEADER, found) + late)
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from longseq import ImageEncoder
 from longseq.attention import Mechanism
 from longseq.attention.grid import TokenGrid
-from longseq.training.throughput import wait_for
+from longseq.training.throughput import timed
 
 Step = Callable[[], None]
 Row = list[str]  # what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted on a CPU
@@ -91,12 +91,10 @@ def our_layer(bench: Bench, mechanism: Mechanism, n: int) -> nn.Module:
 
 
 def seconds_of(bench: Bench, step: Step) -> float:
-    device = torch.device(bench.device)
-    wait_for(device)
-    begin = time.perf_counter()
-    step()
-    wait_for(device)
-    return time.perf_counter() - begin
+    seconds: list[float] = []
+    with timed(seconds, bench.device):
+        step()
+    return seconds[0]
 
 
 def compare(bench: Bench, ours: Step, theirs: Step, rounds: int) -> list[str]:
@@ -110,3 +108,16 @@ def compare(bench: Bench, ours: Step, theirs: Step, rounds: int) -> list[str]:
 
 def spread(ratios: Sequence[float]) -> list[str]:
     return [f"**{statistics.median(ratios):.2f}**", f"{min(ratios):.2f} to {max(ratios):.2f}"]
+
+
+def write_within(minutes: float, rows: Iterable[Row], write: Callable[[list[Row], str], Any]) -> None:
+    """Print each row, and write those that are there with a note, which is empty as long as it is early: a run that is
+    cut short leaves what it has measured. After these minutes no row begins."""
+    begin, measured = time.monotonic(), []
+    for row in rows:
+        measured.append(row)
+        print("| " + " | ".join(row) + " |", flush=True)
+        is_late = time.monotonic() - begin > 60 * minutes
+        write(measured, f"\nNo row was begun after {minutes:g} minutes.\n" if is_late else "")
+        if is_late:
+            break

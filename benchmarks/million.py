@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from torch.nn.functional import cross_entropy
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.encoders import Conv2d
 from longseq.encoders.sharding import Sharding
-from longseq.reports.plots import machine, markdown, write_csv
-from longseq.training.throughput import peak_memory_gib, wait_for
+from longseq.reports.plots import Report, machine
+from longseq.training.throughput import peak_memory_gib, timed
 
 
 def mechanisms(k: int) -> dict[str, Any]:
@@ -50,19 +49,16 @@ def step(side: int, mechanism: Any, group: Any, steps: int, device: str = "cpu")
         Sharding(encoder, group)
     model = nn.Sequential(encoder, nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    seconds = []
+    seconds: list[float] = []
     for _ in range(steps):
-        wait_for(torch.device(device))
-        start = time.perf_counter()
-        cross_entropy(model(image), torch.tensor([1], device=device)).backward()
-        if group is not None:  # every weight but a dense E's columns, of which a separable E has none
-            for weight in model.parameters():
-                dist.all_reduce(weight.grad, group=group)
-                weight.grad /= dist.get_world_size(group)
-        optimizer.step()
-        optimizer.zero_grad()
-        wait_for(torch.device(device))
-        seconds.append(time.perf_counter() - start)
+        with timed(seconds, device):
+            cross_entropy(model(image), torch.tensor([1], device=device)).backward()
+            if group is not None:  # every weight but a dense E's columns, of which a separable E has none
+                for weight in model.parameters():
+                    dist.all_reduce(weight.grad, group=group)
+                    weight.grad /= dist.get_world_size(group)
+            optimizer.step()
+            optimizer.zero_grad()
     return {"seconds": min(seconds[1:] or seconds), "gib": peak_memory_gib(torch.device(device))}
 
 
@@ -99,17 +95,14 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     header = ["mechanism", "tokens", "processes", "seconds a step", "GiB of a process"]
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows = []
+    report, rows = Report(asked.out, machine(), sys.argv), []
     for mechanism in MECHANISMS:
         for side in asked.sides:
             for size in asked.processes:
                 found = measured(size, side, mechanism, asked.steps)
                 rows.append([mechanism, f"{side * side:,}", size, f"{found['seconds']:.2f}", f"{found['gib']:.2f}"])
                 print(*rows[-1], sep=", ", flush=True)
-                write_csv(asked.out / "table.csv", header, rows)
-                text = f"    python {' '.join(sys.argv)}\n\n{machine()}\n\n{markdown(header, rows)}"
-                (asked.out / "table.md").write_text(text)
+                report.write(header, rows)
 
 
 if __name__ == "__main__":

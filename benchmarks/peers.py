@@ -13,7 +13,6 @@ import math
 import shlex
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
@@ -22,7 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from in_turns import Bench, Row, Step, as_measured, compare, layer_step, our_layer, seconds_of, spread, training_step
+from in_turns import (
+    Bench,
+    Row,
+    Step,
+    as_measured,
+    compare,
+    layer_step,
+    our_layer,
+    seconds_of,
+    spread,
+    training_step,
+    write_within,
+)
 from jsonargparse.typing import PositiveInt
 from linear_attention_transformer.linear_attention_transformer import SelfAttention
 from linformer import Linformer as PyPILinformer
@@ -39,7 +50,7 @@ from longseq.encoders import Conv2d
 from longseq.encoders.local import LocalLayer
 from longseq.reports.apart import print_apart, run_apart
 from longseq.reports.cell import peak_of
-from longseq.reports.plots import machine
+from longseq.reports.plots import machine, markdown
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 from longseq.training.memory import keep_freed_memory
@@ -290,21 +301,13 @@ def main() -> None:
     versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
     said = f"    python {shlex.join(sys.argv)}\n\n{date.today()}; {machine(bench.device)}; {versions}. {what}."
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    print(*lines, sep="\n", flush=True)
+    print(markdown(header, []), end="", flush=True)
     out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
     out.parent.mkdir(parents=True, exist_ok=True)
     minutes = (6.5 if bench.compiles else math.inf) if options.minutes is None else options.minutes
-    begin = time.monotonic()
-    for row in rows(bench, options.parts, options.rounds):
-        lines.append("| " + " | ".join(row) + " |")
-        print(lines[-1], flush=True)
-        if is_late := time.monotonic() - begin > 60 * minutes:
-            lines += ["", f"No row was begun after {minutes:g} minutes."]
-        text = "\n".join(["# longseq and its peers", "", said, "", *lines, ""])
-        out.write_text(text)  # after every row, or a run that is cut short leaves nothing
-        if is_late:
-            break
+    top = f"# longseq and its peers\n\n{said}\n\n"
+    measured = rows(bench, options.parts, options.rounds)
+    write_within(minutes, measured, lambda found, late: out.write_text(top + markdown(header, found) + late))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ from torch.nn.functional import cross_entropy
 from longseq import ImageEncoder, Linformer, Reformer
 from longseq.attention import Mechanism
 from longseq.reports.cell import peak_of
-from longseq.reports.plots import machine, markdown, write_csv
+from longseq.reports.plots import Report, machine
 from longseq.training import Classifier
 from longseq.training.memory import keep_freed_memory
+from longseq.training.throughput import timed
 
 MECHANISMS: dict[str, Mechanism] = {"Linformer": Linformer(128), "Reformer": Reformer(rounds=1)}
 KINDS = {"plain": {}, "checkpointing": {"checkpointing": True}, "reversible": {"reversible": True}}
@@ -40,14 +41,14 @@ def step(side: int, depth: int, mechanism: str, kind: str) -> dict[str, float]:
     encoder = ImageEncoder((1, side, side), MECHANISMS[mechanism], dim=128, depth=depth, heads=4, **KINDS[kind])
     image = torch.randint(0, 256, (1, 1, side, side), dtype=torch.uint8)
     encoder.measure([image])
-    model, seconds, peak = Classifier(encoder, 10), [], 0
+    model, peak = Classifier(encoder, 10), 0
+    seconds: list[float] = []
     for number in range(5):
         model.zero_grad(set_to_none=False)
         gc.collect()
         peak_since = peak_of(torch.device("cpu")) if number == 1 else None
-        begin = time.process_time()
-        cross_entropy(model(image), torch.tensor([1])).backward()
-        seconds.append(time.process_time() - begin)
+        with timed(seconds, clock=time.process_time):
+            cross_entropy(model(image), torch.tensor([1])).backward()
         if peak_since is not None:
             peak = peak_since()
             keep_freed_memory()
@@ -61,9 +62,8 @@ def main() -> None:
     parser.add_argument("--attention", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--out", type=Path, default=Path("docs/results/reversible"))
     asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
     what = f"One image of {asked.side} x {asked.side} pixels, width 128, 4 heads, float32; k = 128, one round of hashes"
-    top = f"    python {' '.join(sys.argv)}\n\n{what}; {machine()}\n\n"
+    report = Report(asked.out, f"{what}; {machine()}", sys.argv)
     header = ["attention", "blocks", *(f"{kind}: MiB" for kind in KINDS), *(f"{kind}: seconds" for kind in KINDS)]
     rows: list[list[Any]] = []
     apart = multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1)
@@ -73,8 +73,7 @@ def main() -> None:
             figures = [f"{each['mib']:.0f}" for each in found] + [f"{each['seconds']:.2f}" for each in found]
             rows.append([mechanism, depth, *figures])
             print(*rows[-1], sep=", ", flush=True)
-            write_csv(asked.out / "table.csv", header, rows)
-            (asked.out / "table.md").write_text(f"{top}{markdown(header, rows)}")
+            report.write(header, rows)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from torch.nn.functional import cross_entropy
 
 from longseq import ImageEncoder, Linformer, Separable
 from longseq.encoders.sharding import Sharding
-from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
 from longseq.training import Classifier
 from longseq.training.flops import PEAK_FLOPS, flops_per_sample
 
@@ -286,12 +286,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/scale"))
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows = simulated()
+    report, rows = Report(asked.out, "", sys.argv), simulated()
     draw(rows, asked.out / "scale.png")
     header = list(rows[0])
     exact = [[f"{value:.4g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
-    write_csv(asked.out / "table.csv", header, exact)
     table = [
         [
             row["how"], f"{row['GPUs']:,}", f"{row['images a step']:,}", f"{row['seconds a step']:.4f}",
@@ -304,9 +302,7 @@ def main() -> None:
         "sums computed, ms", "measured", "both, measured / computed",
     ]  # fmt: skip
     points = markdown(columns, check(asked.repeats))
-    said = f"    python {' '.join(sys.argv)}\n\n{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"
-    (asked.out / "table.md").write_text(said)
-    print(said)
+    print(report.write(header, exact, f"{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from pathlib import Path
 from jsonargparse.typing import PositiveInt
 from PIL import Image
 
+from longseq.reports.plots import markdown
+
 ROOT = Path(__file__).parents[1]
 LONGSEQ = [sys.executable, "-m", "longseq"]
 IMPORTS = [sys.executable, "-c", "import torch, pytorch_lightning"]
@@ -67,11 +69,14 @@ def main() -> None:
             for name, (command, code, until) in commands.items():
                 taken[name].append(seconds(command, folder, code, until))
     base = taken["import torch, pytorch_lightning"]
-    print("| command | seconds, median | against the imports, median (each round) |\n|---|---|---|")
+    rows = []
     for name, times in taken.items():
         ratios = [time / one for time, one in zip(times, base, strict=True)]
         per_round = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"| `{name}` | {statistics.median(times):.2f} | **{statistics.median(ratios):.2f}** ({per_round}) |")
+        rows.append(
+            [f"`{name}`", f"{statistics.median(times):.2f}", f"**{statistics.median(ratios):.2f}** ({per_round})"]
+        )
+    print(markdown(["command", "seconds, median", "against the imports, median (each round)"], rows), end="")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter, StrMeth
 from longseq.arguments import ArgumentError
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
-from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
 from longseq.reports.sweep import sweep
 from longseq.training.storage import write_text
 
@@ -278,17 +278,12 @@ def train(task: str, data: Path, out: Path, runs: Path, jobs: int) -> None:
     def keep(setting: Setting, row: dict[str, str]) -> None:
         rows[setting.system, setting.local] = row
         kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
-        write_csv(part := table.with_suffix(".part"), HEADER, kept)
-        part.replace(table)  # another process that draws finds the old table or the new one, whole
-        notes = f"""    python benchmarks/verdict.py --data DIR --tasks {task}
-
-The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere.
+        notes = f"""The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere.
 The learning rates were found on {TASKS[task].rates_from}, with local convolutions.
 Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
-Test accuracy, the highest first; in parentheses the lowest and the highest of {SEEDS} seeds.
-
-"""
-        write_text(out / task / "table.md", notes + markdown(PAGE_HEADER, side_by_side(rows.values())))
+Test accuracy, the highest first; in parentheses the lowest and the highest of {SEEDS} seeds."""
+        report = Report(out / task, notes, ["benchmarks/verdict.py", "--data", "DIR", "--tasks", task])
+        report.write(HEADER, kept, markdown(PAGE_HEADER, side_by_side(rows.values())))
 
     def keep_all(settings: Sequence[Setting], seeds: int) -> None:
         each = settings, [rates[setting.system] for setting in settings], [seeds] * len(settings)

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from datamodules import FSDD, MNIST
 from longseq import ASTEncoder, Dynamic, Linear, Linformer, Mean, Mechanism, Softmax, Verma, plug
+from longseq.reports.plots import markdown
 
 WIDTH, DEPTH, HEADS = 64, 4, 4
 IMAGES = {"vit": "vit_tiny_patch16_224", "eva02": "eva02_tiny_patch14_224", "dinov3": "vit_small_patch16_dinov3"}
@@ -144,10 +145,8 @@ def main() -> None:
             train(model, train_set, asked.more, asked.more_rate or asked.learning_rate / 4)
             found.setdefault(name, []).append((before, accuracy(model, test_set)))
             print(seed, name, found[name][-1], flush=True)
-    print(f"\n| {asked.model} | at once | after fine-tuning |\n|---|---|---|")
-    for name, pairs in found.items():
-        before, after = (mean(values) for values in zip(*pairs, strict=True))
-        print(f"| {name} | {before:.3f} | {after:.3f} |")
+    rows = [[name, *(f"{mean(values):.3f}" for values in zip(*pairs, strict=True))] for name, pairs in found.items()]
+    print("\n" + markdown([asked.model, "at once", "after fine-tuning"], rows), end="")
 
 
 if __name__ == "__main__":

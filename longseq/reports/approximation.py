@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.reports.asked import refuse_wrong_lists
-from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, Report, machine, panels, styled
 
 
 def approximation(
@@ -53,8 +52,8 @@ def approximation(
     if min(k) > min(n):
         what = f"must hold a number of at most {min(n)}, the shortest n, got {k}"
         raise ArgumentError("k", f"{what}; add a smaller one, or leave out this n")
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    what = f"relative error, {channels} channels, smooth over {smoothness:g} tokens, mean of {draws} draws"
+    report = Report(out, f"{what}; {machine()}")
     rows = []
     for length in n:
         for size in [size for size in k if size <= length]:
@@ -67,12 +66,7 @@ def approximation(
             print(f"n {length:>6}  k {size:>5}  " + "  ".join(f"{a} {b:.3f}" for a, b in errors.items()), flush=True)
     names = [*_ways(channels, smoothness, steps)]
     header = ["n", "k", *names, "theorem's epsilon"]
-    write_csv(folder / "table.csv", header, rows)
-    what = f"relative error, {channels} channels, smooth over {smoothness:g} tokens, mean of {draws} draws"
-    text = f"{what}; {machine()}\n\n{markdown(header, rows)}"
-    (folder / "table.md").write_text(text)
-    _draw(rows, n, names).savefig(folder / "approximation.png")
-    print(f"\n{text}\n{folder}/table.md, table.csv, approximation.png")
+    report.end(report.write(header, rows), _draw(rows, n, names), "approximation.png")
 
 
 def random_inputs(

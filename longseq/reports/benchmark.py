@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +13,10 @@ import torch
 from longseq.arguments import ArgumentError
 from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
-from longseq.reports.plots import COLOURS, colour_of, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, Report, colour_of, machine, markdown, panels, styled, write_csv
 
 BASELINES = ("softmax-written", "softmax")
+HEADER = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
 _SHARE = 0.7  # share of the free memory that a cell may be expected to take
 
 
@@ -87,8 +87,9 @@ def benchmark(
     if dim % heads:
         raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
     refuse_absent(device)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    floats = "float32" if precision == "32" else precision
+    what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
+    report = Report(out, f"{what}; {machine(device)}")
     columns = [(name, size) for name in mechanisms for size in (k if name in WITH_K else [None])]
     plain = Cell("", 0, None, batch, dim, depth, heads, direction, device, precision, repeats, largest_batch)
     cells: list[Measured] = []
@@ -101,29 +102,17 @@ def benchmark(
             if row is not None:
                 cells.append(row)
                 print(_line(row), flush=True)
-                _write(folder / "table.csv", cells)
-    floats = "float32" if precision == "32" else precision
-    what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
-    text = (
-        f"{what}; {machine(device)}\n\n"
-        + _tables(cells, columns)
-        + _largest_batches(cells, columns)
-        + _fits(cells, columns)
-        + _crossovers(cells, columns)
-    )
-    (folder / "table.md").write_text(text)
-    _draw(cells, columns, what).savefig(folder / "benchmark.png")
-    print(f"\n{text}\n{folder}/table.md, table.csv, benchmark.png")
+                write_csv(report.folder / "table.csv", HEADER, _rows(cells))
+    text = "".join(part(cells, columns) for part in (_tables, _largest_batches, _fits, _crossovers))
+    report.end(report.write(HEADER, _rows(cells), text), _draw(cells, columns, what), "benchmark.png")
 
 
-def _write(path: Path, cells: Sequence[Measured]) -> None:
-    header = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
-    rows = [
+def _rows(cells: Sequence[Measured]) -> list[list[Any]]:
+    return [
         [m.cell.mechanism, m.cell.n, m.cell.k or "", *(f"{x:.6g}" for x in (m.seconds, m.spread, m.peak_bytes / 2**20)),
          int(m.is_predicted), m.largest_batch or ""]
         for m in cells
     ]  # fmt: skip
-    write_csv(path, header, rows)
 
 
 def _measure_or_predict(cell: Cell, shorter: Sequence[Measured], most_seconds: float) -> Measured | None:

@@ -8,7 +8,6 @@ import inspect
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.apart import print_apart, run_apart
 from longseq.training.memory import give_back_freed_memory, keep_freed_memory
-from longseq.training.throughput import wait_for
+from longseq.training.throughput import timed
 
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
@@ -136,13 +135,10 @@ def benchmark_cell(cell: Cell) -> Result:
     peak_since = peak_of(device)
     step()
     peak = peak_since()
-    seconds = []
+    seconds: list[float] = []
     for _ in range(cell.repeats):
-        wait_for(device)
-        begin = time.perf_counter()
-        step()
-        wait_for(device)
-        seconds.append(time.perf_counter() - begin)
+        with timed(seconds, device):
+            step()
     if device.type == "cpu" or not cell.fills:
         return Result(seconds, peak)
 

@@ -1,8 +1,6 @@
 """How long a recording may be in which a model still hears a second: accuracy against duration."""
 
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,11 +10,11 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
 from longseq.reports.interval import wilson
-from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, Report, machine, panels, styled
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.memory import keep_freed_memory
 from longseq.training.predictions import model_and_data
-from longseq.training.throughput import peak_memory_gib
+from longseq.training.throughput import peak_memory_gib, timed
 
 
 def needle(
@@ -72,8 +70,8 @@ def needle(
     data.setup("test")
     model.to(device)
     keep_freed_memory()  # or every pass over an hour would ask for its gigabytes anew, page by page
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
+    report = Report(out, f"{model.encoder.attention!r}; Needles ({settings}); {machine(device)}")
     header = ["seconds", "heard", "tokens", "right", "trials"]
     header += ["accuracy", "95 % interval", "seconds a pass", "peak GiB"]
     rows: list[list[Any]] = []
@@ -83,9 +81,8 @@ def needle(
         for trial in range(trials):
             waveform, label = data.recording(duration, trial)
             for way, samples in ways.items():
-                begin = time.perf_counter()
-                right[way] += answer(model, waveform.to(device), samples) == label
-                times[way].append(time.perf_counter() - begin)
+                with timed(times[way], device):
+                    right[way] += answer(model, waveform.to(device), samples) == label
         tokens = int(model.encoder.count_tokens(_inputs(waveform[None])))
         for way in ways:
             low, high = wilson(right[way], trials)
@@ -93,12 +90,8 @@ def needle(
             peak = f"{peak_memory_gib(torch.device(device)):.2f}"
             rows.append([f"{duration:g}", way, tokens, right[way], trials, *figures, peak])
             print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
-    write_csv(folder / "table.csv", header, rows)
-    settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
-    text = f"{model.encoder.attention!r}; Needles ({settings}); {machine(device)}\n\n{markdown(header, rows)}"
-    (folder / "table.md").write_text(text)
-    draw(rows, 1 / data.num_classes, f"Needles: {data.question}, {data.level_db:g} dB").savefig(folder / "needle.png")
-    print(f"\n{text}\n{folder}/table.md, table.csv, needle.png")
+    title = f"Needles: {data.question}, {data.level_db:g} dB"
+    report.end(report.write(header, rows), draw(rows, 1 / data.num_classes, title), "needle.png")
 
 
 @torch.inference_mode()

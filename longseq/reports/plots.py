@@ -2,6 +2,7 @@
 
 import csv
 import platform
+import shlex
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from longseq.training.storage import refuse_foreign, replacing
+from longseq.training.storage import refuse_foreign, replacing, write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ["#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
@@ -74,8 +75,37 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
 
 
+class Report:
+    """A folder, which is made, with table.csv and table.md of what is measured, and with a figure of it at the end.
+
+    Args:
+        out: The folder.
+        about: What is measured, and on what machine: the paragraph above the table.
+        command: The words after ``python`` that measure it, for the first line; without words there is no such line.
+    """
+
+    def __init__(self, out: str | Path, about: str, command: Sequence[str] = ()) -> None:
+        self.folder = Path(out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        first = f"    python {shlex.join(command)}" if command else ""
+        self.above = "".join(f"{part}\n\n" for part in (first, about) if part)
+
+    def write(self, header: Sequence[str], rows: Sequence[Sequence[Any]], text: str | None = None) -> str:
+        """Write the rows that are there, and return what is in table.md: the table, or a text in its place."""
+        write_csv(self.folder / "table.csv", header, rows)
+        whole = self.above + (markdown(header, rows) if text is None else text)
+        write_text(self.folder / "table.md", whole)
+        return whole
+
+    def end(self, whole: str, figure: Figure, *names: str) -> None:
+        """Save the figure under the first of the names, and print what ``write`` has returned, and where all is."""
+        figure.savefig(self.folder / names[0])
+        print(f"\n{whole}\n{self.folder}/" + ", ".join(["table.md", "table.csv", *names]))
+
+
 def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    with open(path, "w", newline="") as file:
+    """Write a table; another process that reads it finds the old one or the new one, whole."""
+    with replacing(path) as part, open(part, "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(header)
         table.writerows(rows)

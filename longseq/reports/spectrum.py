@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.watch import inputs_of, watched
-from longseq.reports.plots import machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import Report, machine, markdown, panels, styled
 from longseq.training import Classifier
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.predictions import model_and_data
@@ -71,8 +70,6 @@ def spectrum(
         for which, position in (("P", 0), ("logits", 1)):
             curves[which].append(stacked([cumulative(pair[position]) for pair in matrices]))
     mean = {which: stacked(per_input).mean(0) for which, per_input in curves.items()}  # layers, heads, values
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     needed = {which: (curve < energy).sum(-1) + 1 for which, curve in mean.items()}
     most = mean["P"].shape[-1]  # singular values that are known
     rows = [
@@ -81,22 +78,19 @@ def spectrum(
         for head, counts in enumerate(zip(*(needed[which][layer].tolist() for which in needed), strict=True))
     ]
     header = ["layer", "head", f"k for {energy:.0%} of P", f"k for {energy:.0%} of the logits"]
-    write_csv(folder / "table.csv", header, rows)
     attention = type(model.encoder.attention).__name__
     what = f"{attention}, {n} tokens, mean over {len(chosen)} inputs of the test split of {type(data).__name__}"
-    text = f"{what}; {machine()}\n\n{markdown(header, rows)}\n"
-    written = "table.md, table.csv, spectrum.png"
-    suggested = folder / "linformer.yaml"
+    report = Report(out, f"{what}; {machine()}")
+    text, others = markdown(header, rows) + "\n", []
+    suggested = report.folder / "linformer.yaml"
     suggested.unlink(missing_ok=True)  # remove a suggestion left by an earlier model
     if isinstance(model.encoder.attention, Softmax | Linformer) and int(needed["P"].max()) <= most:
         per_layer = [int(heads.max()) for heads in needed["P"]]
         suggestion = yaml.safe_dump({"class_path": "Linformer", "init_args": {"k": per_layer, "sharing": "key_value"}})
         text += f"for a Linformer with a k for each layer (the most that one of its heads needs):\n\n{suggestion}"
         suggested.write_text(f"# {energy:.0%} of the singular values of {ckpt_path}\n{suggestion}")
-        written += ", linformer.yaml"
-    (folder / "table.md").write_text(text)
-    _draw(mean, energy, attention).savefig(folder / "spectrum.png")
-    print(f"{text}\n{folder}/{written}")
+        others = [suggested.name]
+    report.end(report.write(header, rows, text), _draw(mean, energy, attention), "spectrum.png", *others)
 
 
 def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Tensor, "h n k"], Float[Tensor, "h n k"]]]:

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 import shutil
 import statistics
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from longseq.arguments import ArgumentError
 from longseq.compat.lightning import watched_figure
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
-from longseq.reports.plots import COLOURS, machine, markdown, panels, styled, write_csv
+from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
 from longseq.training.checkpoint import read_any
 from longseq.training.divergence import DivergenceError
 from longseq.training.storage import write_text
@@ -104,14 +103,13 @@ def sweep(
     shown = runs.metric or "val/accuracy"  # all have diverged
     means = averaged(figures, mean_over)
     header, rows = _table(means, shown, None if mean_over else steps, "each seed" if mean_over is None else "each")
-    write_csv(folder / "table.csv", header, rows)
     options = {"baseline": baseline, "mean_over": mean_over, "metric": metric}
-    options |= {"seconds": None if seconds is None else f"{seconds:g}", "init_from": init_from}
-    options |= {"flags": json.dumps(flags) if flags else None, "out": None if out == "sweep" else out}
-    words = ["--config", *config, "--grid", *grid, "--seeds", str(seeds)]
-    words += [word for name, value in options.items() if value for word in (f"--{name}", value)]
-    command = f"python train.py sweep {shlex.join(words)}"
-    text = f"    {command}\n\n{here}\n\n{markdown(header, rows)}\n"
+    options |= {"seconds": seconds and f"{seconds:g}", "init_from": init_from, "flags": flags and json.dumps(flags)}
+    options |= {"out": None if out == "sweep" else out}
+    command = ["train.py", "sweep", "--config", *config, "--grid", *grid, "--seeds", str(seeds)]
+    command += [word for name, value in options.items() if value for word in (f"--{name}", str(value))]
+    report, text = Report(folder, here, command), markdown(header, rows) + "\n"
+    report.write(header, rows, text)  # tests of the best come, and may fail
     if shown.startswith("test/"):
         text += "These are figures of the test split: they choose no setting.\n"
     elif runs.metric is not None and (best := _best(means, runs.is_lowest_best(), reference)) is not None:
@@ -126,12 +124,10 @@ def sweep(
                 ]
                 results = [runs.tested(each, seed, lengths.get(each, [])) for each, seed in ended]
                 text += f"{title}: {_title(chosen) or 'the only setting'}; {_said(results, shown)}\n"
-    (folder / "table.md").write_text(text)
     alone = means.pop((), None)
     if alone is not None:  # the grid has repetitions only, so the figure shows each of them
         means |= {setting: figures[setting] for setting in settings}
-    draw(means, reference, _words(shown)).savefig(folder / "sweep.png")
-    print(f"\n{text}\n{folder}/table.md, table.csv, sweep.png")
+    report.end(report.write(header, rows, text), draw(means, reference, _words(shown)), "sweep.png")
 
 
 def combinations(grid: Sequence[str]) -> list[Setting]:

@@ -3,7 +3,8 @@
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -165,6 +166,18 @@ class ThroughputLogger(pl.Callback):
 def wait_for(device: torch.device) -> None:
     """Wait until a device has done all that it was given."""
     torch.get_device_module(device).synchronize()
+
+
+@contextmanager
+def timed(
+    seconds: list[float], device: torch.device | str = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> Iterator[None]:
+    """Append to a list the seconds of a block, until the device has done all that it was given."""
+    wait_for(torch.device(device))
+    begin = clock()
+    yield
+    wait_for(torch.device(device))
+    seconds.append(clock() - begin)
 
 
 def peak_memory_gib(device: torch.device) -> float:
