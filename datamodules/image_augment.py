@@ -51,7 +51,8 @@ class Mirror(ImageTransform):
 
     A digit, a letter or an arrow is another one in the mirror, or none; most things in photographs are not. The
     training split decides (mirroring.py): if a support vector machine recognises held-out images as they are far
-    better than mirrored ones, no image is mirrored, and a line says so. Images with several labels are always mirrored.
+    better than mirrored ones, no image is mirrored, and a line says so. Images with several labels are always mirrored,
+    and those with amounts never.
     ``torchvision.transforms.v2.RandomHorizontalFlip`` mirrors without asking.
     """
 
@@ -62,6 +63,9 @@ class Mirror(ImageTransform):
     def look_at(self, data: "DataModule") -> str | None:
         """Decide by a training split; if images are not to be mirrored, return the line that says so."""
         train = data.train_set
+        if train.labels.is_floating_point():
+            self._is_on = False
+            return "no image is mirrored in training, which may change its amounts; RandomHorizontalFlip does if it may"
         if train.labels.ndim != 1:
             return None
 

@@ -1,18 +1,19 @@
 """What labels mean: splits, balanced epochs and tables use these functions, so that only this file knows their form.
 
 A sample's label is its class: labels are int64 (n,), from 0. Where a sample may have any number of classes, labels are
-int64 (n, classes) of 0 and 1.
+int64 (n, classes) of 0 and 1. Where it has amounts, labels are float32 (n, amounts); to be divided and drawn such
+samples count as of one of ten classes, by the size of their first amount.
 """
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from datamodules.errors import DataError
 
-Labels = Int64[Tensor, "n *classes"]
+Labels = Int64[Tensor, "n *classes"] | Float32[Tensor, "n amounts"]
 _MOST = 2**34  # bytes of labels; those of AudioSet, two million clips of 527 classes, take half of it
 
 
@@ -40,18 +41,23 @@ def labels_of(classes: Sequence[Sequence[int]], num_classes: int, are_many: bool
 
 def classes_of(labels: Labels) -> list[list[int]]:
     """The classes of each sample."""
+    labels = _in_tenths(labels)
     if labels.ndim == 1:
         return [[label] for label in labels.tolist()]
     return [[label for label, is_there in enumerate(row) if is_there] for row in labels.tolist()]
 
 
 def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
-    """How many samples each class has, for `num_classes` classes or more if the labels hold more."""
+    """How many samples each class has, for `num_classes` classes or more if the labels hold more. Each sample has all
+    amounts."""
+    if labels.is_floating_point():
+        return torch.full((labels.shape[1],), len(labels))
     return labels.bincount(minlength=num_classes) if labels.ndim == 1 else labels.sum(0)
 
 
 def rarest_classes(labels: Labels) -> Int64[Tensor, " n"]:
     """One class for each sample: its own, or the rarest of several; -1 for a sample without a class."""
+    labels = _in_tenths(labels)
     if labels.ndim == 1:
         return labels
     sizes = torch.where(labels > 0, counts(labels), len(labels) + 1)
@@ -63,6 +69,7 @@ def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
 
     A sample of many classes has the weight of its rarest one, and one without a class that of the commonest.
     """
+    labels = _in_tenths(labels)
     of_classes = counts(labels).clamp(min=1).double().reciprocal()
     if labels.ndim == 1:
         return of_classes[labels]
@@ -70,5 +77,15 @@ def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
 
 
 def written(labels: Labels, class_names: list[str], separator: str) -> list[str]:
-    """The label of each sample, as a table shows it: its classes, with a separator between them."""
+    """The label of each sample, as a table shows it: its classes or its amounts, with a separator between them."""
+    if labels.is_floating_point():
+        return [separator.join(f"{amount:.9g}" for amount in row) for row in labels.tolist()]
     return [separator.join(class_names[label] for label in classes) for classes in classes_of(labels)]
+
+
+def _in_tenths(labels: Labels) -> Int64[Tensor, "..."]:
+    """Labels that are classes as they are; amounts as ten classes of equal size, or fewer of ten samples each."""
+    if not labels.is_floating_point():
+        return labels
+    number = max(1, min(10, len(labels) // 10))
+    return labels[:, 0].argsort(stable=True).argsort() * number // max(len(labels), 1)

@@ -38,19 +38,20 @@ def rows_of(
     is_named: bool,
     folder: Path | None,
     recordings: Recordings | None,
+    amounts: Sequence[str] = (),
 ) -> list[Item] | None:
     """The rows of one table, as `read_table` has them. None if it has none, and a recording has its name.
 
     Args:
         recordings: Those that the table may be about; None if the files are no sounds, and have no times.
+        amounts: The columns whose numbers are the labels, in place of classes.
     """
     names = names_of(recordings is not None, is_named)
-    also = [] if groups is None else [groups]
+    also = [*amounts] if groups is None else [groups, *amounts]
     numbers = {*itertools.chain(names["start"], names["end"], names.get("duration", ()))}
     table = read_rows(path, [*dict.fromkeys([*itertools.chain(*names.values()), *FOLDERS, *also])], numbers)
     column = columns_of(table.names, names)
-    if groups is not None:
-        column |= {groups: groups} if groups in table.names else {}
+    column |= {name: name for name in also if name in table.names}
     if column.get("start") == FILE_OFFSET and column.get("end") == END_TIME:
         column[BEGIN_TIME] = BEGIN_TIME
     name = None
@@ -60,7 +61,7 @@ def rows_of(
     if name is not None and not table.rows and (is_empty or {"path", "start"} & column.keys()):
         return None
     own = name if "start" in column and "path" not in column else None
-    needed = ("label",) if own is not None else ("path", "label")
+    needed = [*([] if own is not None else ["path"]), *([] if amounts else ["label"])]
     missing = sorted(name for name in (*needed, *also) if name not in column)
     if missing and not is_named:
         if "label" in column:
@@ -92,6 +93,8 @@ def rows_of(
             raise DataError(f"{path}: line {line}: {what}; give another --data.labels_separator")
         texts = {name: _text(value, separator).strip() for name, value in row.items()}
         values = {name: texts.get(theirs, "") for name, theirs in column.items()}
+        if amounts:
+            values["label"] = ";".join(_amount(path, line, name, values[name]) for name in amounts)
         if own is not None:
             values["path"] = own
         elif column["path"] == IN_FILE and values["path"]:
@@ -158,6 +161,15 @@ def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool
         file = unquote(urlsplit(file).path)
     file = os.path.normpath(file)  # one file with two spellings could get into two splits
     return Item(file, label, SPLITS.get(split, ""), values.get("fold", ""), start, end, line, group)
+
+
+def _amount(path: Path, line: int, column: str, text: str) -> str:
+    try:
+        if math.isfinite(float(text)):
+            return text
+    except ValueError:
+        pass
+    raise DataError(f"{path}: line {line}: {column} {text!r} is no number; give one, or leave the row out")
 
 
 def _seconds(text: str) -> float:

@@ -9,11 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from datamodules.columns import OWN
 from datamodules.copies import contradictions, merged, several, told
 from datamodules.errors import DataError, counted, require, say
 from datamodules.files import FileDataModule, Item
 from datamodules.find import SPLITS, find_in_class_folders
+from datamodules.labels import Labels
 from datamodules.scan import LeftOut, walk
 from datamodules.table import read_table, refuse_other_tasks
 
@@ -26,8 +29,8 @@ class OwnFiles(FileDataModule):
     A table (.csv, .tsv with tabs, .jsonl or .parquet) has the columns path and label, and optionally start and end (in
     seconds: one recording may hold many clips), fold, and split (train, val or test). Without the last two the first
     folder of each path is its split, if all are called train, val or test. A label is one class, and lists are refused,
-    unless labels_separator is given. Then each file may have any number of classes, or none. Amounts and files are no
-    labels: there is no regression and no segmentation.
+    unless labels_separator is given. Then each file may have any number of classes, or none. With amounts, the numbers
+    of these columns are the labels. Files are no labels: there is no segmentation.
     A metadata.csv, .jsonl or .parquet with the columns file_name and label, in root or in train, val and test, is read
     without being named.
 
@@ -35,6 +38,8 @@ class OwnFiles(FileDataModule):
         root: Folder of the class folders, or of the files that the table names.
         table: Path of the table, or of a folder of tables; it may be relative to root.
         labels_separator: What stands between the classes of a label in the table, such as ";".
+        amounts: The columns of the table whose numbers are to be predicted, such as age, in place of classes; for
+            longseq's task Regression.
         groups: What files have in common that must not be in two splits, such as a patient, a recording or a site: the
             name of a column of the table; without a table a regular expression that finds it in each path below root,
             such as "patient[0-9]+". If it has a part in parentheses, that part is the group.
@@ -50,10 +55,18 @@ class OwnFiles(FileDataModule):
         table: str | None = None,
         labels_separator: str | None = None,
         groups: str | None = None,
+        amounts: list[str] | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(root=root, **common)
-        self.table, self.labels_separator, self.groups = table, labels_separator, groups
+        names = common.pop("class_names", None)
+        super().__init__(root=root, class_names=None if amounts else names, **common)
+        self.table, self.labels_separator, self.groups, self.amounts = table, labels_separator, groups, amounts
+        if amounts is not None:
+            is_alone = table is not None and labels_separator is None
+            require(is_alone, "amounts", "of a table, without labels_separator", amounts, "name columns of data.table")
+            is_list = len(set(amounts)) == len(amounts) > 0 and not {*amounts} & {*OWN, groups}
+            require(is_list, "amounts", "columns of their own, each once", amounts, "such as [age]")
+            self._classes_given = amounts
         if groups is not None and table is None:
             refuse_wrong_pattern(groups, ", or a column of data.table")
         is_other = table is None or groups not in OWN
@@ -74,13 +87,24 @@ class OwnFiles(FileDataModule):
             return items if self.groups is None else list(self._grouped(items, self.groups))
         path = Path(self.table).expanduser()
         path = path if path.exists() else self.folder / path
-        items = read_table(path, self.labels_separator, self.groups, folder=self.folder, sounds=self._sounds)
-        refuse_other_tasks(path, items, self.folder, self._classes_given or (), self.labels_separator)
+        options = {"folder": self.folder, "sounds": self._sounds, "amounts": self.amounts or ()}
+        items = read_table(path, self.labels_separator, self.groups, **options)
+        if self.amounts is None:
+            refuse_other_tasks(path, items, self.folder, self._classes_given or (), self.labels_separator)
         parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
         if parts:
             raise DataError(f"{path}: line {parts[0]}: start and end are of sounds; leave them out")
         self._tell_of_others(items, self.table)
         return items if is_divided(items) else divided_by_folders(items)
+
+    def _classes_of(self, item: Item) -> list[str]:
+        return self.amounts or super()._classes_of(item)  # every file has every amount
+
+    def _labels_of(self, items: Sequence[Item]) -> Labels:
+        if self.amounts is None:
+            return super()._labels_of(items)
+        amounts = [[float(number) for number in item.label.split(";")] for item in items]
+        return torch.tensor(amounts, dtype=torch.float32).reshape(-1, len(self.amounts))
 
     @property
     def _sounds(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ def read_table(
     is_named: bool = True,
     folder: Path | None = None,
     sounds: frozenset[str] = frozenset(),
+    amounts: Sequence[str] = (),
 ) -> list[Item]:
     """The rows of a table of path, label and optionally start, end, fold and split, which may have the names that other
     programs give them (datamodules/columns.py).
@@ -45,6 +46,7 @@ def read_table(
         folder: Where the files are, also those that tables of other programs name; if absent, the paths stay as they
             are.
         sounds: The suffixes of recordings; empty if the files are none, and have no times.
+        amounts: The columns whose numbers are the labels, in place of classes; an item's label has ";" between them.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
@@ -55,7 +57,7 @@ def read_table(
     recordings = Recordings(folder, sounds, path) if folder is not None and sounds else None
     items, without_row = [], []
     for table in tables:
-        rows = rows_of(table, separator, groups, is_named, folder, recordings)
+        rows = rows_of(table, separator, groups, is_named, folder, recordings, amounts)
         if rows is None:
             without_row.append(table)
         else:
@@ -78,7 +80,8 @@ def read_table(
         items = with_one_spelling(folder, items)
     items = _together(items, separator) if separator is not None else _once(path, items)
     _refuse_contradictions(path, items, groups)
-    _tell_of_alike(path, items, separator)
+    if not amounts:
+        _tell_of_alike(path, items, separator)
     return items
 
 
@@ -163,8 +166,8 @@ def refuse_other_tasks(
             raise DataError(f"{path}: line {item.line}: {what}")
         if are_numbers and not float(item.label).is_integer():
             raise DataError(
-                f"{path}: line {item.line}: label {item.label} is an amount, and there is no regression; give each "
-                "clip the name of a class, or put it into data.class_names if it is one"
+                f"{path}: line {item.line}: label {item.label} is an amount; name its column with --data.amounts "
+                "for --model.task Regression, or put it into data.class_names if it is a class"
             )
 
 

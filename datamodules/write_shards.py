@@ -121,6 +121,8 @@ def _members(data: Any, samples: Any, indices: range) -> Iterator[tuple[str, byt
     for index in indices:
         suffix, content = data.file_of(samples, index)
         label = samples.labels[index]
+        if label.is_floating_point():
+            raise DataError("data.amounts: shards hold classes and no amounts; train on the files themselves")
         key = _key(samples.names[index], suffix)
         if key in keys:
             key = f"{key}_{index}"

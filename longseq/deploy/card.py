@@ -64,8 +64,8 @@ def write_card(
         _result(model, figures, _num_tested(model.trainer, len(splits["test"]), confusions), tested),
         "" if baseline is None else _compared(baseline),
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
-        "## Classes\n\nSamples of each split, and figures of the test.",
-        _classes(model.class_names, counts, by_class),
+        f"## {_things(model).capitalize()}\n\nSamples of each split, and figures of the test.",
+        _classes(model.class_names, counts, by_class, "amount" if model.task.predicts == "amounts" else "class"),
         "\n".join(["## Remarks on the data\n", *(f"- {line}" for line in data.remarks)]) if data.remarks else "",
         "## Intended use and limits",
         _limits(model, counts["test"]),
@@ -95,19 +95,23 @@ def refuse_other_card(folder: Path, argument: str) -> None:
 def _front_matter(model: Classifier) -> str:
     """What the Hugging Face Hub reads."""
     of = "audio" if model.encoder.takes_sounds else "image"
-    return f"---\nlibrary_name: longseq\npipeline_tag: {of}-classification\ntags:\n- longseq\n---"
+    tag = f"pipeline_tag: {of}-classification\n" if model.task.predicts == "classes" else ""  # the Hub has no other
+    return f"---\nlibrary_name: longseq\n{tag}tags:\n- longseq\n---"
 
 
 def _kind(model: Classifier) -> str:
     return "sounds" if model.encoder.takes_sounds else "images"
 
 
+def _things(model: Classifier) -> str:
+    """What the model predicts, in the plural."""
+    return "amounts" if model.task.predicts == "amounts" else "classes"
+
+
 def _first_sentence(model: Classifier, data: Any) -> str:
     sizes = ", ".join(f"{len(split)} {name}" for name, split in data.splits().items())
-    return (
-        f"A model of {_kind(model)}, {model.num_classes} classes, trained with longseq ({type(model.task).__name__}) "
-        f"on {type(data).__name__}: {sizes}. `longseq.load` reads it."
-    )
+    of, task = f"{_kind(model)}, {model.num_classes} {_things(model)}", type(model.task).__name__
+    return f"A model of {of}, trained with longseq ({task}) on {type(data).__name__}: {sizes}. `longseq.load` reads it."
 
 
 def _num_tested(trainer: Any, num_samples: int, confusions: Tensor | None) -> int | None:
@@ -139,7 +143,9 @@ def _compared(baseline: Baseline) -> str:
     )
 
 
-def _classes(names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class: Mapping[str, Sequence[float]]) -> str:
+def _classes(
+    names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class: Mapping[str, Sequence[float]], what: str
+) -> str:
     rows = [
         [
             " ".join(name.split()).replace("|", "\\|"),
@@ -148,12 +154,12 @@ def _classes(names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class
         ]
         for label, name in enumerate(names)
     ]
-    return markdown(["class", *counts, *by_class], rows)
+    return markdown([what, *counts, *by_class], rows)
 
 
 def _limits(model: Classifier, tested: Sequence[int]) -> str:
     encoder, kind = model.encoder, _kind(model)
-    lines = [f"It is meant for {kind} like those that it was trained on, and for these classes."]
+    lines = [f"It is meant for {kind} like those that it was trained on, and for these {_things(model)}."]
     if model.task.best == "accuracy":
         lines.append("Every input gets one of the classes, also one that belongs to none of them.")
     if encoder.takes_sounds:

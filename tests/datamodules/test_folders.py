@@ -531,7 +531,9 @@ def test_a_table_that_is_wrong_says_where(table, said, sounds, command):
 
 
 LIST = "is a list, and a clip has one class; give --data.labels_separator and --model.task MultiLabel, or put it into "
-AMOUNT = "is an amount, and there is no regression; give each clip the name of a class, or put it into data.class_names"
+AMOUNT = (
+    "is an amount; name its column with --data.amounts for --model.task Regression, or put it into data.class_names"
+)
 
 
 @pytest.mark.parametrize(
