@@ -361,7 +361,7 @@ class Commands(CommandLine):
         if self.subcommand == "predict" and is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
             what = f"predict uses one process, got {os.environ['WORLD_SIZE']}"
             raise UserError(f"trainer.devices: {what}; start it without torchrun")
-        kwargs["plugins"] = [WholeCheckpoints()]
+        kwargs["plugins"] = [WholeCheckpoints(self.asked.checkpoint)]
         if is_torchelastic_launched():  # torchrun has started the processes, so it alone knows how many there are
             devices = int(os.environ["LOCAL_WORLD_SIZE"])
             kwargs |= {"devices": devices, "num_nodes": int(os.environ["WORLD_SIZE"]) // devices}
@@ -484,7 +484,8 @@ class Commands(CommandLine):
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
         """Print or write path, class and probability of each input; with --window also when, with --events events."""
-        predict(self.trainer, model, datamodule, ckpt_path, self.config.predict)
+        assert self.asked.checkpoint is not None
+        predict(self.trainer, model, datamodule, self.asked.checkpoint, self.config.predict)
 
     def _say_if_trained_on(self, ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:
         if self.trainer.is_global_zero:

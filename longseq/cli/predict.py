@@ -31,7 +31,7 @@ from longseq.encoders.spectrogram import LogMel
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.tasks import Task
 from longseq.training import Classifier
-from longseq.training.checkpoint import digest_of
+from longseq.training.checkpoint import Checkpoint
 from longseq.training.data import Part
 from longseq.training.events import Settings
 from longseq.training.predictions import Gathering, Heard, Hearing, features_of_files
@@ -43,14 +43,14 @@ _MANY_ROWS = 2**20  # of tokens in a sequence, three hours at 10 ms
 _BYTES = 84  # that prediction takes for each row and channel: 4.5 GiB for 900,001 rows of width 64, with Verma
 
 
-def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: str, asked: Namespace) -> None:
+def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint: Checkpoint, asked: Namespace) -> None:
     """Predict the inputs, and print or write what was found as soon as a file is predicted.
 
     Args:
         trainer: Runs the model.
         model: The classifier.
         datamodule: Reads the files.
-        ckpt_path: The checkpoint of the model's weights.
+        checkpoint: The checkpoint of the model's weights.
         asked: The flags of the command.
 
     Raises:
@@ -76,7 +76,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
             raise UserError(f"picture: {asked.picture}: a picture is of one recording, got {len(paths)}; give one")
         _check_picture(asked.picture)
     answers = [asked.window, asked.hop, asked.top, chosen, asked.data.as_dict(), asked.model.as_dict()]
-    settings = [digest_of(ckpt_path), paths, *answers]
+    settings = [checkpoint.digest, paths, *answers]
     files = [os.stat(path) for path in paths]
     stamps = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     if asked.picture is not None or asked.embeddings is not None:
@@ -118,7 +118,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, ckpt_path: 
             model.on_features = lambda features: rows.extend(features.float().cpu())
         datamodule.predict_parts = parts
         loader = datamodule.predict_dataloader()
-        trainer.predict(model, loader, ckpt_path=ckpt_path, weights_only=True, return_predictions=False)
+        trainer.predict(model, loader, ckpt_path=asked.ckpt_path, weights_only=True, return_predictions=False)
     if eventless is not None:
         eventless.say()
     if asked.embeddings is not None:

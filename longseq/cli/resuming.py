@@ -21,7 +21,7 @@ from longseq.cli.growing import is_given_up
 from longseq.cli.names import shown
 from longseq.cli.runs import CONFIG, METRICS, config_of, experiment_of, numbered
 from longseq.training import Classifier
-from longseq.training.checkpoint import good_checkpoints, has_checkpoint
+from longseq.training.checkpoint import Checkpoint, good_checkpoints, has_checkpoint
 from longseq.training.storage import CheckpointError, write_text
 
 # A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
@@ -98,7 +98,7 @@ def _unfinished(runs: list[Path]) -> Path | None:
     return next((run for run in reversed(runs) if has_checkpoint(run) and not (run / METRICS).exists()), None)
 
 
-def newest_checkpoint(run: Path) -> Path:
+def newest_checkpoint(run: Path) -> Checkpoint:
     """The good checkpoint of a run with the most steps.
 
     Raises:
@@ -109,7 +109,7 @@ def newest_checkpoint(run: Path) -> Path:
         rank_zero_only(print)(shown(f"resume: {message}"), file=sys.stderr)
     if not good:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
-    rank_zero_only(print)(shown(f"resume: going on from {good[0]}"))
+    rank_zero_only(print)(shown(f"resume: going on from {good[0].path}"))
     return good[0]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from longseq.cli.runs import config_of, sole_use_of
 from longseq.cli.start import UserError, add_working_folder
 from longseq.cli.trainer import refuse_missing_devices, refuse_wrong_numbers
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, data_of, read_checkpoint
+from longseq.training.checkpoint import Checkpoint, CheckpointError, data_of, read_checkpoint
 from longseq.training.data import lacking
 from longseq.training.description import allow_classes, naming, planned, planned_arguments
 
@@ -49,7 +50,7 @@ class Asked:
     has_resume: bool
     resumed: Path | None = None
     started_with: dict[str, Any] = field(default_factory=dict)
-    checkpoint: dict[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
 
 
 def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack) -> Asked:
@@ -102,11 +103,10 @@ def without_resume(args: list[str]) -> list[str]:
 def _going_on(run: Path, args: list[str], held: ExitStack) -> Asked:
     if rank_zero_only.rank == 0:
         held.enter_context(sole_use_of(run))  # lock the run before reading its checkpoints
-    path = newest_checkpoint(run)
+    checkpoint = read_checkpoint(newest_checkpoint(run), to_go_on=True)
     flags = without_appended(args[1:])
-    checkpoint = read_checkpoint(str(path), to_go_on=True)
     config = config_of(run)
-    args = ["fit", "--config", json.dumps(config), *flags, "--ckpt_path", str(path)]
+    args = ["fit", "--config", json.dumps(config), *flags, "--ckpt_path", str(checkpoint.path)]
     return Asked(args, True, run, config, checkpoint)
 
 
@@ -158,7 +158,7 @@ def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
         raise UserError(str(error)) from error
 
 
-def configuration_of(checkpoint: dict[str, Any], path: str) -> dict[str, Any]:
+def configuration_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The configuration that a checkpoint was trained with, without the values that the data gives to the model."""
     config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": data_of(checkpoint, path)})
     with naming(path):

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,63 @@ _VALUES = 2**20  # of the settings; with lists that hold a list twice, a few byt
 _EXPANDED = 2**20  # bytes; a mean that all channels share may be one number in the file
 
 
+class Checkpoint(dict[str, Any]):
+    """A checkpoint that is open: its content, as tensors and plain values. Each of its files is read once and hashed
+    once, however many parts of the program need it.
+
+    Attributes:
+        path: A file or a folder of parts that a training has written, or a folder to share.
+    """
+
+    def __init__(self, path: str | PathLike) -> None:
+        self.path, self._sha256_of = path, cache(sha256_of)
+
+    def steps(self) -> int:
+        """The steps that its training had done. All of it is checked, but no tensor is read.
+
+        Raises:
+            CheckpointError: If it is damaged, or no checkpoint.
+        """
+        return self._content("meta").get("global_step", 0)
+
+    def read(self, map_location: Any = "cpu") -> "Checkpoint":
+        """Read the content.
+
+        Raises:
+            CheckpointError: If it is damaged, or no checkpoint.
+        """
+        self.update(self._content(map_location))
+        return self
+
+    def _content(self, map_location: Any) -> dict[str, Any]:
+        path = Path(self.path)
+        if is_sharded(path):
+            return read_sharded(path, map_location, self._sha256_of)
+        return read_shared(path) if path.is_dir() else read_whole(path, map_location, self._sha256_of)
+
+    def taken(self) -> dict[str, Any]:
+        """The content, which this object forgets: who restores it may change it, and free its memory."""
+        content = dict(self)
+        self.clear()
+        return content
+
+    @property
+    def digest(self) -> str:
+        """The digest of the file, or those of all files of the folder."""
+        whole = Path(self.path)
+        files = [whole] if whole.is_file() else sorted(file for file in whole.rglob("*") if file.is_file())
+        return " ".join(map(self._sha256_of, files))
+
+
 class WholeCheckpoints(CheckpointIO):
-    """Lightning writes and reads every checkpoint through this class."""
+    """Lightning writes and reads every checkpoint through this class.
+
+    Args:
+        opened: A checkpoint that is open already. Lightning gets its content the first time that it asks for it.
+    """
+
+    def __init__(self, opened: Checkpoint | None = None) -> None:
+        self._opened = opened
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | PathLike, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, path)
@@ -39,39 +96,30 @@ class WholeCheckpoints(CheckpointIO):
     def load_checkpoint(
         self, path: str | PathLike, map_location: Any = "cpu", weights_only: bool | None = True
     ) -> dict[str, Any]:
+        if self._opened and Path(self._opened.path) == Path(path):
+            return self._opened.taken()
         return read_any(path, map_location or "cpu")
 
     def remove_checkpoint(self, path: str | PathLike) -> None:
         remove_checkpoint(path)
 
 
-def read_any(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read what a training has written, a file or a folder of parts, or a folder to share, as tensors and plain values.
-
-    Raises:
-        CheckpointError: If it is neither, or is damaged.
-    """
-    if is_sharded(Path(path)):
-        return read_sharded(Path(path))
-    return read_shared(Path(path)) if Path(path).is_dir() else read_whole(path, map_location)
+def read_any(path: str | PathLike, map_location: Any = "cpu") -> Checkpoint:
+    """Open and read a checkpoint, which need not be one of longseq."""
+    return Checkpoint(path).read(map_location)
 
 
-def digest_of(path: str | PathLike) -> str:
-    """The digest of a checkpoint's files: a file, or all those of a folder."""
-    whole = Path(path)
-    files = [whole] if whole.is_file() else sorted(file for file in whole.rglob("*") if file.is_file())
-    return " ".join(sha256_of(file) for file in files)
-
-
-def good_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
-    """The undamaged checkpoints of a run, those with the most steps first, and what is wrong with the others."""
+def good_checkpoints(folder: Path) -> tuple[list[Checkpoint], list[str]]:
+    """The undamaged checkpoints of a run, not read yet, those with the most steps first, and what is wrong with the
+    others."""
     good, bad = [], []
     for path in folder.glob("*.ckpt"):
+        checkpoint = Checkpoint(path)
         try:
-            good.append((read_any(path).get("global_step", 0), path.name == "last.ckpt", path))
+            good.append(((checkpoint.steps(), path.name == "last.ckpt", path), checkpoint))
         except CheckpointError as error:
             bad.append(str(error).partition(";")[0])
-    return [path for *_, path in sorted(good, reverse=True)], bad
+    return [checkpoint for _, checkpoint in sorted(good, key=itemgetter(0), reverse=True)], bad
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -136,18 +184,21 @@ def _settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[
     return [dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams)]
 
 
-def read_checkpoint(path: str | PathLike, map_location: Any = "cpu", to_go_on: bool = False) -> dict[str, Any]:
+def read_checkpoint(
+    source: str | PathLike | Checkpoint, map_location: Any = "cpu", to_go_on: bool = False
+) -> Checkpoint:
     """Read a checkpoint of longseq as tensors and plain types, never running code that it may hold.
 
     Args:
-        path: The file, or a folder to share.
+        source: The file, or a folder to share, or either of them opened.
         map_location: Where to put its tensors.
         to_go_on: Whether a training will go on from it, which needs more than weights.
 
     Raises:
         CheckpointError: If there is no such file, or it is not a checkpoint of longseq.
     """
-    checkpoint = read_any(path, map_location)
+    checkpoint = (source if isinstance(source, Checkpoint) else Checkpoint(source)).read(map_location)
+    path = checkpoint.path
     settings = checkpoint.get("hyper_parameters", {})
     if "state_dict" not in checkpoint or "encoder" not in settings or not _is_plain([settings, checkpoint.get("data")]):
         raise CheckpointError(f"{path}: not a checkpoint of longseq; give one that fit has written")

@@ -28,7 +28,7 @@ from longseq.encoders.encode import shard_of
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
-from longseq.training.checkpoint import CheckpointError, misfit, read_checkpoint
+from longseq.training.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
 from longseq.training.data import data_of
 from longseq.training.description import build_from, describe, naming
 from longseq.training.distillation import Teacher
@@ -494,11 +494,15 @@ class Classifier(pl.LightningModule):
         Raises:
             CheckpointError: If it is no checkpoint, or does not describe its model.
         """
-        checkpoint = read_checkpoint(checkpoint_path, map_location)
-        with naming(checkpoint_path):
+        return cls.from_checkpoint(read_checkpoint(checkpoint_path, map_location), **kwargs)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> "Classifier":
+        """As ``load_from_checkpoint``, from a checkpoint that is open."""
+        with naming(checkpoint.path):
             model = build_from(cls, checkpoint["hyper_parameters"], **kwargs)
         if what := misfit(checkpoint["state_dict"], model.state_dict()):
-            raise CheckpointError(f"{checkpoint_path}: {what}")
+            raise CheckpointError(f"{checkpoint.path}: {what}")
         model.load_state_dict(checkpoint["state_dict"])
         return model
 

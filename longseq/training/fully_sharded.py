@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 
 from longseq.arguments import ArgumentError
 from longseq.compat.torch import is_compiled
-from longseq.training.checkpoint import read_any
+from longseq.training.checkpoint import WholeCheckpoints
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
 from longseq.training.sequence_parallel import ELEMENTWISE, refuse_callbacks
@@ -124,7 +124,8 @@ class FullySharded(ModelParallelStrategy):
             Strategy.save_checkpoint(self, checkpoint, path, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | PathLike, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_any(self.broadcast(checkpoint_path))
+        io = self.checkpoint_io if isinstance(self.checkpoint_io, WholeCheckpoints) else WholeCheckpoints()
+        return io.load_checkpoint(self.broadcast(checkpoint_path))
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         model: Any = self.lightning_module

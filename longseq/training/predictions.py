@@ -208,8 +208,9 @@ def model_and_data(
         CheckpointError: If it is no checkpoint, or does not describe its model and its data.
     """
     allow_classes(list(allow_class))
-    description = data_of(read_checkpoint(ckpt_path), ckpt_path)
-    model = Classifier.load_from_checkpoint(ckpt_path).eval()
+    checkpoint = read_checkpoint(ckpt_path)
+    description = data_of(checkpoint, ckpt_path)
+    model = Classifier.from_checkpoint(checkpoint).eval()
     if root is not None:
         description = {**description, "init_args": {**description["init_args"], "root": root}}
     with naming(ckpt_path):

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +79,14 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
         remove_checkpoint(aside(path))
 
 
-def read_sharded(path: Path) -> dict[str, Any]:
-    """Read such a folder as one process would have written it, with whole tensors; also without other processes.
+def read_sharded(path: Path, map_location: Any = "cpu", sha256_of: Callable[[Path], str] = sha256_of) -> dict[str, Any]:
+    """Read such a folder as one process would have written it, with whole tensors; also without other processes. The
+    arguments are those of ``read_whole``, but tensors of parts are on the CPU, or on the device ``meta`` left out.
 
     Raises:
         CheckpointError: If a part is missing or damaged.
     """
-    rest = read_whole(path / META)
+    rest = read_whole(path / META, sha256_of=sha256_of)
     try:
         parts, same = rest.pop("parts"), rest.pop("same_weights")
         folder = path / Path(parts["folder"]).name
@@ -96,6 +97,8 @@ def read_sharded(path: Path) -> dict[str, Any]:
         for name, part in sizes.items():
             if not _are_whole(part):
                 raise CheckpointError(f"{path}: damaged, the parts of {name} are not those of one tensor; give another")
+        if map_location == "meta":
+            return rest
         whole = {name: torch.empty(part.size, dtype=part.properties.dtype) for name, part in sizes.items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is wanted

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -154,8 +154,20 @@ def refuse_foreign(path: Path, argument: str, mark: bytes) -> None:
         raise ArgumentError(argument, f"{what}; give another, or move that file away")
 
 
-def read_whole(path: str | PathLike, map_location: Any = "cpu") -> dict[str, Any]:
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_whole(
+    path: str | PathLike, map_location: Any = "cpu", sha256_of: Callable[[Path], str] = sha256_of
+) -> dict[str, Any]:
     """Read a checkpoint as tensors and plain types, never running code that it may hold.
+
+    Args:
+        path: The file.
+        map_location: Where to put its tensors; on the device ``meta`` they have no values, and none is read.
+        sha256_of: Computes the SHA-256 of a file.
 
     Raises:
         CheckpointError: If there is no such file, it is damaged, or it is not a checkpoint.
@@ -193,11 +205,6 @@ def _refuse_packed(path: Path) -> None:
         parts = entries.infolist()
     if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > path.stat().st_size:
         raise CheckpointError(f"{path}: would become larger than its file, which no checkpoint does; give another")
-
-
-def sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _HashingFile:

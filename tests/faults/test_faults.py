@@ -192,7 +192,7 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
             torch.save([1], bad)
     with pytest.raises(CheckpointError, match=rf"last\.ckpt: .*; use {good}, the newest good one"):
         read_whole(bad)
-    assert good_checkpoints(tmp_path)[0] == [good]
+    assert [checkpoint.path for checkpoint in good_checkpoints(tmp_path)[0]] == [good]
 
 
 # Memory, workers and ranks

@@ -115,7 +115,7 @@ def test_a_file_that_replaces_a_folder_of_parts_or_the_reverse_leaves_one_of_the
     with killed_at_rename(moment):
         second(checkpoint(2), path)
     (newest, *_), _ = good_checkpoints(tmp_path)
-    found = read_any(newest)
+    found = newest.read()
     assert found["state_dict"]["weight"].tolist() == [found["global_step"]] * 3
     second(checkpoint(3), path)
     assert read_any(path)["global_step"] == 3
