@@ -146,7 +146,7 @@ class AudioDataModule(DataModule):
         if path not in self._broken:
             self._broken[path] = None
             if len(self._broken) > _REMEMBERED:
-                del self._broken[next(iter(self._broken))]  # the oldest
+                self._broken.pop(next(iter(self._broken)), None)  # the oldest, unless another thread was first
             say(f"{path}: {what}; heard as far as it goes")
 
     def _predict_options(self) -> dict[str, Any]:

@@ -2,45 +2,32 @@
 
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any
-
-import pytorch_lightning as pl
-from torch import Tensor
 
 from longseq.cli.names import shown
 from longseq.training import Classifier
-from longseq.training.data import Part
 from longseq.training.events import Settings, thresholds_of
 from longseq.training.predictions import Heard
 
 
-class Eventless(pl.Callback):
+class Eventless:
     """Counts the windows in which the probability of a class reaches the threshold of its events, while no event of
     that class is in them.
 
     Args:
         model: The classifier.
-        parts: The inputs in their order, those of a recording one after the other.
         settings: How probabilities become events.
     """
 
-    def __init__(self, model: Classifier, parts: Sequence[Part], settings: Settings) -> None:
+    def __init__(self, model: Classifier, settings: Settings) -> None:
         self.model, self.settings = model, settings
-        self._parts = list(reversed(parts))  # the next part is the last
-        self._rows: list[Tensor] = []  # of the next parts
         self._count, self._first = 0, ""
-
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
-        self._rows += list(outputs)
 
     def take(self, heard: Heard) -> None:
         """Compare the windows of the next recording with its events."""
         thresholds = thresholds_of(self.model)
         if self.settings.threshold is not None:
             thresholds = thresholds.new_full(thresholds.shape, self.settings.threshold)
-        while self._parts and self._rows and self._parts[-1][0] == heard.path:
-            (path, start, end), row = self._parts.pop(), self._rows.pop(0)
+        for (path, start, end), row in heard.windows:
             last = math.inf if end is None else end
             inside = {event.class_name for event in heard.events if event.start < last and event.end > start}
             names = [self.model.class_names[label] for label in (row.cpu() >= thresholds).nonzero()[:, 0].tolist()]

@@ -4,8 +4,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from longseq.training import Classifier
 from longseq.training.checkpoint import Checkpoint
 from longseq.training.data import Part
 from longseq.training.events import Settings
-from longseq.training.predictions import Gathering, Heard, Hearing, features_of_files
+from longseq.training.predictions import Dividing, Gathering, Heard, Hearing, Prediction, batches_of, features_of_files
 from longseq.training.storage import refuse_foreign, replacing
 
 _DRAWN_COLUMNS = 1500
@@ -95,34 +95,28 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
         takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
-    eventless = None
-    with ExitStack() as stack:
-        try:
-            gathering = Gathering(model, parts, has_windows, asked.top)
-            if takers:
-                hearing = stack.enter_context(Hearing(model, parts, chosen, keeps_rows=asked.picture is not None))
-                eventless = Eventless(model, parts, chosen)
-                callbacks += [eventless, WritesEvents(hearing, [*takers, eventless.take])]
-        except ArgumentError as error:
-            raise UserError(f"{error.argument}: {error.what}") from error
-        if not has_windows:
-            say_of_windows({path: by_path[path] for path in paths})
-        say_if_long(parts, model)
-        stack.enter_context(output)
+    eventless, hearing = Eventless(model, chosen), None
+    try:
+        gathering = Gathering(model, has_windows, asked.top)
+        if takers:
+            hearing = Hearing(model, chosen, keeps_rows=asked.picture is not None)
+    except ArgumentError as error:
+        raise UserError(f"{error.argument}: {error.what}") from error
+    if not has_windows:
+        say_of_windows({path: by_path[path] for path in paths})
+    say_if_long(parts, model)
+    wanted = {"features": asked.embeddings is not None, "scores": bool(takers)}
+    model.predict_step = partial(model.predict_step, **wanted)  # Lightning calls it with a batch and its number
+    writes = Writes(parts, gathering, output, hearing, [*takers, eventless.take])
+    callbacks.append(writes)
+    with output:
         if events is not None:
             events.begin(heard_before)
-        if model.task.predicts:
-            callbacks.append(Writes(gathering, output))  # behind the events, which the output takes to be written
-        rows: list[Tensor] = []  # of features, one for each part
-        if asked.embeddings is not None:
-            model.on_features = lambda features: rows.extend(features.float().cpu())
-        datamodule.predict_parts = parts
-        loader = datamodule.predict_dataloader()
+        loader = batches_of(datamodule, parts)
         trainer.predict(model, loader, ckpt_path=asked.ckpt_path, weights_only=True, return_predictions=False)
-    if eventless is not None:
-        eventless.say()
+    eventless.say()
     if asked.embeddings is not None:
-        of_files = dict(features_of_files(parts, rows))
+        of_files = dict(features_of_files(writes.features))
         with writable(asked.embeddings, "embeddings"), replacing(Path(asked.embeddings)) as part:
             np.savez(part, paths=np.array(list(of_files)), embeddings=torch.stack(list(of_files.values())))
 
@@ -134,44 +128,48 @@ def progress_bars() -> list[pl.Callback]:
     return [RichProgressBar(console_kwargs={"stderr": True})]
 
 
-class Writes(pl.Callback):
-    """Writes the predictions of every file as soon as its last part is predicted."""
-
-    def __init__(self, gathering: Gathering, output: Output) -> None:
-        self.gathering, self.output = gathering, output
-
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
-        self._write(self.gathering.add(outputs))
-
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(self.gathering.finish())
-
-    def _write(self, predictions: Iterator[Any]) -> None:
-        complete = list(predictions)
-        if complete:
-            self.output.write(complete)
-
-
 Taker = Callable[[Heard], None]
 
 
-class WritesEvents(pl.Callback):
-    """Writes and draws the events of every recording as soon as it is heard to its end."""
+class Writes(pl.Callback):
+    """Writes the events and the predictions of every file as soon as its last part is answered, the events first: the
+    output takes them to be written.
 
-    def __init__(self, hearing: Hearing, takers: Sequence[Taker]) -> None:
-        self.hearing, self.takers = hearing, takers
+    Attributes:
+        features: Each part with its features, if they are asked for.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], gathering: Gathering, output: Output, hearing: Hearing | None, takers: list[Taker]
+    ) -> None:
+        self._divide, self._gathering, self._output = Dividing(parts), gathering, output
+        self._hearing, self._takers = hearing, takers
+        self.features: list[tuple[Part, Tensor]] = []
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
-        self._take()
+        complete: list[Prediction] = []
+        if outputs.features is not None:
+            outputs = outputs._replace(features=outputs.features.float().cpu())
+        for answered in self._divide(outputs):
+            if answered.features is not None:
+                self.features.append((answered.part, answered.features))
+            if self._hearing is not None:
+                self._hearing.add(answered)
+            if answered.probabilities is not None:
+                complete += self._gathering.add(answered)
+        self._write(complete)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.hearing.finish()
-        self._take()
+        if self._hearing is not None:
+            self._hearing.finish()
+        self._write(self._gathering.finish())
 
-    def _take(self) -> None:
-        for heard in self.hearing.heard():
-            for take in self.takers:
+    def _write(self, complete: list[Prediction]) -> None:
+        for heard in [] if self._hearing is None else self._hearing.heard():
+            for take in self._takers:
                 take(heard)
+        if complete:
+            self._output.write(complete)
 
 
 def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
@@ -220,7 +218,7 @@ def _save(figure: Figure, path: str) -> None:
 @styled
 def draw(heard: Heard, model: Classifier, datamodule: Any) -> Figure:
     """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
-    path, length, rows, events = heard
+    path, length, rows, events, _ = heard
     assert rows is not None  # they were kept
     encoder: Any = model.encoder
     spectrogram = spectrogram_of(encoder, datamodule, path, length)

@@ -16,6 +16,7 @@ from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
 from longseq.training.events import thresholds_of
+from longseq.training.predictions import batches_of
 from longseq.training.storage import refuse_foreign, replacing
 
 _ROUNDS = 20  # of a latency
@@ -115,7 +116,7 @@ def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> fl
     alone."""
     found = 0.0
     for inputs in (batch, _first(batch)):
-        expected = model.task.probabilities(model(inputs))
+        expected = model.predict_step(inputs, 0)
         found = max(found, float((run(*program.of_batch(inputs)) - expected).abs().max()))
     return found
 
@@ -156,8 +157,7 @@ def _real_inputs(predictor: Predictor, path: str | None) -> tuple[Any, str]:
     data = predictor.data
     if path is not None:
         refuse_no_file(path)
-        data.predict_parts = data.parts(path, None, None, predictor.model.encoder.any_length)
-        return next(iter(data.predict_dataloader())), path
+        return next(iter(batches_of(data, data.parts(path, None, None, predictor.model.encoder.any_length)))), path
     data.setup("test")
     batch = next(iter(data.test_dataloader()))[0]
     return batch, "a batch of the test split"

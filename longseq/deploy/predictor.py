@@ -12,18 +12,25 @@ import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jaxtyping import Float
-from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 import longseq
 from longseq.arguments import ArgumentError
 from longseq.deploy import card
 from longseq.training.checkpoint import CheckpointError
-from longseq.training.classifier import Classifier
-from longseq.training.data import Part, lacking
+from longseq.training.classifier import Answers, Classifier
+from longseq.training.data import lacking
 from longseq.training.description import describe
 from longseq.training.events import Event, Settings
-from longseq.training.predictions import Gathering, Hearing, Prediction, features_of_files, model_and_data
+from longseq.training.predictions import (
+    Gathering,
+    Hearing,
+    Prediction,
+    answers,
+    batches_of,
+    features_of_files,
+    model_and_data,
+)
 from longseq.training.shared import FILES, refuse_other_model, write_shared
 
 _LOUDEST = 100.0  # of a waveform with full scale 1: no recorder has 40 dB more; larger values have another unit
@@ -34,7 +41,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
     Its answers are those of the command ``predict``. Its methods save_pretrained, from_pretrained and push_to_hub are
     those of huggingface_hub: they write and read model.safetensors, config.json and the model card README.md, none of
-    which can hold code. One thread may ask it at a time: model and data keep what is being heard.
+    which can hold code. Several threads may ask it at the same time.
 
     Args:
         model: The classifier.
@@ -72,15 +79,10 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         found: list[Prediction] = []
         has_times = window is not None or hop is not None
         for each in _listed(inputs):
-            if isinstance(each, str | PathLike):
-                parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
-                gathering = Gathering(self.model, parts, has_times, top)
-                for rows in self._computed(self.model.predict_step, parts):
-                    found += gathering.add(rows)
-            else:
-                refuse_windows_of_array(has_times)
-                gathering = Gathering(self.model, [("", 0.0, None)], False, top)
-                found += gathering.add(self._of_array(self.model.predict_step, each))
+            answered = self._answers(each, window, hop)
+            gathering = Gathering(self.model, has_times, top)
+            for of_part in answered:
+                found += gathering.add(of_part)
         return found
 
     def events(
@@ -109,59 +111,41 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             DataError: If the file cannot be read.
             ValueError: If a setting is out of its range, the model sees images, or an array is no waveform.
         """
-        is_file = isinstance(recording, str | PathLike)
-        if is_file:
-            parts = self.data.parts(str(recording), window, hop, self.model.encoder.any_length)
-        else:
-            refuse_windows_of_array(window is not None or hop is not None)
-            rate = self.data.sample_rate_hz if self.model.encoder.takes_sounds else 1
-            parts = [("", 0.0, _tensor_of(recording).numel() / rate)]
-        with Hearing(self.model, parts, Settings(threshold, smooth, gap, shortest)) as hearing:
-            if is_file:
-                for _ in self._computed(self.model.predict_step, parts):
-                    pass
-            else:
-                self._of_array(self.model.predict_step, recording)
+        answered = self._answers(recording, window, hop, scores=True)
+        hearing = Hearing(self.model, Settings(threshold, smooth, gap, shortest))
+        for of_part in answered:
+            hearing.add(of_part)
         (heard,) = hearing.heard()
         return heard.events
 
     def embed(self, inputs: Any, window: float | None = None, hop: float | None = None) -> Float[Tensor, "inputs dim"]:
         """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
         their mean. Arguments and errors are those of predict."""
-
-        def features(batch: Any, _: int) -> Tensor:
-            return self.model.encoder(batch)
-
         found = []
         for each in _listed(inputs):
-            if isinstance(each, str | PathLike):
-                parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
-                rows = torch.cat(list(self._computed(features, parts)))
-                found += [row for _, row in features_of_files(parts, rows)]
-            else:
-                refuse_windows_of_array(window is not None or hop is not None)
-                found.append(self._of_array(features, each)[0])
+            answered = self._answers(each, window, hop, probabilities=False, features=True)
+            found += [row for _, row in features_of_files((of_part.part, of_part.features) for of_part in answered)]
         return torch.stack(found) if found else torch.empty(0, self.model.encoder.dim)
 
-    def _computed(self, compute: Any, parts: list[Part]) -> Iterator[Tensor]:
-        """What a function makes of the batches of some parts."""
-        self.data.predict_parts = parts
-        with torch.inference_mode():
-            for number, batch in enumerate(self.data.predict_dataloader()):
-                yield compute(move_data_to_device(batch, self.model.device), number).cpu()
+    def _answers(self, each: Any, window: float | None, hop: float | None, **wanted: bool) -> Iterator[Answers]:
+        """The model's answers to the parts of a file, or to an array."""
+        if isinstance(each, str | PathLike):
+            parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
+            return answers(self.model, batches_of(self.data, parts), parts, **wanted)
+        refuse_windows_of_array(window is not None or hop is not None)
+        values = _tensor_of(each)
+        seconds = values.numel() / self.data.sample_rate_hz if self.model.encoder.takes_sounds else None
+        return answers(self.model, self._batch_of(values), [("", 0.0, seconds)], **wanted)
 
-    def _of_array(self, compute: Any, array: Any) -> Tensor:
+    def _batch_of(self, values: Tensor) -> Iterator[Any]:
         if permutes_pixels(self.data):
             raise ArgumentError("inputs", "must be paths, because the pixels of files are permuted; give paths")
-        values = _tensor_of(array)
-        batch: Any = values[None]
         if self.model.encoder.takes_sounds:
             refuse_no_waveform(values)
-            batch = {"waveforms": values[None].float(), "lengths": torch.tensor([len(values)])}
+            yield {"waveforms": values[None].float(), "lengths": torch.tensor([len(values)])}
         else:
             refuse_no_pixels(values)
-        with torch.inference_mode():
-            return compute(move_data_to_device(batch, self.model.device), 0).cpu()
+            yield values[None]
 
     def save_pretrained(self, save_directory: str | PathLike, **options: Any) -> str | None:
         """Write model.safetensors, config.json and the model card README.md into a folder.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -47,6 +47,26 @@ from longseq.training.optimizer import (
 )
 from longseq.training.processes import is_spare_batch, last_step_factor, shared_loss
 from longseq.training.starting import start_from_checkpoint, start_from_data
+
+
+class Answers(NamedTuple):
+    """What a model answers to a batch of inputs; or to one part of a file, without the dimension b. What was not asked
+    for is None.
+
+    Attributes:
+        probabilities: Of all classes, (b, classes).
+        features: Before the head, (b, dim).
+        scores: The logits of each class at every token, (b, n, classes).
+        present: Which of these tokens are there, (b, n); None where all are.
+        part, is_last: The part, and whether it is the last one of its file.
+    """
+
+    probabilities: Any = None
+    features: Any = None
+    scores: Any = None
+    present: Any = None
+    part: Any = None
+    is_last: bool = False
 
 
 class Classifier(pl.LightningModule):
@@ -152,8 +172,6 @@ class Classifier(pl.LightningModule):
         self._averages_are_swapped_in = False  # by a callback, for a validation
         self.built_on_meta = encoder.mean.is_meta
         self._drawn_from = torch.get_rng_state()  # a model on the meta device has drawn no number
-        self.on_scores: Callable[[Tensor, Tensor | None], None] | None = None  # gets the scores of predicted batches
-        self.on_features: Callable[[Tensor], None] | None = None  # gets their features
         self.encoder = encoder
         self.num_classes = num_classes
         self.class_names = class_names or _numbers(num_classes)
@@ -370,23 +388,31 @@ class Classifier(pl.LightningModule):
     def test_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Tensor]:
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Float[Tensor, "b classes"]:
-        """Probabilities for a batch of inputs; the labels of a batch (inputs, labels) are ignored. A task without
-        labels has the features alone, if they are taken."""
+    def predict_step(self, batch: Any, batch_idx: int, **wanted: bool) -> Any:
+        """Probabilities for a batch of inputs, (b, classes); the labels of a batch (inputs, labels) are ignored. With
+        keywords, which are those of ``answers``, its Answers."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
-        if self.on_scores is None and self.on_features is None:
-            return self.task.probabilities(self(inputs))
-        features, tokens, present = self.encoder.all_features(inputs)
-        if self.on_features is not None:
-            self.on_features(features)
-            if self.task.predicts is None:
-                return features
-        scores = self.head(tokens)
-        if self.on_scores is not None:
+        return self.answers(inputs, **wanted) if wanted else self.task.probabilities(self(inputs))
+
+    def answers(self, inputs: Any, probabilities: bool = True, features: bool = False, scores: bool = False) -> Answers:
+        """What is asked for, from one pass. A task without labels has features alone.
+
+        Raises:
+            SettingError: If the scores of tokens are asked for, and tokens lie on several processes.
+        """
+        if not scores and not (probabilities and features):  # the encoder may take a shorter way
+            if features:
+                return Answers(features=self.encoder(inputs))
+            return Answers(self.task.probabilities(self(inputs)))
+        if scores:
             self._refuse_a_share_of_tokens()
-            self.on_scores(scores, present)
-        outputs = self.head(features) if self.pooling is None else self.pooling(tokens, scores, present)
-        return self.task.probabilities(outputs)
+        of_inputs, tokens, present = self.encoder.all_features(inputs)
+        if features and self.task.predicts is None:
+            return Answers(features=of_inputs)
+        of_tokens = self.head(tokens) if scores or self.pooling is not None else None
+        outputs = self.head(of_inputs) if self.pooling is None else self.pooling(tokens, of_tokens, present)
+        of_frames = (of_tokens, present) if scores else (None, None)
+        return Answers(self.task.probabilities(outputs), of_inputs if features else None, *of_frames)
 
     def _refuse_a_share_of_tokens(self) -> None:
         if shard_of(self.encoder.trunk) is not None:

@@ -10,7 +10,7 @@ from longseq.encoders.encode import shard_of
 from longseq.training.classifier import Classifier
 from longseq.training.data import data_of
 from longseq.training.events import Event, Settings
-from longseq.training.predictions import Hearing
+from longseq.training.predictions import Dividing, Hearing, batches_of
 
 Span = tuple[float, float]  # start and end, in seconds
 
@@ -70,12 +70,12 @@ class EventFigures(pl.Callback):
         encoder: Any = model.encoder
         window = encoder.seconds if encoder.any_length else None  # others have windows of that length anyway
         parts = [part for path in paths for part in data.parts(path, window, None, encoder.any_length)]
-        with Hearing(model, parts, Settings()) as hearing:
-            data.predict_parts = parts
-            for number, batch in enumerate(data.predict_dataloader()):
-                trainer.strategy.predict_step(trainer.strategy.batch_to_device(batch), number)
-                for heard in hearing.heard():
-                    yield heard.path, heard.events
+        hearing, divide, strategy = Hearing(model, Settings()), Dividing(parts), trainer.strategy
+        for number, batch in enumerate(batches_of(data, parts)):
+            for answered in divide(strategy.predict_step(strategy.batch_to_device(batch), number, scores=True)):
+                hearing.add(answered)
+            for heard in hearing.heard():
+                yield heard.path, heard.events
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:

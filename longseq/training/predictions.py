@@ -1,21 +1,23 @@
 """Predictions of files and of parts of files, and the events in recordings."""
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from os import PathLike
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.encoders.patches import stride_of
 from longseq.tasks.task import Answer
 from longseq.training.checkpoint import data_of, read_checkpoint
-from longseq.training.classifier import Classifier
+from longseq.training.classifier import Answers, Classifier
 from longseq.training.data import Part
 from longseq.training.description import allow_classes, build, naming
 from longseq.training.events import Event, EventFinder, Settings, Stitching, row_probabilities, thresholds_of
@@ -38,45 +40,77 @@ class Prediction(NamedTuple):
     probabilities: Tensor
 
 
+def answers(model: Classifier, batches: Iterable[Any], parts: Sequence[Part], **wanted: bool) -> Iterator[Answers]:
+    """The model's answers to parts of files, one after the other. Any number of threads may ask the same model.
+
+    Args:
+        model: The classifier, in evaluation.
+        batches: The inputs, as ``batches_of`` gives them.
+        parts: What they are, in their order, those of a file one after the other.
+        wanted: What is asked for, as ``Classifier.answers`` takes it.
+    """
+    divide, wanted = Dividing(parts), {"probabilities": True} | wanted
+    for number, batch in enumerate(batches):
+        with torch.inference_mode():
+            found = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
+        # scores become far fewer numbers before they leave the device
+        probabilities, features = move_data_to_device(found[:2], torch.device("cpu"))
+        yield from divide(found._replace(probabilities=probabilities, features=features))
+
+
+def batches_of(data: Any, parts: list[Part]) -> Iterable[Any]:
+    """The batches of some parts of files. The data module stays as it is, because other threads may ask it too."""
+    data = copy.copy(data)
+    data.predict_parts = parts
+    return data.predict_dataloader()
+
+
+class Dividing:
+    """Divides the answers to batches among the parts that are in them.
+
+    Args:
+        parts: The parts in their order, those of a file one after the other.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        following = [part[0] for part in parts[1:]]
+        self._parts = iter([(part, part[0] != path) for part, path in zip_longest(parts, following)])
+
+    def __call__(self, found: Answers) -> list[Answers]:
+        count = next(len(value) for value in found[:4] if value is not None)
+        rows = zip(*([None] * count if value is None else value for value in found[:4]), strict=True)
+        parts = zip(rows, self._parts, strict=False)
+        return [Answers(*row, part=part, is_last=is_last) for row, (part, is_last) in parts]
+
+
 class Gathering:
-    """Puts together the probabilities of a file's parts, as batches bring them.
+    """Puts together the probabilities of a file's parts.
 
     Args:
         model: The classifier.
-        parts: The inputs in their order, those of a file one after the other.
         has_times: Whether every part has a prediction of its own.
         top: How many classes to name, the most probable first; None for those that the task names.
     """
 
-    def __init__(self, model: Classifier, parts: Sequence[Part], has_times: bool, top: int | None = None) -> None:
+    def __init__(self, model: Classifier, has_times: bool, top: int | None = None) -> None:
         if top is not None and not 1 <= top <= model.num_classes:
             raise ArgumentError("top", f"must be in 1..{model.num_classes} (the classes), got {top}; leave it out")
         self.model, self.has_times, self.top = model, has_times, top
-        self._files = [(path, list(of_file)) for path, of_file in groupby(parts, key=lambda part: part[0])]
-        self._files.reverse()  # the next file is the last
-        self._rows: list[Tensor] = []
+        self._heard: list[tuple[Part, Tensor]] = []  # of the file whose parts come
 
-    def add(self, rows: Sequence[Tensor] | Tensor) -> Iterator[Prediction]:
-        """The predictions of all files that are complete with the probabilities of the next parts."""
-        self._rows += list(rows)
-        while self._files and len(self._rows) >= len(self._files[-1][1]):
-            yield from self._next_file()
+    def add(self, answered: Answers) -> list[Prediction]:
+        """The predictions of the file, if this is its last part."""
+        if not is_unheard(answered.part, answered.probabilities):
+            self._heard.append((answered.part, answered.probabilities))
+        return self.finish() if answered.is_last else []
 
-    def finish(self) -> Iterator[Prediction]:
+    def finish(self) -> list[Prediction]:
         """The predictions of a file of which some parts are missing, because the number of batches was limited."""
-        if self._rows:
-            yield from self._next_file()
-
-    def _next_file(self) -> Iterator[Prediction]:
-        path, parts = self._files.pop()
-        rows, self._rows = self._rows[: len(parts)], self._rows[len(parts) :]
-        heard = [(part, row) for part, row in zip(parts, rows, strict=False) if not is_unheard(part, row)]
-        if not self.has_times:
-            together = self.model.task.together(torch.stack([row for _, row in heard]))
-            yield Prediction(path, None, None, self._answers(together), together)
-            return
-        for (_, start, end), row in heard:
-            yield Prediction(path, start, end, self._answers(row), row)
+        heard, self._heard = self._heard, []
+        if self.has_times or not heard:
+            return [Prediction(*part, self._answers(row), row) for part, row in heard]
+        together = self.model.task.together(torch.stack([row for _, row in heard]))
+        return [Prediction(heard[0][0][0], None, None, self._answers(together), together)]
 
     def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
         names = self.model.class_names
@@ -91,14 +125,13 @@ def is_unheard(part: Part, scores: Tensor) -> bool:
     return part[1] > 0 and bool(scores.isnan().any())
 
 
-def features_of_files(parts: Iterable[Part], rows: Iterable[Tensor]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
+def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
     """Path and features of each file: the mean of those of its parts, except for parts that could not be read.
 
     Args:
-        parts: The inputs in their order, those of a file one after the other.
-        rows: The features of each; if these are fewer, the later parts are left out.
+        features: Parts in their order, those of a file one after the other, and the features (dim,) of each.
     """
-    for path, of_file in groupby(zip(parts, rows, strict=False), key=lambda pair: pair[0][0]):
+    for path, of_file in groupby(features, key=lambda pair: pair[0][0]):
         yield path, torch.stack([row for part, row in of_file if not is_unheard(part, row)]).mean(0)
 
 
@@ -110,21 +143,21 @@ class Heard(NamedTuple):
         seconds: How much of it was heard.
         rows: The probabilities of its rows of tokens, (rows, classes), if they were kept.
         events: What is heard in it, and when.
+        windows: Its parts, and the probabilities of each.
     """
 
     path: str
     seconds: float
     rows: Tensor | None
     events: list[Event]
+    windows: Sequence[tuple[Part, Tensor]] = ()
 
 
 class Hearing:
-    """Finds the events of recordings while their parts are predicted. Used as a context, in which the model hands over
-    the scores of the frames.
+    """Finds the events of recordings from the scores of their frames.
 
     Args:
         model: The classifier.
-        parts: The inputs in their order, those of a file one after the other.
         settings: How probabilities of frames become events.
         keeps_rows: Whether to keep the probabilities of a recording's rows, which take memory by its length.
 
@@ -132,49 +165,43 @@ class Hearing:
         ValueError: If the inputs are images, or a setting is out of its range.
     """
 
-    def __init__(self, model: Classifier, parts: Sequence[Part], settings: Settings, keeps_rows: bool = False) -> None:
+    def __init__(self, model: Classifier, settings: Settings, keeps_rows: bool = False) -> None:
         if model.encoder.row_seconds is None:
             raise ArgumentError("events", "must be of sounds, but this model sees images; leave it out")
         self.model, self.settings, self.keeps_rows = model, settings.check(), keeps_rows
         self.row_seconds: float = model.encoder.row_seconds
         embed: Any = model.encoder.trunk.patch_embed
         self._overlap = -(-embed.patch_size[0] // stride_of(embed)[0])  # rows that a patch spans
-        self._parts = list(reversed(parts))  # the next part is the last
         self._stitching: Stitching | None = None  # of the recording that is being heard
         self._heard: list[Heard] = []
-
-    def __enter__(self) -> "Hearing":
-        self.model.on_scores = self._add
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.model.on_scores = None
 
     def heard(self) -> list[Heard]:
         """Each recording that was heard to its end since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
-    def _add(self, scores: Float[Tensor, "b n classes"], present: Bool[Tensor, "b n"] | None) -> None:
-        for number, of_part in enumerate(scores):
-            path, start, end = part = self._parts.pop()
-            there = of_part if present is None else of_part[present[number]]
-            if self._stitching is None:
-                self._stitching = Stitching(self.row_seconds)
-                names, thresholds = self.model.class_names, thresholds_of(self.model)
-                self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
-                self._rows: list[Tensor] = []
-            self._path, self._end = path, math.inf if end is None else end
-            if not is_unheard(part, there):
-                rows = row_probabilities(self.model, there)
-                if end is not None:  # an encoder may fill its input with silence
-                    rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
-                    missing = round((end - start) / self.row_seconds) - len(rows)
-                    if 0 < missing <= self._overlap:  # overlapping patches end before the last rows
-                        rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
-                self._take(self._stitching.add(start, rows))
-            if not self._parts or self._parts[-1][0] != path:
-                self.finish()
+    def add(self, answered: Answers) -> None:
+        """Hear the next part."""
+        path, start, end = answered.part
+        there = answered.scores if answered.present is None else answered.scores[answered.present]
+        if self._stitching is None:
+            self._stitching = Stitching(self.row_seconds)
+            names, thresholds = self.model.class_names, thresholds_of(self.model)
+            self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
+            self._rows: list[Tensor] = []
+            self._windows: list[tuple[Part, Tensor]] = []
+        self._windows.append((answered.part, answered.probabilities))
+        self._path, self._end = path, math.inf if end is None else end
+        if not is_unheard(answered.part, there):
+            rows = row_probabilities(self.model, there)
+            if end is not None:  # an encoder may fill its input with silence
+                rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
+                missing = round((end - start) / self.row_seconds) - len(rows)
+                if 0 < missing <= self._overlap:  # overlapping patches end before the last rows
+                    rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
+            self._take(self._stitching.add(start, rows))
+        if answered.is_last:
+            self.finish()
 
     def finish(self) -> None:
         """Hear no more of the recording that is being heard, if there is one."""
@@ -185,7 +212,8 @@ class Hearing:
         found = [event for event in self._finder.finish() if event.start < self._end]
         events = [event._replace(end=min(event.end, self._end)) for event in found]
         seconds = min(self._finder.num_rows * self.row_seconds, self._end)
-        self._heard.append(Heard(self._path, seconds, torch.cat(self._rows) if self.keeps_rows else None, events))
+        rows = torch.cat(self._rows) if self.keeps_rows else None
+        self._heard.append(Heard(self._path, seconds, rows, events, self._windows))
         self._stitching = None
 
     def _take(self, rows: Float[Tensor, "rows classes"]) -> None:

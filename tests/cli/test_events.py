@@ -17,9 +17,9 @@ from longseq.arguments import ArgumentError
 from longseq.cli.eventless import Eventless
 from longseq.cli.predict import draw, say_if_long
 from longseq.tasks import MultiLabel
-from longseq.training import Classifier
+from longseq.training.classifier import Answers, Classifier
 from longseq.training.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
-from longseq.training.predictions import Heard, Hearing
+from longseq.training.predictions import Dividing, Heard, Hearing
 
 
 def found_in(probabilities: torch.Tensor, pieces: list[int] | None = None, **settings) -> list[Event]:
@@ -131,10 +131,10 @@ def hearing_of(parts: list[tuple[str, float, float]], rows: int, heard: int) -> 
     0.95 in each."""
     encoder = SpectrogramEncoder(8000, 1.0, Verma(), num_mels=8, dim=8, depth=1, heads=1, hop_ms=100.0)
     model = Classifier(encoder, 2, ["a", "b"], MultiLabel())
-    hearing = Hearing(model, parts, Settings(threshold=0.5, smooth=0.0, gap=0.0, shortest=0.0), keeps_rows=True)
-    with hearing:
-        for _ in range(heard):
-            hearing._add(torch.full((1, rows, 2), 0.95).logit(), None)
+    hearing, divide = Hearing(model, Settings(0.5, smooth=0.0, gap=0.0, shortest=0.0), keeps_rows=True), Dividing(parts)
+    for _ in range(heard):
+        for answered in divide(Answers(scores=torch.full((1, rows, 2), 0.95).logit())):
+            hearing.add(answered)
     hearing.finish()
     return hearing.heard()
 
@@ -177,16 +177,17 @@ def test_each_class_is_heard_from_its_own_threshold_on() -> None:
     chances = torch.full((1, 101, 2), 0.05)
     chances[0, 10:30, 0], chances[0, 20:50, 1], chances[0, 60:70, 0], chances[0, 60:80, 1] = 0.4, 0.95, 0.2, 0.8
     sure = Settings(smooth=0, gap=0)
-    with Hearing(model, [("a.wav", 0.0, 1.0)], sure) as hearing:
-        model.on_scores(chances.logit(), None)
+    answered = Answers(scores=chances[0].logit(), part=("a.wav", 0.0, 1.0), is_last=True)
+    hearing = Hearing(model, sure)
+    hearing.add(answered)
     (heard,) = hearing.heard()
     expected = [Event(0.1, 0.3, "owl", 0.4), Event(0.2, 0.5, "frog", 0.95)]
     assert [(*event[:2], event.class_name) for event in heard.events] == [
         (pytest.approx(event.start), pytest.approx(event.end), event.class_name) for event in expected
     ]
     assert [event.score for event in heard.events] == pytest.approx([event.score for event in expected])
-    with Hearing(model, [("a.wav", 0.0, 1.0)], sure._replace(threshold=0.15)) as hearing:
-        model.on_scores(chances.logit(), None)
+    hearing = Hearing(model, sure._replace(threshold=0.15))
+    hearing.add(answered)
     assert [event.class_name for event in hearing.heard()[0].events] == ["owl", "frog", "owl", "frog"]
 
 
@@ -202,11 +203,10 @@ def windows_without_an_event(events: list[Event], capsys, **settings: float) -> 
     model = Classifier(encoder, 2, task=MultiLabel(), class_names=["owl", "frog"])
     model.head.thresholds.copy_(torch.tensor([0.25, 0.9]))
     parts = [("a.wav", start, start + 1.0) for start in (0.0, 1.0, 2.0)]
-    eventless = Eventless(model, [*parts, ("b.wav", 0.0, 1.0)], Settings(**settings))
-    for batch in ([[0.3, 0.5], [0.2, 0.5]], [[0.4, 0.8], [0.1, 0.1]]):
-        eventless.on_predict_batch_end(None, None, torch.tensor(batch))
-    eventless.take(Heard("a.wav", 3.0, None, events))
-    eventless.take(Heard("b.wav", 1.0, None, []))
+    eventless = Eventless(model, Settings(**settings))
+    chances = torch.tensor([[0.3, 0.5], [0.2, 0.5], [0.4, 0.8]])
+    eventless.take(Heard("a.wav", 3.0, None, events, list(zip(parts, chances, strict=True))))
+    eventless.take(Heard("b.wav", 1.0, None, [], [(("b.wav", 0.0, 1.0), torch.tensor([0.1, 0.1]))]))
     eventless.say()
     return capsys.readouterr().err
 
@@ -262,7 +262,6 @@ def test_a_low_tone_and_then_a_high_one_are_heard_where_they_are(command, free_c
     assert [(f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in model.events(recording)] == [
         tuple(row[1:]) for row in found
     ]
-    assert model.model.on_scores is None
     short = command(*flags, "--events", forms["csv"], "--shortest", "0.55")
     assert short.code == 0 and [row[3] for row in rows_of(forms["csv"])[1:]] == ["high"]
 

@@ -18,7 +18,7 @@ from longseq.tasks import Masked
 from longseq.training import Classifier
 from longseq.training.description import build, describe
 from longseq.training.events import Settings
-from longseq.training.predictions import Hearing
+from longseq.training.predictions import Hearing, answers
 
 RATE = 16000
 SECONDS = (400 + 75 * 160) / RATE  # 76 frames: 7 rows of patches, without a rest
@@ -129,8 +129,9 @@ def test_an_event_that_lasts_to_the_end_of_a_clip_ends_there(stride: int) -> Non
     sizes = {"num_mels": 40, "dim": 16, "depth": 1, "heads": 2, "stride_frames": stride}
     model = Classifier(ASTEncoder(RATE, 1.0, Verma(), **sizes), 2).eval()
     model.head.bias.copy_(torch.tensor([20.0, 0.0]))  # the first class is everywhere
-    with Hearing(model, [("a.wav", 0.0, 1.0)], Settings()) as hearing:
-        model.predict_step(waveforms(1, 1.0), 0)
+    hearing = Hearing(model, Settings())
+    for answered in answers(model, [waveforms(1, 1.0)], [("a.wav", 0.0, 1.0)], scores=True):
+        hearing.add(answered)
     (event,) = hearing.heard()[0].events
     assert event.start == 0 and abs(event.end - 1.0) <= stride * 0.01 / 2
 
