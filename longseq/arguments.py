@@ -5,7 +5,7 @@ underscore in front where torch already uses the name. So longseq can describe t
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, get_type_hints
 
@@ -28,35 +28,44 @@ class ArgumentError(ValueError):
         return f"{self.argument} {self.what}".rstrip()
 
 
-def argument_names(kind: type) -> list[str]:
-    """The names of a constructor's arguments, including those forwarded as keywords to the base class."""
+def argument_names(kind: Callable) -> list[str]:
+    """Names of the arguments of a function, or of a class's constructor, including those that its keywords go to."""
     names: dict[str, None] = {}
-    for parameters, _ in _constructors(kind):
+    for parameters, _ in constructors(kind):
         names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
     return list(names)
 
 
 def argument_hints(kind: type) -> dict[str, Any]:
-    """The type hints of a constructor's arguments, including those forwarded as keywords to the base class.
+    """The type hints of a constructor's arguments, including those that its keywords go to.
 
     If a constructor's hints name something that is not installed, its arguments are left out.
     """
     hints: dict[str, Any] = {}
-    for parameters, constructor in _constructors(kind):
+    for parameters, constructor in constructors(kind):
         with suppress(NameError):
             types = get_type_hints(constructor)
             hints = {p.name: types[p.name] for p in parameters if p.name in types} | hints
     return hints
 
 
-def _constructors(kind: type) -> Iterator[tuple[list[inspect.Parameter], Any]]:
-    """Parameters and function of the constructor, and of each base class's constructor that gets its keywords."""
+def constructors(kind: Callable) -> Iterator[tuple[list[inspect.Parameter], Any]]:
+    """Parameters and function of a class's constructor, and of each constructor that gets its keywords: the base
+    class's, or that of a dataclass named beside them, as in ``**sizes: Annotated[Any, Sizes]``. Of a function, itself.
+    """
+    if not isinstance(kind, type):
+        yield list(inspect.signature(kind).parameters.values()), kind
+        return
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
         parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
         yield parameters, base.__init__
-        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        keywords = next((p.annotation for p in parameters if p.kind == p.VAR_KEYWORD), None)
+        if keywords is None:
+            return
+        for described in getattr(keywords, "__metadata__", ()):
+            yield from constructors(described)
             return
 
 

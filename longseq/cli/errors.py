@@ -10,11 +10,13 @@ import re
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
+from longseq.arguments import argument_names, constructors
 from longseq.attention import Mechanism, Projection
 from longseq.cli.faults import what_was_asked
 from longseq.cli.start import CONFIGURATIONS, UserError, nearest
@@ -96,7 +98,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "no flag":
             return f"{what}: no flag; give each flag one value, and of several files their folder"
         case "no such argument":
-            remedy = _known_elsewhere(f"{key}.{what}", options) or nearest(what, _arguments_of(_imported(expected[0])))
+            remedy = _known_elsewhere(f"{key}.{what}", options) or nearest(what, argument_names(_imported(expected[0])))
             return f"{key}.{what}: no such option; {remedy}"
         case "not allowed" if what == "pytorch_lightning.LightningDataModule":  # an argument of data without its class
             return "data: missing; give --config, one of configs/, or --data, such as ImageFolder or AudioFolder"
@@ -143,17 +145,6 @@ def _known_elsewhere(name: str, options: Iterable[str]) -> str:
     if flag is None or group not in ("", "data", "model", "trainer"):
         return ""
     return f"did you mean {flag}?" if flag in known or flag.rpartition(".")[0] in groups else ""
-
-
-def _arguments_of(made: Any) -> Iterator[str]:
-    """The arguments of a class or function, with those that a class hands on to the next one."""
-    for each in getattr(made, "__mro__", (made,)):
-        if isinstance(each, type) and "__init__" not in vars(each):
-            continue
-        parameters = list(inspect.signature(each).parameters.values())
-        yield from (one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
-        if not any(one.kind == one.VAR_KEYWORD for one in parameters):
-            return
 
 
 def user_error_in(error: BaseException) -> Any:
@@ -222,22 +213,17 @@ def refused_null(error: BaseException, config: Mapping[str, Any]) -> UserError |
     if not any("NoneType" in str(cause) for cause in _chain(error)):
         return None
     for key, part in parts_of(config):
-        kinds = getattr(_imported(part["class_path"]), "__mro__", ())  # a function may also make a part
-        constructors = [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)]
-        for name, parameter in (each for init in constructors for each in _parameters(init).items()):
+        parameters: list[inspect.Parameter] = []
+        with suppress(ValueError):  # of a class that is not written in Python
+            parameters = [each for found, _ in constructors(_imported(part["class_path"])) for each in found]
+        for parameter in parameters:
+            name = parameter.name
             is_null = (part.get("init_args") or {}).get(name, parameter) is None
             # without a default, the data may give it later
             has_default = all(parameter.default is not absent for absent in (None, inspect.Parameter.empty))
             if is_null and has_default and "None" not in str(parameter.annotation):
                 return UserError(f"{key}.{name}: got null; give a value, or leave it out")
     return None
-
-
-def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(constructor).parameters
-    except ValueError:  # of a class that is not written in Python
-        return {}
 
 
 def refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:

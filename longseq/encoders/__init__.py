@@ -9,6 +9,7 @@ from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
 from longseq.encoders.stem import Residual, Stem
+from longseq.encoders.trunk import Sizes
 from longseq.encoders.waveform import WaveformEncoder
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LocalMixing",
     "Pretrained",
     "Residual",
+    "Sizes",
     "SpecAugment",
     "SpectrogramEncoder",
     "Stem",

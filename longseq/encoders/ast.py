@@ -1,8 +1,9 @@
 """The Audio Spectrogram Transformer (arXiv:2104.01778), with weights of a checkpoint of Hugging Face transformers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -14,11 +15,11 @@ from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.ast_weights import read_config, read_weights
 from longseq.encoders.kaldi import KaldiLogMel
-from longseq.encoders.local import LocalMixing
 from longseq.encoders.patches import OverlappingPatchEmbed, without_padding
+from longseq.encoders.positions import Positions
 from longseq.encoders.sound import SoundEncoder, refuse_no_sound
 from longseq.encoders.spectrogram import SpecAugment
-from longseq.encoders.trunk import refuse_wrong_sizes
+from longseq.encoders.trunk import Sizes
 
 
 class ASTTrunk(VisionTransformer):
@@ -28,6 +29,21 @@ class ASTTrunk(VisionTransformer):
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
         return x[:, : self.num_pooled].mean(dim=1)
+
+
+@dataclass(frozen=True)
+class ASTSizes(Sizes):
+    """Those of an ASTEncoder: the two prefix tokens are pooled, and positions are learned."""
+
+    dim: int = 768
+    depth: int = 12
+    heads: int = 12
+    pool: str = field(default="token", init=False)
+    positions: Positions = field(default="learned", init=False)
+    any_length: bool = field(default=False, init=False)
+    reversible: bool = field(default=False, init=False)
+    stem: None = field(default=None, init=False)
+    layer_scale: float = field(default=0.0, init=False)
 
 
 class ASTEncoder(SoundEncoder):
@@ -51,17 +67,10 @@ class ASTEncoder(SoundEncoder):
         patch_size: Side of a patch, in mels and frames.
         stride_mels: Mels from one patch to the next.
         stride_frames: Frames of 10 ms from one patch to the next.
-        dim: Width of a token.
-        depth: Number of blocks.
-        heads: Attention heads; they divide dim.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
-        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
-        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         fills: Whether clips are filled up to ``seconds`` with frames of zeros that the attention sees, as transformers
             does; a clip then has as many tokens as the longest. Otherwise it has its own tokens alone.
         spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
-        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
-        local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
+        sizes: Width, depth and what else of ``Sizes`` the model leaves open, with the defaults of the checkpoints.
 
     Raises:
         ValueError: If the checkpoint cannot be read or is of another model, a number is out of its range, or the
@@ -78,16 +87,9 @@ class ASTEncoder(SoundEncoder):
         patch_size: int = 16,
         stride_mels: int = 10,
         stride_frames: int = 10,
-        dim: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        mlp_ratio: float = 4.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
         fills: bool = False,
         spec_augment: SpecAugment | None = None,
-        checkpointing: bool = False,
-        local: LocalMixing | None = None,
+        **sizes: Annotated[Any, ASTSizes],
     ) -> None:
         refuse_no_sound(sample_rate_hz=sample_rate_hz, seconds=seconds)
         mean, std = -4.2677393, 4.5689974  # of AudioSet
@@ -96,13 +98,13 @@ class ASTEncoder(SoundEncoder):
             config = read_config(pretrained)
             num_mels, patch_size = config.num_mels, config.patch_size
             stride_mels, stride_frames = config.stride_mels, config.stride_frames
-            dim, depth, heads, mlp_ratio = config.dim, config.depth, config.heads, config.mlp_ratio
+            sizes |= {"dim": config.dim, "depth": config.depth, "heads": config.heads, "mlp_ratio": config.mlp_ratio}
             mean, std = config.mean, config.std
             if sample_rate_hz != config.sample_rate_hz:
                 what = f"must be the {config.sample_rate_hz} of the checkpoint, got {sample_rate_hz}"
                 raise ArgumentError("sample_rate_hz", f"{what}; give --data.sample_rate_hz {config.sample_rate_hz}")
         refuse_no_sound(patch_size=patch_size, stride_mels=stride_mels, stride_frames=stride_frames)
-        refuse_wrong_sizes(dim, depth, heads, mlp_ratio, dropout, drop_path)
+        described = ASTSizes(**sizes)
         if num_mels < max(4, patch_size):
             raise ArgumentError("num_mels", f"must be {max(4, patch_size)} or more, got {num_mels}; 128 are usual")
         log_mel = KaldiLogMel(sample_rate_hz, num_mels)
@@ -114,27 +116,27 @@ class ASTEncoder(SoundEncoder):
             in_chans=1,
             num_classes=0,
             global_pool="token",
-            embed_dim=dim,
-            depth=depth,
-            num_heads=heads,
-            mlp_ratio=mlp_ratio,
+            embed_dim=described.dim,
+            depth=described.depth,
+            num_heads=described.heads,
+            mlp_ratio=described.mlp_ratio,
             class_token=True,
             reg_tokens=1,  # the distillation token
-            pos_drop_rate=dropout,
-            proj_drop_rate=dropout,
-            drop_path_rate=drop_path,
+            pos_drop_rate=described.dropout,
+            proj_drop_rate=described.dropout,
+            drop_path_rate=described.drop_path,
             embed_layer=partial(OverlappingPatchEmbed, stride=(stride_frames, stride_mels)),  # type: ignore[arg-type]
             norm_layer=norm,  # type: ignore[arg-type]
         )
-        trunk.fc_norm = norm(dim)  # that of the checkpoint's classifier
+        trunk.fc_norm = norm(described.dim)  # that of the checkpoint's classifier
         if config is not None:
             trunk.load_state_dict(read_weights(config, trunk))
         picture = (1, frames, num_mels)
-        super().__init__(trunk, attention, picture, (1, 1, 1), checkpointing, local)
+        super().__init__(trunk, attention, picture, (1, 1, 1), described)
         self.sample_rate_hz, self.seconds = sample_rate_hz, seconds
-        self.num_mels, self.patch_size, self.mlp_ratio = num_mels, patch_size, mlp_ratio
+        self.num_mels, self.patch_size = num_mels, patch_size
         self.stride_mels, self.stride_frames = stride_mels, stride_frames
-        self.dropout, self.drop_path, self.fills, self.spec_augment = dropout, drop_path, fills, spec_augment
+        self.fills, self.spec_augment = fills, spec_augment
         self.pretrained = None  # a checkpoint holds the weights itself, so building from it must not read the file
         self.log_mel = log_mel
         self.set_statistics(torch.full((1, 1, 1), mean), torch.full((1, 1, 1), 2 * std))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, argument_names
 from longseq.attention import Mechanism, plug
 from longseq.encoders.encode import (
     count_tokens,
@@ -19,8 +19,9 @@ from longseq.encoders.encode import (
     pooled,
     token_features,
 )
-from longseq.encoders.local import LocalMixing, add_local
+from longseq.encoders.local import add_local
 from longseq.encoders.patches import without_padding
+from longseq.encoders.trunk import Sizes
 
 
 class Encoder(nn.Module, ABC):
@@ -36,10 +37,8 @@ class Encoder(nn.Module, ABC):
         attention: The mechanism that replaces it.
         picture_shape: (channels, height, width) of the pictures that the trunk takes.
         statistics: Shape of mean and std; it must broadcast over a picture.
-        local: Local mixing of every block; None for none.
-        checkpointing: Whether the backward pass computes the blocks' activations again, so that they are not kept.
-        any_length: Whether inputs may be of any size; picture_shape is then that of a usual one.
-        reversible: Whether the blocks are reversible (reversible.py).
+        sizes: Those that are arguments of the constructor become attributes. With any_length picture_shape is that of a
+            usual input.
 
     Raises:
         ValueError: If any_length is wanted, and the mechanism is bound to a length; or checkpointing and reversible.
@@ -53,6 +52,7 @@ class Encoder(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
+    checkpointing: bool
     takes_sounds: ClassVar[bool] = False  # True for sounds, False for images
     measured_by: ClassVar[tuple[str, ...]] = ()  # arguments on which mean and std depend, besides the data
 
@@ -62,31 +62,30 @@ class Encoder(nn.Module, ABC):
         attention: Mechanism,
         picture_shape: tuple[int, int, int],
         statistics: tuple[int, int, int],
-        checkpointing: bool,
-        local: LocalMixing | None = None,
-        any_length: bool = False,
-        reversible: bool = False,
+        sizes: Sizes,
     ) -> None:
         super().__init__()
-        if any_length and not attention.any_length:
+        if sizes.any_length and not attention.any_length:
             projection = getattr(attention, "projection", None)
             bound = type(attention if projection is None else projection).__name__
             what = f"must take sequences of any length, but {bound} is bound to one"
             remedy = "Verma without k and Linformer with Dynamic are not, or give any_length false"
             raise ArgumentError("attention", f"{what}; {remedy}")
-        if reversible and checkpointing:
+        if sizes.reversible and sizes.checkpointing:
             what = "must be false with reversible blocks, which keep no activations either"
             raise ArgumentError("checkpointing", f"{what}; leave out one of the two")
         first: Any = next(iter(getattr(trunk, "blocks", ())), None)  # plug refuses what has no such blocks
         heads = first.attn.num_heads if hasattr(first, "attn") else 0
         self.trunk = plug(trunk, attention)
-        if local is not None:
-            add_local(self.trunk, local)
-        self.trunk.set_grad_checkpointing(checkpointing)
-        self.trunk.reversible = self.reversible = reversible
-        self.attention, self.local, self.any_length = attention, local, any_length
-        self.picture_shape, self.checkpointing = picture_shape, checkpointing
+        if sizes.local is not None:
+            add_local(self.trunk, sizes.local)
+        self.trunk.set_grad_checkpointing(sizes.checkpointing)
+        self.trunk.reversible = self.reversible = sizes.reversible
+        self.attention, self.picture_shape, self.any_length = attention, picture_shape, sizes.any_length
         self.dim, self.depth, self.heads = self.trunk.num_features, len(self.trunk.blocks), heads
+        for name in argument_names(type(self)):
+            if hasattr(sizes, name):
+                setattr(self, name, getattr(sizes, name))
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
         self._is_measured = False

@@ -1,7 +1,7 @@
 """Images as sequences: one token per pixel or per patch."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -10,12 +10,10 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder
-from longseq.encoders.local import LocalMixing
-from longseq.encoders.positions import Positions
 from longseq.encoders.pretrained import TimmEncoder
 from longseq.encoders.pretrained_stem import Pretrained
-from longseq.encoders.stem import Residual, Stem, refuse_stem
-from longseq.encoders.trunk import make_trunk, picture_shape
+from longseq.encoders.stem import Residual, refuse_stem
+from longseq.encoders.trunk import Sizes, make_trunk, picture_shape
 
 
 class ImageEncoder(Encoder):
@@ -23,50 +21,16 @@ class ImageEncoder(Encoder):
 
     Args:
         shape: Channels, height and width of an image, in pixels.
-        patch_size: Side of a patch, in pixels; 1 makes every pixel a token.
-        dim: Width of a token.
-        depth: Number of blocks; 0 with a stem, for its tokens alone.
-        heads: Attention heads; they divide dim.
         attention: The mechanism of every block.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
-        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
-        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
-        pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
-        local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
-        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
-            mixing, edges tell.
-        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
-        any_length: Whether images may be of any size that patches fill, without a resize; ``shape`` is then a usual
-            one. Positions must be ``none``, and the attention must not be bound to a length.
-        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
-            for one block, whatever the depth, and more time.
-        stem: Convolutions in front of the tokens (stem.py), whose strides divide the patch; None for none.
-        layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
-            arXiv:2103.17239); 0 for no scale.
+        patch_size: Side of a patch, in pixels; 1 makes every pixel a token.
+        sizes: Arguments of ``Sizes``.
 
     Raises:
         ValueError: If the patch does not divide the image, the heads do not divide dim, or the mechanism does not fit.
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        attention: Mechanism,
-        patch_size: int = 1,
-        dim: int = 128,
-        depth: int = 6,
-        heads: int = 4,
-        mlp_ratio: float = 4.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        pool: str = "avg",
-        checkpointing: bool = False,
-        local: LocalMixing | None = None,
-        positions: Positions = "learned",
-        any_length: bool = False,
-        reversible: bool = False,
-        stem: Stem | None = None,
-        layer_scale: float = 0.0,
+        self, shape: Sequence[int], attention: Mechanism, patch_size: int = 1, **sizes: Annotated[Any, Sizes]
     ) -> None:
         picture = picture_shape(shape)
         height, width = picture[1:]
@@ -77,19 +41,15 @@ class ImageEncoder(Encoder):
                 + _remedy(patch_size, height, width),
             )
         patch = (patch_size, patch_size)
-        if stem is not None:
-            refuse_stem(stem, patch, "patch_size")
-        sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
-        trunk = make_trunk(picture, patch, *sizes, pool, positions, any_length, stem, layer_scale)
-        super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local, any_length, reversible)
-        self.shape, self.patch_size, self.pool = list(shape), patch_size, pool
-        self.mlp_ratio, self.dropout, self.drop_path, self.positions = mlp_ratio, dropout, drop_path, positions
-        self.stem, self.layer_scale = stem, layer_scale
-        if isinstance(stem, Pretrained):
-            self.stem = stem.without_weights()  # a checkpoint holds them itself
-            self.set_statistics(*stem.statistics(picture[0]))
+        described = Sizes(**sizes)
+        if described.stem is not None:
+            refuse_stem(described.stem, patch, "patch_size")
+        super().__init__(make_trunk(picture, patch, described), attention, picture, (picture[0], 1, 1), described)
+        self.shape, self.patch_size = list(shape), patch_size
+        if isinstance(described.stem, Pretrained):
+            self.stem = described.stem.without_weights()  # a checkpoint holds them itself
+            self.set_statistics(*described.stem.statistics(picture[0]))
             self.keeps_statistics = True
-        self.heads = heads  # with depth 0 no block tells
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":

@@ -15,7 +15,7 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.naflex import at_one_size
 from longseq.encoders.timm_models import config_of, created, statistics_of
-from longseq.encoders.trunk import picture_shape
+from longseq.encoders.trunk import Sizes, picture_shape
 
 
 class TimmEncoder(Encoder):
@@ -67,15 +67,18 @@ class TimmEncoder(Encoder):
             raise ArgumentError(
                 "model", f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
             ) from error
+        sizes = Sizes(
+            dropout=dropout, drop_path=drop_path, checkpointing=checkpointing, local=local
+        )  # others are timm's
         if isinstance(trunk, NaFlexVit):
             trunk = at_one_size(trunk, picture[1:])
         try:
-            super().__init__(trunk, attention, picture, (picture[0], 1, 1), checkpointing, local)
+            super().__init__(trunk, attention, picture, (picture[0], 1, 1), sizes)
         except ValueError as error:
             if not str(error).startswith("vit must"):
                 raise
             raise ArgumentError("model", f"must be one that can be plugged, got {model!r}: {error}") from error
-        self.model, self.shape, self.dropout, self.drop_path = model, list(picture), dropout, drop_path
+        self.model, self.shape = model, list(picture)
         self.pretrained = False  # a checkpoint holds the weights itself, so building from it must not load timm's
         self.set_statistics(*statistics_of(config, picture[0]))
 

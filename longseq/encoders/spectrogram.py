@@ -1,7 +1,7 @@
 """Sound as sequences: one token per spectrogram frame, or per patch of mels and frames."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,10 @@ from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.compat.torch import without_autocast
 from longseq.encoders.encoder import Encoder
-from longseq.encoders.local import LocalMixing
-from longseq.encoders.positions import Positions
 from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
-from longseq.encoders.stem import Residual, Stem, refuse_stem
-from longseq.encoders.trunk import make_trunk
+from longseq.encoders.stem import Residual, refuse_stem
+from longseq.encoders.trunk import Sizes, make_trunk
 
 _FRAMES = 1 << 15  # frames whose spectrum is in memory at a time
 
@@ -73,34 +71,17 @@ class SpectrogramEncoder(SoundEncoder):
     Args:
         sample_rate_hz: Samples per second of the waveforms.
         seconds: Length of the longest clip.
+        attention: The mechanism of every block.
         num_mels: Mel bands.
         hop_ms: Milliseconds from frame to frame.
         window_ms: Length of a frame's window, in milliseconds.
         tokens: ``frames``, one token per frame, or the size (mels, frames) of a patch.
-        dim: Width of a token.
-        depth: Number of blocks; 0 with a stem, for its tokens alone.
-        heads: Attention heads; they divide dim.
-        attention: The mechanism of every block.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
-        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
-        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
-        pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
         spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
-        local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
-        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
-            mixing, edges tell.
-        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
-        any_length: Whether clips may be of any length, without a resize; ``seconds`` is then a usual one. Positions
-            must be ``none``, and the attention must not be bound to a length.
-        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
-            for one block, whatever the depth, and more time.
-        stem: Convolutions in front of the tokens (stem.py), whose strides divide a patch of ``tokens``; None for none.
-        layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
-            arXiv:2103.17239); 0 for no scale.
         subtract_mean: What a clip loses before it is seen: ``level``, the mean of its spectrogram, so that a louder
             clip is the same; or ``bands``, the mean of each mel band (cepstral mean normalisation), which takes what a
             microphone or a room does to the sound, and what is steady in it. If absent, nothing. Of recordings
             longer than ``seconds`` it is the mean of the ``seconds`` before and behind each frame.
+        sizes: Arguments of ``Sizes``.
 
     Raises:
         ValueError: If a number is not positive, the patch does not divide the mels, the heads do not divide dim, or the
@@ -118,27 +99,14 @@ class SpectrogramEncoder(SoundEncoder):
         hop_ms: float = 10.0,
         window_ms: float = 25.0,
         tokens: Literal["frames"] | Sequence[int] = "frames",
-        dim: int = 128,
-        depth: int = 6,
-        heads: int = 4,
-        mlp_ratio: float = 4.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        pool: str = "avg",
         spec_augment: SpecAugment | None = None,
-        checkpointing: bool = False,
-        local: LocalMixing | None = None,
-        positions: Positions = "learned",
-        any_length: bool = False,
-        reversible: bool = False,
-        stem: Stem | None = None,
-        layer_scale: float = 0.0,
         subtract_mean: Literal["level", "bands"] | None = None,
+        **sizes: Annotated[Any, Sizes],
     ) -> None:
         if subtract_mean not in (None, "level", "bands"):
             raise ArgumentError("subtract_mean", f"must be level or bands, got {subtract_mean!r}; leave it out")
-        sizes = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
-        refuse_no_sound(**sizes, hop_ms=hop_ms, window_ms=window_ms)
+        of_sound = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
+        refuse_no_sound(**of_sound, hop_ms=hop_ms, window_ms=window_ms)
         hop, window = (round(sample_rate_hz * ms / 1000) for ms in (hop_ms, window_ms))
         for name, ms, samples in (("hop_ms", hop_ms, hop), ("window_ms", window_ms, window)):
             if samples < 1:
@@ -149,21 +117,18 @@ class SpectrogramEncoder(SoundEncoder):
         if mels < 1 or frames < 1 or num_mels % mels:
             what = f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels"
             raise ArgumentError("tokens", f"{what}, got {tokens}; [{num_mels}, 4] is one")
-        if stem is not None:
-            refuse_stem(stem, (frames, mels), "tokens")
-        num_samples = round(sample_rate_hz * seconds)
-        picture = (1, patches_down(1 + num_samples // hop, frames), num_mels)
-        width = dim, depth, heads, mlp_ratio, dropout, drop_path
-        trunk = make_trunk(picture, (frames, mels), *width, pool, positions, any_length, stem, layer_scale)
-        super().__init__(trunk, attention, picture, (1, 1, num_mels), checkpointing, local, any_length, reversible)
+        described = Sizes(**sizes)
+        if described.stem is not None:
+            refuse_stem(described.stem, (frames, mels), "tokens")
+        picture = (1, patches_down(1 + round(sample_rate_hz * seconds) // hop, frames), num_mels)
+        super().__init__(
+            make_trunk(picture, (frames, mels), described), attention, picture, (1, 1, num_mels), described
+        )
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
-        self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
-        self.positions, self.stem, self.layer_scale = positions, stem, layer_scale
-        if isinstance(stem, Pretrained):
-            self.stem = stem.without_weights()  # a checkpoint holds them itself
-        self.heads = heads  # with depth 0 no block tells
+        if isinstance(described.stem, Pretrained):
+            self.stem = described.stem.without_weights()  # a checkpoint holds them itself
         self.spec_augment, self.subtract_mean = spec_augment, subtract_mean
         self.hop = hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)

@@ -1,7 +1,8 @@
 """Sound as sequences without a spectrogram: one token per sample, or per patch of samples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
@@ -10,10 +11,21 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder
-from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions
 from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
-from longseq.encoders.trunk import make_trunk
+from longseq.encoders.trunk import Sizes, make_trunk
+
+
+@dataclass(frozen=True)
+class WaveformSizes(Sizes):
+    """Those of a WaveformEncoder, which has no stem and no layer scale."""
+
+    dim: int = 64
+    depth: int = 4
+    mlp_ratio: float = 2.0
+    positions: Positions = "none"
+    stem: None = field(default=None, init=False)
+    layer_scale: float = field(default=0.0, init=False)
 
 
 class WaveformEncoder(SoundEncoder):
@@ -27,21 +39,7 @@ class WaveformEncoder(SoundEncoder):
         seconds: Length of the longest clip.
         attention: The mechanism of every block.
         patch_size: Samples of a token; 1 makes every sample a token.
-        dim: Width of a token.
-        depth: Number of blocks.
-        heads: Attention heads; they divide dim.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
-        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
-        drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
-        pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
-        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
-        local: Depthwise convolutions along the tokens in every block, ``Conv1d``; None for none.
-        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
-            mixing, edges tell.
-        any_length: Whether clips may be of any length, without a resize; ``seconds`` is then a usual one. Positions
-            must be ``none``, and the attention must not be bound to a length.
-        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
-            for one block, whatever the depth, and more time.
+        sizes: Arguments of ``Sizes`` but ``stem`` and ``layer_scale``, with other defaults.
 
     Raises:
         ValueError: If a number is not positive, the heads do not divide dim, or the mechanism does not fit.
@@ -55,18 +53,7 @@ class WaveformEncoder(SoundEncoder):
         seconds: float,
         attention: Mechanism,
         patch_size: int = 1,
-        dim: int = 64,
-        depth: int = 4,
-        heads: int = 4,
-        mlp_ratio: float = 2.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        pool: str = "avg",
-        checkpointing: bool = False,
-        local: LocalMixing | None = None,
-        positions: Positions = "none",
-        any_length: bool = False,
-        reversible: bool = False,
+        **sizes: Annotated[Any, WaveformSizes],
     ) -> None:
         refuse_no_sound(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size)
         num_samples = round(sample_rate_hz * seconds)
@@ -75,12 +62,10 @@ class WaveformEncoder(SoundEncoder):
                 "patch_size", f"must be at most a clip's {num_samples} samples, got {patch_size}; lower it"
             )
         picture = (1, patches_down(num_samples, patch_size), 1)
-        sizes = dim, depth, heads, mlp_ratio, dropout, drop_path
-        trunk = make_trunk(picture, (patch_size, 1), *sizes, pool, positions, any_length)
-        super().__init__(trunk, attention, picture, (1, 1, 1), checkpointing, local, any_length, reversible)
+        described = WaveformSizes(**sizes)
+        trunk = make_trunk(picture, (patch_size, 1), described)
+        super().__init__(trunk, attention, picture, (1, 1, 1), described)
         self.sample_rate_hz, self.seconds, self.patch_size = sample_rate_hz, seconds, patch_size
-        self.mlp_ratio, self.dropout, self.drop_path, self.pool = mlp_ratio, dropout, drop_path, pool
-        self.positions = positions
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":

@@ -8,9 +8,8 @@ import torch
 
 from longseq import ImageEncoder, SpectrogramEncoder, Verma, resize
 from longseq.attention.grid import TokenGrid
-from longseq.encoders import Conv2d
+from longseq.encoders import Conv2d, Sizes
 from longseq.encoders.positions import sincos
-from longseq.encoders.trunk import make_trunk
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2}
 
@@ -77,6 +76,6 @@ def test_sounds_have_them_too_and_other_words_are_refused() -> None:
         encoder = SpectrogramEncoder(8000, 0.2, Verma(), num_mels=16, positions=positions, **SMALL)
         assert encoder(torch.randn(2, 1600)).isfinite().all()
         assert resize(encoder, seconds=0.4).positions == positions
-    without_type_check = inspect.unwrap(make_trunk)
+    without_type_check = inspect.unwrap(Sizes.__init__)
     with pytest.raises(ValueError, match="^positions must be learned, sincos or none, got 'rope'"):
-        without_type_check((1, 8, 8), (1, 1), 8, 1, 1, 4.0, 0.0, 0.0, "avg", "rope")
+        without_type_check(Sizes(), positions="rope")
