@@ -43,6 +43,7 @@ from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Mechanism
 from longseq.attention.columns import ColumnSoftmax
 from longseq.attention.groups import attend_in_groups, num_groups
+from longseq.attention.heads import Heads
 from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
 from longseq.compat.torch import is_out_of_memory
@@ -122,7 +123,7 @@ def query_groups(bench: Bench) -> Iterator[Row]:
         for groups in sorted({1, 4, 16, 64, chosen}):
             if groups > 1 and (n % groups or n // groups < 16):
                 continue
-            forms = {"samples": lambda *qkv, s=groups: attend_in_groups(*qkv, None, 0.0, s)}
+            forms = {"samples": lambda *qkv, s=groups: attend_in_groups(Heads(*qkv), s)}
             if groups > 1:
                 forms["heads"] = lambda *qkv, s=groups: as_heads(*qkv, s)
             for form, attend in forms.items():
@@ -171,14 +172,14 @@ def windows(bench: Bench) -> Iterator[Row]:
         yield [what, against, "", "", "", "flex_attention has no gradients on a CPU", "", ""]
         return
     formula = PatternFormula(0, Blocks.of_windows(1, 256, 256), is_banded=True)
-    products_of_blocks = torch.compile(lambda *qkv: formula.by_blocks(*qkv, None, 0.0))
+    products_of_blocks = torch.compile(lambda *qkv: formula.by_blocks(Heads(*qkv)))
     for n in bench.lengths:
         parts = heads_of(bench, n, n, n)
-        by_flex = attend_in_window(*parts, None, 256, 0)
-        error = (by_flex.float() - formula.by_blocks(*(part.float() for part in parts), None, 0.0)).abs().max()
+        by_flex = attend_in_window(Heads(*parts), 256, 0)
+        error = (by_flex.float() - formula.by_blocks(Heads(*(part.float() for part in parts)))).abs().max()
         sides = (
             kernel_step(bench, side, parts)
-            for side in (lambda *qkv: attend_in_window(*qkv, None, 256, 0), products_of_blocks)
+            for side in (lambda *qkv: attend_in_window(Heads(*qkv), 256, 0), products_of_blocks)
         )
         at = f"n = {n}, width {bench.width}, they differ by {error:.1e}"
         yield [what, f"{against}, compiled", at, *compare(bench, *sides, ROUNDS), ""]

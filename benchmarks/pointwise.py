@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.compat.torch import is_plain
@@ -35,28 +36,19 @@ class Pointwise(Mechanism):
         return [cls()]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        return [PointwiseLayer(trained, pointwise_formula) for trained in stack]
+        return [PointwiseLayer(trained, pointwise_formula, independent_queries=True) for trained in stack]
 
 
 class PointwiseLayer(AttentionLayer):
     """Computes neither queries nor keys, unless a wrapped ``qkv`` does."""
 
-    def _queries_keys_values(
-        self, x: Float[Tensor, "b n d"], queried: Float[Tensor, "b q d"], *present_and_projections: Any
-    ):
+    def queries_keys_values(self, tokens: Tokens, *projections: Any):
         if not is_plain(self.qkv, nn.Linear):
-            return super()._queries_keys_values(x, queried, *present_and_projections)
-        values = self.linear(x, slice(2 * self.attn_dim, 3 * self.attn_dim))
-        return values[:, : queried.shape[1]], values, values
+            return super().queries_keys_values(tokens, *projections)
+        values = self.linear(tokens.x, slice(2 * self.attn_dim, 3 * self.attn_dim))
+        return self.turned(tokens, values, values, values)
 
 
-def pointwise_formula(
-    queries: Float[Tensor, "b h n c"],
-    keys: Float[Tensor, "b h k c"],
-    values: Float[Tensor, "b h k c"],
-    query_mask: Bool[Tensor, "b 1 n 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 k"] | None,
-    dropout: float,
-) -> Float[Tensor, "b h n c"]:
+def pointwise_formula(heads: Heads) -> Float[Tensor, "b h q c"]:
     """V, of the tokens that have queries."""
-    return F.dropout(values[:, :, : queries.shape[2]], dropout)
+    return F.dropout(heads.values[:, :, : heads.queries.shape[2]], heads.dropout)

@@ -9,8 +9,10 @@ copied.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
+
+from longseq.attention.heads import Heads
 
 KEYS_OF_A_BLOCK = 128
 BLOCKS_A_PROCESSOR = 4  # so that the last round, which leaves some processors idle, is a small part
@@ -46,15 +48,9 @@ def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count if torch.cuda.is_available() else 0
 
 
-def attend_in_groups(
-    queries: Float[Tensor, "b h n c"],
-    keys: Float[Tensor, "b h k c"],
-    values: Float[Tensor, "b h k c"],
-    key_mask: Bool[Tensor, "b 1 1 k"] | None,
-    dropout: float,
-    groups: int,
-) -> Float[Tensor, "b h n c"]:
+def attend_in_groups(heads: Heads, groups: int) -> Float[Tensor, "b h q c"]:
     """softmax(Q K' / sqrt(c)) V by torch's fused kernel, with so many groups of queries."""
+    queries, keys, values, _, key_mask, dropout = heads
     if groups == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)
     b, n = len(queries), queries.shape[2]

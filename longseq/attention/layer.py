@@ -1,6 +1,7 @@
 """The attention layer: queries, keys, values, heads and output, around a mechanism's formula."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,16 +13,12 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
 from longseq.attention.groups import attend_in_groups, groups_for
+from longseq.attention.heads import Formula, Heads, Tokens
 from longseq.attention.mixer import TokenMixer, blank, copy_weights, masked_scores, present_tokens
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
 from longseq.attention.rotary import Rotary
 from longseq.attention.shard import Split
 from longseq.compat.torch import is_plain
-
-# A mechanism's formula, applied after the heads are split. It takes queries (b, h, n, c), keys and values (b, h, k, c),
-# a mask of the queries (b, 1, n, 1) and one of the keys (b, 1, 1, k), False at padding and None without padding, and
-# the dropout rate of the weights. It returns (b, h, n, c). The values of absent tokens are zero.
-Formula = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float], Tensor]
 
 
 class AttentionLayer(TokenMixer):
@@ -40,6 +37,9 @@ class AttentionLayer(TokenMixer):
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
         independent_queries: Whether the formula's result for a query does not depend on other queries.
         rotary: Turns queries and keys by their places; only without projections, because a shortened key has no place.
+
+    Raises:
+        ValueError: If the formula does not take one argument.
     """
 
     def __init__(
@@ -52,6 +52,13 @@ class AttentionLayer(TokenMixer):
         rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
+        try:
+            inspect.signature(formula.forward if isinstance(formula, nn.Module) else formula).bind(None)
+        except TypeError as error:
+            name = getattr(formula, "__name__", type(formula).__name__)
+            what = f"must take one argument, Heads (longseq/attention/heads.py), and {name} takes others"
+            remedy = f"def {name}(heads): and then {', '.join(Heads._fields)} = heads"
+            raise ArgumentError("formula", f"{what}; write {remedy}") from error
         self.rotary = rotary
         self.turn: Any = getattr(trained, "turn", None)  # queries and keys by a trunk's rope: turned.py
         self.formula, self.independent_queries = formula, independent_queries
@@ -88,10 +95,11 @@ class AttentionLayer(TokenMixer):
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
         queried = x[:, :num_queries] if self.independent_queries else x
-        if self.shard is None:
-            return self.attend(x, queried, present, rope)[:, :num_queries]
-        of_keys = None if present is None else self.shard.of_keys(present)
-        return self.attend(self.shard.of_keys(x), queried, of_keys)[:, :num_queries]
+        tokens = Tokens(x, queried, present, rope)
+        if self.shard is not None:
+            of_keys = None if present is None else self.shard.of_keys(present)
+            tokens = Tokens(self.shard.of_keys(x), queried, of_keys)
+        return self.attend(tokens)[:, :num_queries]
 
     @property
     def can_be_sharded(self) -> bool:
@@ -103,38 +111,21 @@ class AttentionLayer(TokenMixer):
         sums = isinstance(self.formula, Split) or (bool(projections) and self.independent_queries)
         return sums and all(part.can_be_sharded for part in projections) and is_plain(self.qkv, nn.Linear)
 
-    def attend(
-        self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        rope: Tensor | None = None,
-    ) -> Float[Tensor, "b q d"]:
-        """Attend by the mechanism's formula; a subclass may multiply in another order.
-
-        Args:
-            x: The tokens that give keys and values.
-            queried: The first q of them, which give the queries.
-            present: False where a token is padding.
-            rope: Sines and cosines of the tokens' angles; None without rotary positions.
-        """
-        project_keys, project_values = self.projections_for(x, present)
-        if rope is None:
-            queries, keys, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
-            queries = self.q_norm(_split(queries, self.num_heads))
-        elif self.rotary is not None:
+    def attend(self, tokens: Tokens) -> Float[Tensor, "b q d"]:
+        """Attend by the mechanism's formula; a subclass may multiply in another order."""
+        if tokens.rope is not None and self.rotary is not None:
             raise ArgumentError("rotary", "must be false: this model turns queries and keys by their places itself")
-        else:
-            queries, keys, values = self._turned(x, queried, present, project_keys, project_values, rope)
+        project_keys, project_values = self.projections_for(tokens.x, tokens.present)
+        queries, keys, values = self.queries_keys_values(tokens, project_keys, project_values)
         if isinstance(project_keys, RaggedProjection):  # each head has its own k, so heads run one by one
             heads = zip(queries.split(1, dim=1), project_keys, keys, values, strict=True)
-            parts = [self._by_formula(Q, E, K, V, present, rope is None) for Q, E, K, V in heads]  # type: ignore[arg-type]
+            parts = [self._by_formula(tokens, Q, E, K, V) for Q, E, K, V in heads]  # type: ignore[arg-type]
             mixed = torch.cat(parts, dim=1)
         else:
-            mixed = self._by_formula(queries, project_keys, keys, values, present, rope is None)
+            mixed = self._by_formula(tokens, queries, project_keys, keys, values)
         mixed = self.norm(mixed.transpose(1, 2).flatten(2))
         if self.gate is not None:
-            mixed = mixed * self.gate(queried).sigmoid()
+            mixed = mixed * self.gate(tokens.queried).sigmoid()
         return self.proj_drop(self.proj(mixed))
 
     def projections_for(
@@ -148,27 +139,28 @@ class AttentionLayer(TokenMixer):
 
     def _by_formula(
         self,
+        tokens: Tokens,
         queries: Float[Tensor, "b h q c"],
         project_keys: Shortening | None,
         keys: Float[Tensor, "b k hc"],
         values: Float[Tensor, "b k hc"],
-        present: Bool[Tensor, "b n 1"] | None,
-        norms_keys: bool,
     ) -> Float[Tensor, "b h q c"]:
+        present, heads = tokens.present, queries.shape[1]
         key_mask = present if present is None or project_keys is None else project_keys.filled(present)
-        heads = queries.shape[1]
         keys_of_heads = _split(keys, heads)
-        if norms_keys:
+        if tokens.rope is None:  # else they are normalised already
             keys_of_heads = self.k_norm(keys_of_heads)
         if self.rotary is not None:
             queries, keys_of_heads = self.rotary(queries), self.rotary(keys_of_heads)
         return self.formula(
-            queries,
-            keys_of_heads,
-            _split(values, heads),
-            None if present is None else present[:, None, : queries.shape[2]],
-            None if key_mask is None else key_mask[:, None].mT,
-            self.attn_drop.p if self.training else 0.0,
+            Heads(
+                queries,
+                keys_of_heads,
+                _split(values, heads),
+                None if present is None else present[:, None, : queries.shape[2]],
+                None if key_mask is None else key_mask[:, None].mT,
+                self.attn_drop.p if self.training else 0.0,
+            )
         )
 
     def linear(self, tokens: Float[Tensor, "b n d"], rows: slice, scale: float = 1.0) -> Float[Tensor, "b n rows"]:
@@ -178,77 +170,66 @@ class AttentionLayer(TokenMixer):
             weight, bias = weight * scale, None if bias is None else bias * scale
         return F.linear(tokens, weight, bias)
 
-    def _queries_keys_values(
+    def queries_keys_values(
         self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
+        tokens: Tokens,
         project_keys: Shortening | RaggedProjection | None,
         project_values: Shortening | RaggedProjection | None,
     ):
-        """Queries (b, q, d), keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
+        """Queries (b, h, q, c), normalised, and keys and values (b, k, d), or lists of (b, k of the head, c) with a
+        ragged projection. A subclass that makes them of other matrices overrides this, and calls ``turned``.
+
+        With rotary positions keys are normalised and turned before they are shortened, because a shortened key has no
+        place: with k = n and E = I the result is the trunk's. So keys and values are then made from all n tokens. A
+        wrapped ``qkv`` is called too, in the paper's order: its weights alone lack the wrapper.
+        """
+        x, queried, present, rope = tokens
         d = self.attn_dim
-        if not is_plain(self.qkv, nn.Linear):  # call it, in the paper's order: its weights alone lack the wrapper
-            queries, keys, values = self.qkv(x).split(d, dim=-1)
-            queries = queries[:, : queried.shape[1]]
-            if project_keys is not None and project_values is not None:
-                return queries, project_keys(keys, present), project_values(values, present)
-        elif project_keys is not None and project_values is not None:
-            short = self.shortened_keys_values(x, present, project_keys, project_values)
-            return self.linear(queried, slice(0, d)), *short
-        elif queried.shape[1] != x.shape[1]:
-            queries = self.linear(queried, slice(0, d))
-            keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
-        else:
-            queries, keys, values = self.qkv(x).split(d, dim=-1)
-        return queries, keys, blank(values, present)
+        if project_keys is None or project_values is None:
+            if rope is None and queried.shape[1] != x.shape[1] and is_plain(self.qkv, nn.Linear):
+                keys, values = self.linear(x, slice(d, 3 * d)).split(d, dim=-1)
+                return self.turned(tokens, self.linear(queried, slice(0, d)), keys, values)
+            return self.turned(tokens, *self.qkv(x).split(d, dim=-1))
+        if rope is None and is_plain(self.qkv, nn.Linear):
+            queries = self.q_norm(_split(self.linear(queried, slice(0, d)), self.num_heads))
+            return queries, *self.shortened_keys_values(tokens, project_keys, project_values)
+        queries, keys, values = self.turned(tokens, *self.qkv(x).split(d, dim=-1))
+        return queries, project_keys(keys, present), project_values(values, present)
 
-    def _turned(
+    def turned(
         self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        project_keys: Shortening | RaggedProjection | None,
-        project_values: Shortening | RaggedProjection | None,
-        rope: Tensor,
+        tokens: Tokens,
+        queries: Float[Tensor, "b _ d"],
+        keys: Float[Tensor, "b n d"],
+        values: Float[Tensor, "b n d"],
     ):
-        """Queries (b, h, q, c), normalised and turned by their places, and keys and values as _queries_keys_values has
-        them. Keys are normalised and turned before they are shortened, because a shortened key has no place: with
-        k = n and E = I the result is the trunk's. So keys and values are made from all n tokens."""
-        queries, keys, values = self.qkv(x).split(self.attn_dim, dim=-1)
-        queries, keys = self.turned_heads(queries, keys, rope)
-        queries = queries[:, :, : queried.shape[1]]
-        if project_keys is not None and project_values is not None:
-            return queries, project_keys(keys, present), project_values(values, present)
-        return queries, keys, blank(values, present)
-
-    def turned_heads(self, queries: Float[Tensor, "b n d"], keys: Float[Tensor, "b n d"], rope: Tensor):
-        """Queries (b, h, n, c) and keys (b, n, d), normalised in each head and turned by their places."""
-        queries = self.turn(self.q_norm(_split(queries, self.num_heads)), rope)
-        return queries, self.turn(self.k_norm(_split(keys, self.num_heads)), rope).transpose(1, 2).flatten(2)
+        """Queries (b, h, q, c), normalised and, with rotary positions, turned by their places; keys (b, n, d), then
+        normalised and turned too; values, with zeros for absent tokens. The queries are those of the first tokens or,
+        with rotary positions, of all."""
+        if tokens.rope is None:
+            queries = self.q_norm(_split(queries[:, : tokens.queried.shape[1]], self.num_heads))
+        else:
+            queries = self.turn(self.q_norm(_split(queries, self.num_heads)), tokens.rope)
+            queries = queries[:, :, : tokens.queried.shape[1]]
+            keys = self.turn(self.k_norm(_split(keys, self.num_heads)), tokens.rope).transpose(1, 2).flatten(2)
+        return queries, keys, blank(values, tokens.present)
 
     def shortened_keys_values(
         self,
-        x: Float[Tensor, "b n d"],
-        present: Bool[Tensor, "b n 1"] | None,
+        tokens: Tokens,
         project_keys: Shortening | RaggedProjection,
         project_values: Shortening | RaggedProjection,
     ):
         """Keys and values (b, k, d), or lists of (b, k of the head, c) with a ragged projection."""
         d = self.attn_dim
         if project_keys is project_values and project_keys.commutes:
-            return self._shortened(x, present, project_keys, slice(d, 3 * d)).split(d, dim=-1)
-        keys = self._shortened(x, present, project_keys, slice(d, 2 * d))
-        return keys, self._shortened(x, present, project_values, slice(2 * d, 3 * d))
+            return self._shortened(tokens, project_keys, slice(d, 3 * d)).split(d, dim=-1)
+        keys = self._shortened(tokens, project_keys, slice(d, 2 * d))
+        return keys, self._shortened(tokens, project_values, slice(2 * d, 3 * d))
 
-    def _shortened(
-        self,
-        x: Float[Tensor, "b n d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        project: Shortening | RaggedProjection,
-        rows: slice,
-    ):
+    def _shortened(self, tokens: Tokens, project: Shortening | RaggedProjection, rows: slice):
         """What some rows of the matrix of queries, keys and values make of the tokens, shortened."""
+        x, present = tokens.x, tokens.present
         if not project.commutes:
             return project(self.linear(x, rows), present)
         weight, bias = self.qkv.weight[rows], self.qkv.bias
@@ -276,15 +257,9 @@ class AttentionLayer(TokenMixer):
 Stack = Sequence[Attention | AttentionLayer]
 
 
-def softmax_formula(
-    queries: Float[Tensor, "b h n c"],
-    keys: Float[Tensor, "b h k c"],
-    values: Float[Tensor, "b h k c"],
-    query_mask: Bool[Tensor, "b 1 n 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 k"] | None,
-    dropout: float,
-) -> Float[Tensor, "b h n c"]:
+def softmax_formula(heads: Heads) -> Float[Tensor, "b h q c"]:
     """softmax(Q K' / sqrt(c)) V, in the fastest way that torch has for it."""
+    queries, keys, values, _, key_mask, dropout = heads
     if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 and _is_small(queries, keys):
         # torch's fused kernel has no fast bfloat16 on a CPU, least of all backward (docs/performance.md)
         with torch.autocast("cpu", enabled=False):
@@ -292,7 +267,7 @@ def softmax_formula(
             scores = queries @ scaled.mT
             weights = masked_scores(scores, key_mask).softmax(dim=-1)
             return F.dropout(weights, dropout) @ values.to(queries.dtype)
-    return attend_in_groups(queries, keys, values, key_mask, dropout, groups_for(queries, keys))
+    return attend_in_groups(heads, groups_for(queries, keys))
 
 
 def _is_small(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]) -> bool:

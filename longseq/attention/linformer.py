@@ -38,4 +38,7 @@ class Linformer(Mechanism):
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
-        return [AttentionLayer(trained, softmax_formula, *pair) for trained, pair in zip(stack, pairs, strict=True)]
+        return [
+            AttentionLayer(trained, softmax_formula, *pair, independent_queries=True)
+            for trained, pair in zip(stack, pairs, strict=True)
+        ]

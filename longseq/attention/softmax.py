@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.rotary import Rotary
@@ -43,18 +44,13 @@ class Softmax(Mechanism):
             formula = partial(softmax_formula_by_length, length_scaling=self.length_scaling)
         channels = [trained.attn_dim // trained.num_heads for trained in stack]
         turns = [Rotary(grid, c) if self.rotary else None for c in channels]
-        return [AttentionLayer(trained, formula, rotary=turn) for trained, turn in zip(stack, turns, strict=True)]
+        return [
+            AttentionLayer(trained, formula, independent_queries=True, rotary=turn)
+            for trained, turn in zip(stack, turns, strict=True)
+        ]
 
 
-def softmax_formula_by_length(
-    queries: Float[Tensor, "b h q c"],
-    keys: Float[Tensor, "b h n c"],
-    values: Float[Tensor, "b h n c"],
-    query_mask: Bool[Tensor, "b 1 q 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 n"] | None,
-    dropout: float,
-    length_scaling: float,
-) -> Float[Tensor, "b h q c"]:
+def softmax_formula_by_length(heads: Heads, length_scaling: float) -> Float[Tensor, "b h q c"]:
     """softmax(Q K' / sqrt(c)) V, the scores scaled by the number of tokens."""
-    queries = scaled_by_length(queries, keys.shape[-2], key_mask, length_scaling)
-    return softmax_formula(queries, keys, values, query_mask, key_mask, dropout)
+    queries = scaled_by_length(heads.queries, heads.keys.shape[-2], heads.key_mask, length_scaling)
+    return softmax_formula(heads._replace(queries=queries))

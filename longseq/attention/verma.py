@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import own_softmax
@@ -123,7 +124,7 @@ class VermaLayer(AttentionLayer):
         formula = verma_formula
         if length_scaling or scale is not None:
             formula = partial(verma_formula, length_scaling=length_scaling, scale=scale)
-        super().__init__(trained, formula, project_keys, project_values)
+        super().__init__(trained, formula, project_keys, project_values, independent_queries=True)
         self.length_scaling = length_scaling
         self.scale = (self.attn_dim // self.num_heads) ** -0.5 if scale is None else scale
 
@@ -136,17 +137,11 @@ class VermaLayer(AttentionLayer):
         is_plain_inside = is_plain(self.qkv, nn.Linear) and is_plain(self.proj, nn.Linear)
         return is_plain_inside and is_plain(self.norm, nn.Identity) and self.gate is None
 
-    def attend(
-        self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        rope: Tensor | None = None,
-    ) -> Float[Tensor, "b q d"]:
-        if rope is not None or not self._is_folded:
-            return super().attend(x, queried, present, rope)
-        H = own_softmax(self._scores(queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
-        context = self._context_of_all(x, present) if self.project_keys is None else self._context_of_few(x, present)
+    def attend(self, tokens: Tokens) -> Float[Tensor, "b q d"]:
+        if tokens.rope is not None or not self._is_folded:
+            return super().attend(tokens)
+        H = own_softmax(self._scores(tokens.queried, slice(0, self.attn_dim), self.q_norm), dim=-1).flatten(2)
+        context = self._context_of_all(tokens) if self.project_keys is None else self._context_of_few(tokens)
         folded = (context @ self.proj.weight.mT.unflatten(0, (self.num_heads, -1))).flatten(1, 2)
         out = torch.bmm(H, folded) if self.proj.bias is None else torch.baddbmm(self.proj.bias, H, folded)
         return self.proj_drop(out)
@@ -163,13 +158,12 @@ class VermaLayer(AttentionLayer):
         L = own_softmax(scores, 1, filled)
         return F.dropout(L, self.attn_drop.p, self.training)
 
-    def _context_of_few(
-        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
-    ) -> Float[Tensor, "b h c c"]:
+    def _context_of_few(self, tokens: Tokens) -> Float[Tensor, "b h c c"]:
         """L V over keys and values that a projection has shortened."""
-        project_keys, project_values = self.projections_for(x, present)
+        present = tokens.present
+        project_keys, project_values = self.projections_for(tokens.x, present)
         assert project_keys is not None and project_values is not None
-        keys, values = self.shortened_keys_values(x, present, project_keys, project_values)
+        keys, values = self.shortened_keys_values(tokens, project_keys, project_values)
         if isinstance(project_keys, RaggedProjection):
             heads = zip(project_keys, keys, values, strict=True)
             contexts = [self._context(E, K, V, present) for E, K, V in heads]  # type: ignore[arg-type]
@@ -189,10 +183,9 @@ class VermaLayer(AttentionLayer):
         L = self._token_weights(scores, None if present is None else project_keys.filled(present))
         return L.mT.unflatten(1, channels) @ values.unflatten(-1, channels).transpose(1, 2)
 
-    def _context_of_all(
-        self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
-    ) -> Float[Tensor, "b h c c"]:
+    def _context_of_all(self, tokens: Tokens) -> Float[Tensor, "b h c c"]:
         """L V over all n tokens, as (L X) W_v."""
+        x, present = tokens.x, tokens.present
         d, heads = self.attn_dim, (self.num_heads, -1)
         scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
         scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
@@ -242,17 +235,9 @@ class OverTokens(torch.autograd.Function):
         return x @ grads[0].mT, L @ grads[0]
 
 
-def verma_formula(
-    queries: Float[Tensor, "b h n c"],
-    keys: Float[Tensor, "b h k c"],
-    values: Float[Tensor, "b h k c"],
-    query_mask: Bool[Tensor, "b 1 n 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 k"] | None,
-    dropout: float,
-    length_scaling: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "b h n c"]:
+def verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | None = None) -> Float[Tensor, "b h n c"]:
     """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
+    queries, keys, values, _, key_mask, dropout = heads
     factor = queries.shape[-1] ** -0.5 if scale is None else scale
     H = own_softmax(queries * factor, dim=-1)
     scores = scaled_by_length(keys.mT * factor, keys.shape[-2], key_mask, length_scaling)
@@ -271,16 +256,9 @@ class ByColumns(Split):
         super().__init__()
         self.sums_over_tokens = sums_over_tokens
 
-    def forward(
-        self,
-        queries: Float[Tensor, "b h n c"],
-        keys: Float[Tensor, "b h k c"],
-        values: Float[Tensor, "b h k c"],
-        query_mask: Bool[Tensor, "b 1 q 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 k"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h n c"]:
+    def forward(self, heads: Heads) -> Float[Tensor, "b h n c"]:
         """The mask of the queries lacks prefix tokens where the process gives no keys of them."""
+        queries, keys, values, query_mask, _, dropout = heads
         scale = queries.shape[-1] ** -0.5
         L = own_softmax(keys.mT * scale, dim=-2)
         context = F.dropout(L, dropout) @ values

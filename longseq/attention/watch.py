@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.mixer import masked_scores
 from longseq.attention.projection import RaggedProjection
@@ -33,14 +34,14 @@ def inputs_of(layers: Sequence[AttentionLayer]) -> Iterator[list[tuple[Tensor, T
 
 
 @contextmanager
-def watched(layer: AttentionLayer) -> Iterator[list[tuple[Any, ...]]]:
-    """Record the arguments that the formula gets while the layer runs: one call for all heads, or one for each."""
+def watched(layer: AttentionLayer) -> Iterator[list[Heads]]:
+    """Record what the formula gets while the layer runs: once for all heads, or once for each."""
     formula = layer.formula
-    calls: list[tuple[Any, ...]] = []
+    calls: list[Heads] = []
 
-    def record(*arguments: Any) -> Tensor:
-        calls.append(arguments)
-        return formula(*arguments)
+    def record(heads: Heads) -> Tensor:
+        calls.append(heads)
+        return formula(heads)
 
     own = vars(layer).get("formula")  # absent where the formula is a module
     vars(layer)["formula"] = record
@@ -72,12 +73,12 @@ def sources(
         rope: As the layer takes it.
     """
     with torch.no_grad(), watched(layer) as calls:
-        AttentionLayer.attend(layer, x, x, present, rope)
+        AttentionLayer.attend(layer, Tokens(x, x, present, rope))
     heads: list[Tensor] = []
     with torch.enable_grad():
-        for queries, keys, values, query_mask, key_mask, _ in calls:
-            values = torch.zeros_like(values, requires_grad=True)
-            result = layer.formula(queries, keys, values, query_mask, key_mask, 0.0)[..., 0]
+        for call in calls:
+            values = torch.zeros_like(call.values, requires_grad=True)
+            result = layer.formula(call._replace(values=values, dropout=0.0))[..., 0]
             heads += list(torch.autograd.grad((result * weights).sum(), values)[0].sum(-1).unbind(1))
         _, project_values = layer.projections_for(x, present)
         if project_values is None:
@@ -112,11 +113,11 @@ def summary_rows(
         if not isinstance(layer, VermaLayer):
             return x.new_zeros(0, x.shape[1])
         with torch.no_grad(), watched(layer) as calls:
-            AttentionLayer.attend(layer, x, x, present, rope)
-        ((_, keys, *_),) = calls
-        scores = keys * layer.scale
+            AttentionLayer.attend(layer, Tokens(x, x, present, rope))
+        (call,) = calls
+        scores = call.keys * layer.scale
         there = None if present is None else present[:, None]
-        scores = scaled_by_length(scores, keys.shape[2], there, layer.length_scaling)
+        scores = scaled_by_length(scores, scores.shape[2], there, layer.length_scaling)
         rows = masked_scores(scores, there).softmax(2)[0].mT.flatten(0, 1)
         return rows[spread(len(rows), most)]
     with torch.enable_grad():

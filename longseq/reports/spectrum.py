@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
+from longseq.attention.heads import Tokens
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.watch import inputs_of, watched
 from longseq.reports.plots import Report, machine, markdown, panels, styled
@@ -108,19 +109,18 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
     for layer, (x, present, rope) in zip(layers, seen, strict=True):
         with watched(layer) as calls, torch.no_grad():
             # all queries by the formula, as the model may take short cuts
-            AttentionLayer.attend(layer, x, x, present, rope)
-        most = max(keys.shape[2] for _, keys, *_ in calls)
+            AttentionLayer.attend(layer, Tokens(x, x, present, rope))
+        most = max(heads.keys.shape[2] for heads in calls)
         formula = layer.formula
         if isinstance(formula, nn.Module):
             formula = copy.deepcopy(formula).double()
         contexts, logits = [], []
-        for queries, keys, _, query_mask, key_mask, _ in calls:  # one call for all heads, or one for each head
-            queries, keys = queries.double(), keys.double()
+        for heads in calls:  # one call for all heads, or one for each head
+            queries, keys = heads.queries.double(), heads.keys.double()
             k, channels = keys.shape[2:]
             identity = torch.eye(k, -(-k // channels) * channels, dtype=torch.float64).expand(*keys.shape[:2], -1, -1)
-            parts = [
-                formula(queries, keys, part, query_mask, key_mask, 0.0) for part in identity.split(channels, dim=-1)
-            ]
+            heads = heads._replace(queries=queries, keys=keys, dropout=0.0)
+            parts = [formula(heads._replace(values=part)) for part in identity.split(channels, dim=-1)]
             contexts.append(F.pad(torch.cat(parts, dim=-1)[0, ..., :k], (0, most - k)))
             logits.append(F.pad((queries @ keys.mT)[0] * channels**-0.5, (0, most - k)))
         yield torch.cat(contexts), torch.cat(logits)

@@ -13,6 +13,7 @@ from small_vit import ATTENTION, COMPILED, MECHANISMS, gradients, images, model
 import longseq.attention
 from longseq.attention import Linformer, Reformer, Softmax, Verma, carry, plug
 from longseq.attention.examples import every_mechanism
+from longseq.attention.heads import Tokens
 from longseq.attention.layer import AttentionLayer
 
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
@@ -65,7 +66,7 @@ def test_any_number_of_heads(mechanism, heads):
     x = torch.randn(2, 65, 32, dtype=torch.float64)
     assert layer(x).isfinite().all()
     if mechanism in ATTENTION:
-        torch.testing.assert_close(layer(x), AttentionLayer.attend(layer, x, x, None))
+        torch.testing.assert_close(layer(x), AttentionLayer.attend(layer, Tokens(x, x)))
 
 
 @EVERY
@@ -97,9 +98,9 @@ def test_with_qk_norm_the_keys_that_meet_the_queries_are_the_normed_ones(mechani
     layer.k_norm.register_forward_hook(lambda _, args, out: seen.append(out))
     formula = layer.formula
     # Python looks in vars() first, so this also replaces a formula that is a module
-    vars(layer)["formula"] = lambda Q, K, *rest: (seen.append(K), formula(Q, K, *rest))[1]
+    vars(layer)["formula"] = lambda heads: (seen.append(heads.keys), formula(heads))[1]
     x = torch.randn(2, 65, 32)
-    AttentionLayer.attend(layer, x, x, None)  # uses the formula even if a mechanism has short cuts
+    AttentionLayer.attend(layer, Tokens(x, x))  # uses the formula even if a mechanism has short cuts
     assert seen
     turned = layer.rotary or torch.nn.Identity()
     assert all(torch.equal(turned(normed), met) for normed, met in zip(seen[::2], seen[1::2], strict=True))
@@ -118,7 +119,7 @@ def test_short_cuts_and_fewer_queries_give_what_the_formula_gives(mechanism, opt
     x = torch.randn(2, 65, 32, dtype=torch.float64)
     present = torch.arange(65) < torch.tensor([[65], [40]]) if is_padded else torch.ones(2, 65, dtype=torch.bool)
     mask = present[:, None, None] if is_padded else None
-    formula = AttentionLayer.attend(layer, x, x, present[..., None] if is_padded else None)
+    formula = AttentionLayer.attend(layer, Tokens(x, x, present[..., None] if is_padded else None))
     torch.testing.assert_close(layer(x, mask)[present], formula[present])
     torch.testing.assert_close(layer(x, mask, num_queries=3), formula[:, :3])
 
@@ -276,7 +277,8 @@ class Scaled(torch.nn.Module):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, queries, keys, values, query_mask, key_mask, dropout):
+    def forward(self, heads):
+        queries, keys, values, _, key_mask, _ = heads
         return self.scale * torch.nn.functional.scaled_dot_product_attention(queries, keys, values, key_mask)
 
 

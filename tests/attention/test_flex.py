@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from longseq.attention import Longformer, SparseTransformer, TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.others import flex, pattern
 from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
@@ -39,10 +40,11 @@ def test_values_and_their_changes_are_those_of_blocks(mask: Tensor | None) -> No
     formula = PatternFormula(PREFIX, Blocks.of_windows(1, WINDOW, WINDOW), is_banded=True)
     of_queries = 1 if mask is None else mask[:, :, 0, PREFIX : PREFIX + 250, None]  # others see no key or padding
     parts = [part.requires_grad_() for part in inputs()]
-    expected = formula.by_blocks(*parts, mask, 0.0) * of_queries
+    expected = formula.by_blocks(Heads(*parts, key_mask=mask)) * of_queries
 
     def by_flex(*parts: Tensor) -> Tensor:
-        return attend_in_window(*(part.detach() for part in parts), mask, WINDOW, PREFIX, flex_attention) * of_queries
+        heads = Heads(*(part.detach() for part in parts), key_mask=mask)
+        return attend_in_window(heads, WINDOW, PREFIX, flex_attention) * of_queries
 
     torch.testing.assert_close(by_flex(*parts), expected, rtol=1e-12, atol=1e-12)
     cotangent, step = torch.randn_like(expected), 1e-6

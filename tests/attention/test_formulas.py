@@ -21,6 +21,7 @@ from longseq.attention import (
     TokenGrid,
     Verma,
 )
+from longseq.attention.heads import Heads
 from longseq.attention.layer import softmax_formula
 from longseq.attention.scaling import scaled_by_length
 from longseq.attention.verma import OverTokens
@@ -227,7 +228,7 @@ def test_scores_that_are_written_out_in_bfloat16_are_near_float64(k: int, is_pad
     low = [each.detach().bfloat16().requires_grad_() for each in exact]
     mask = (torch.arange(k) < torch.tensor([[k], [k // 2]]))[:, None, None] if is_padded else None
     expected = torch.nn.functional.scaled_dot_product_attention(*exact, attn_mask=mask)
-    found = softmax_formula(*low, None, mask, 0.0)
+    found = softmax_formula(Heads(*low, key_mask=mask))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), expected, rtol=0.03, atol=0.03)
     cotangent = torch.randn_like(expected)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longseq import ImageEncoder
 from longseq.attention import EfficientAttention, Mechanism, Performer, Reformer, TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import softmax_formula
 from longseq.attention.others import performer
 from longseq.attention.others.linear_transformer import linear_formula
@@ -42,18 +43,16 @@ def test_the_linear_transformer_is_performer_pytorchs_linear_attention_with_elu_
         generalized_kernel(x, projection_matrix=None, kernel_fn=F.elu, kernel_epsilon=1.0, normalize_data=False)
         for x in inputs[:2]
     ]
-    assert_equal_with_gradients(
-        linear_formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs
-    )
+    assert_equal_with_gradients(linear_formula(Heads(*inputs)), linear_attention(*features, inputs[2]), inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_queries_and_keys_far_below_zero_give_a_finite_mean_of_the_values(dtype: torch.dtype) -> None:
     queries, keys, values = (x.detach().to(dtype) for x in queries_keys_values())
-    found = linear_formula(queries - 30, keys - 30, values, None, None, 0.0)
+    found = linear_formula(Heads(queries - 30, keys - 30, values))
     assert found.isfinite().all() and found.abs().max() > 0.1
     assert (found <= values.amax(-2, keepdim=True) + 0.05).all()
-    assert not linear_formula(queries - 1000, keys, values, None, None, 0.0).isnan().any()
+    assert not linear_formula(Heads(queries - 1000, keys, values)).isnan().any()
 
 
 def test_the_performer_is_performer_pytorchs_with_the_same_directions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,21 +64,21 @@ def test_the_performer_is_performer_pytorchs_with_the_same_directions(monkeypatc
         softmax_kernel(x, projection_matrix=formula.directions, is_query=is_query, eps=0.0)
         for x, is_query in zip(inputs[:2], (True, False), strict=True)
     ]
-    assert_equal_with_gradients(formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs)
+    assert_equal_with_gradients(formula(Heads(*inputs)), linear_attention(*features, inputs[2]), inputs)
 
 
 def test_the_relu_kernel_is_performer_pytorchs() -> None:
     inputs = queries_keys_values()
     formula = RandomFeatures(C, 20, "relu").double()
     features = [generalized_kernel(x, projection_matrix=formula.directions) for x in inputs[:2]]
-    assert_equal_with_gradients(formula(*inputs, None, None, 0.0), linear_attention(*features, inputs[2]), inputs)
+    assert_equal_with_gradients(formula(Heads(*inputs)), linear_attention(*features, inputs[2]), inputs)
 
 
 def test_with_many_features_the_performer_is_near_softmax_attention() -> None:
     inputs = [x.detach() for x in queries_keys_values(0.5)]
-    exact = softmax_formula(*inputs, None, None, 0.0)
+    exact = softmax_formula(Heads(*inputs))
     errors = [
-        float((RandomFeatures(C, m, "softmax").double()(*inputs, None, None, 0.0) - exact).norm() / exact.norm())
+        float((RandomFeatures(C, m, "softmax").double()(Heads(*inputs)) - exact).norm() / exact.norm())
         for m in (16, 256, 4096)
     ]
     assert errors[0] > 2.5 * errors[1] > 6 * errors[2]  # their root: four is expected, a draw may give less
@@ -98,7 +97,7 @@ def test_directions_are_gaussian_and_orthogonal_in_blocks_and_follow_from_their_
 
 def test_large_queries_and_keys_give_the_performer_no_overflow() -> None:
     inputs = [x.detach().float() for x in queries_keys_values(100.0)]
-    assert RandomFeatures(C, 20, "softmax")(*inputs, None, None, 0.0).isfinite().all()
+    assert RandomFeatures(C, 20, "softmax")(Heads(*inputs)).isfinite().all()
 
 
 @pytest.mark.parametrize("is_autocast", [True, False])
@@ -107,9 +106,9 @@ def test_sums_over_many_tokens_do_not_overflow_float16(is_autocast: bool) -> Non
     exact = [torch.randn(1, 1, 5000, 32) for _ in range(3)]
     queries, keys, values = (each.half() for each in exact)
     with torch.autocast("cpu", torch.float16, enabled=is_autocast):
-        found = linear_formula(queries, keys, values, None, None, 0.0)
+        found = linear_formula(Heads(queries, keys, values))
     assert found.dtype == torch.float16
-    torch.testing.assert_close(found.float(), linear_formula(*exact, None, None, 0.0), rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(found.float(), linear_formula(Heads(*exact)), rtol=2e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("mechanism", [Performer(), Reformer()], ids=str)

@@ -8,6 +8,7 @@ from fake_gpu import DEVICE, fake_gpu
 from longseq import Linformer
 from longseq.attention import groups
 from longseq.attention.groups import attend_in_groups, num_groups
+from longseq.attention.heads import Heads
 from longseq.encoders import ImageEncoder
 
 
@@ -32,7 +33,7 @@ def test_values_and_gradients_are_those_without_groups(b: int, n: int, s: int, i
     found = []
     for number in (1, s):
         parts = [part.requires_grad_() for part in inputs(b, n)]
-        out = attend_in_groups(*parts, mask, 0.0, number)
+        out = attend_in_groups(Heads(*parts, key_mask=mask), number)
         out.mul(torch.arange(out.numel()).view_as(out) / out.numel()).sum().backward()
         found.append([out, *(part.grad for part in parts)])
     for one, other in zip(*found, strict=True):
@@ -49,7 +50,7 @@ def test_groups_of_one_sequence_copy_neither_queries_nor_keys(monkeypatch: pytes
         return fused(q, k, v, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    assert attend_in_groups(queries, keys, values, None, 0.0, 8).shape == queries.shape
+    assert attend_in_groups(Heads(queries, keys, values), 8).shape == queries.shape
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import functools
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
+
+from longseq.attention.heads import Heads
 
 _BLOCK = 128  # tokens of a block of scores that the kernel makes or leaves out
 _FEWEST = 8192  # tokens of a batch; products of blocks were faster at 4,096, where a GPU waits for its host
@@ -35,13 +37,7 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def attend_in_window(
-    queries: Float[Tensor, "b h q c"],
-    keys: Float[Tensor, "b h m c"],
-    values: Float[Tensor, "b h m c"],
-    key_mask: Bool[Tensor, "b 1 1 m"] | None,
-    window: int,
-    num_prefix_tokens: int,
-    attend: Callable[..., Tensor] | None = None,
+    heads: Heads, window: int, num_prefix_tokens: int, attend: Callable[..., Tensor] | None = None
 ) -> Float[Tensor, "b h q c"]:
     """softmax(q_t [K_G; K_t]' / sqrt(c)) [V_G; V_t], K_t the keys at most a window from t, K_G those of prefix tokens.
 
@@ -55,6 +51,7 @@ def attend_in_window(
     """
     from torch.nn.attention.flex_attention import BlockMask
 
+    queries, keys, values, _, key_mask, _ = heads
     q, m, prefix = queries.shape[2], keys.shape[2], num_prefix_tokens
     there = None if key_mask is None else key_mask[:, 0, 0]
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.compat.torch import without_autocast
@@ -31,20 +32,13 @@ class LinearTransformer(Mechanism):
         return [cls()]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        return [AttentionLayer(trained, linear_formula) for trained in stack]
+        return [AttentionLayer(trained, linear_formula, independent_queries=True) for trained in stack]
 
 
-def linear_formula(
-    queries: Float[Tensor, "b h n c"],
-    keys: Float[Tensor, "b h k c"],
-    values: Float[Tensor, "b h k c"],
-    query_mask: Bool[Tensor, "b 1 n 1"] | None,
-    key_mask: Bool[Tensor, "b 1 1 k"] | None,
-    dropout: float,
-) -> Float[Tensor, "b h n c"]:
+def linear_formula(heads: Heads) -> Float[Tensor, "b h n c"]:
     """Attention with the features elu(x) + 1."""
-    of_keys = _elu_plus_one(keys)
-    return mean_by_features(_elu_plus_one(queries), absent_as_zero(of_keys, key_mask), values, dropout)
+    of_keys = absent_as_zero(_elu_plus_one(heads.keys), heads.key_mask)
+    return mean_by_features(_elu_plus_one(heads.queries), of_keys, heads.values, heads.dropout)
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.mixer import blank
 from longseq.attention.others.pattern import Blocks, PatternFormula
 
 
@@ -53,7 +53,8 @@ class Longformer(Mechanism):
         beside = self.window // 2
         blocks = Blocks.of_windows(grid.size[1] if self.grid else 1, beside, beside)
         if not grid.num_prefix_tokens:
-            return [AttentionLayer(trained, PatternFormula(0, blocks, is_banded=True)) for trained in stack]
+            formula = PatternFormula(0, blocks, is_banded=True)
+            return [AttentionLayer(trained, formula, independent_queries=True) for trained in stack]
         return [LongformerLayer(trained, LongformerFormula(grid.num_prefix_tokens, blocks)) for trained in stack]
 
 
@@ -68,45 +69,17 @@ class LongformerLayer(AttentionLayer):
     """
 
     def __init__(self, trained: "nn.Module", formula: "LongformerFormula") -> None:
-        super().__init__(trained, formula)  # type: ignore[arg-type]
+        super().__init__(trained, formula, independent_queries=True)  # type: ignore[arg-type]
         self.qkv_global = trained.qkv_global if isinstance(trained, LongformerLayer) else copy.deepcopy(self.qkv)
         self.num_prefix_tokens = formula.num_prefix_tokens
 
-    def _queries_keys_values(
-        self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        project_keys: None,
-        project_values: None,
-    ) -> list[Tensor]:
-        local = super()._queries_keys_values(x, queried, present, project_keys, project_values)
-        everywhere = list(self.qkv_global(x).split(self.attn_dim, dim=-1))
-        return self._both(local, everywhere, present, dim=1)
-
-    def _turned(
-        self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        project_keys: None,
-        project_values: None,
-        rope: Tensor,
-    ) -> list[Tensor]:
-        local = super()._turned(x, queried, present, project_keys, project_values, rope)
-        queries, keys, values = self.qkv_global(x).split(self.attn_dim, dim=-1)
-        return self._both(local, [*self.turned_heads(queries, keys, rope), values], present, dim=2)
-
-    def _both(
-        self, local: Sequence[Tensor], everywhere: Sequence[Tensor], present: Tensor | None, dim: int
-    ) -> list[Tensor]:
+    def queries_keys_values(self, tokens: Tokens, project_keys: None, project_values: None) -> list[Tensor]:
         """The prefix tokens' queries of the second matrix, the others' of the first; all keys and values of both."""
-        (queries, *of_windows), (of_prefix, keys, values) = local, everywhere
-        values = blank(values, present)
-        of_prefix = of_prefix.narrow(dim, 0, min(self.num_prefix_tokens, queries.shape[dim]))
-        rest = queries.narrow(dim, of_prefix.shape[dim], queries.shape[dim] - of_prefix.shape[dim])
-        both = (torch.cat(pair, dim=1) for pair in zip(of_windows, (keys, values), strict=True))
-        return [torch.cat([of_prefix, rest], dim=dim), *both]
+        queries, *of_windows = super().queries_keys_values(tokens, project_keys, project_values)
+        of_prefix, *everywhere = self.turned(tokens, *self.qkv_global(tokens.x).split(self.attn_dim, dim=-1))
+        prefix = self.num_prefix_tokens
+        both = (torch.cat(pair, dim=1) for pair in zip(of_windows, everywhere, strict=True))
+        return [torch.cat([of_prefix[:, :, :prefix], queries[:, :, prefix:]], dim=2), *both]
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
@@ -127,18 +100,10 @@ class LongformerFormula(PatternFormula):
     def __init__(self, num_prefix_tokens: int, blocks: Blocks) -> None:
         super().__init__(num_prefix_tokens, blocks, is_banded=True)
 
-    def __call__(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h m c"],
-        values: Float[Tensor, "b h m c"],
-        query_mask: Bool[Tensor, "b 1 q 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 n"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
-        (keys, global_keys), (values, global_values) = keys.chunk(2, dim=2), values.chunk(2, dim=2)
-        of_prefix, rest = queries.tensor_split([self.num_prefix_tokens], dim=2)
-        of_prefix = softmax_formula(of_prefix, global_keys, global_values, None, key_mask, dropout)
+    def __call__(self, heads: Heads) -> Float[Tensor, "b h q c"]:
+        of_prefix, rest = heads.queries.tensor_split([self.num_prefix_tokens], dim=2)
+        (keys, global_keys), (values, global_values) = heads.keys.chunk(2, dim=2), heads.values.chunk(2, dim=2)
+        of_prefix = softmax_formula(heads._replace(queries=of_prefix, keys=global_keys, values=global_values))
         if not rest.shape[2]:
             return of_prefix
-        return torch.cat([of_prefix, self.of_rest(rest, keys, values, key_mask, dropout)], dim=2)
+        return torch.cat([of_prefix, self.of_rest(heads._replace(queries=rest, keys=keys, values=values))], dim=2)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import own_softmax
@@ -82,16 +83,9 @@ class NystromFormula(nn.Module):
                 heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), groups=heads, bias=False
             )
 
-    def forward(
-        self,
-        queries: Float[Tensor, "b h n c"],
-        keys: Float[Tensor, "b h n c"],
-        values: Float[Tensor, "b h n c"],
-        query_mask: Bool[Tensor, "b 1 n 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 n"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h n c"]:
+    def forward(self, heads: Heads) -> Float[Tensor, "b h n c"]:
         """Dropout falls on the weights of the n tokens, as on softmax attention's."""
+        queries, keys, values, _, key_mask, dropout = heads
         queries = queries * queries.shape[-1] ** -0.5
         present = None if key_mask is None else key_mask[:, 0].mT
         of_queries, of_keys = self._landmarks(queries, present), self._landmarks(keys, present)

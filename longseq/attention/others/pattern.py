@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from longseq.attention.heads import Heads
 from longseq.attention.layer import softmax_formula
 from longseq.attention.others.flex import attend_in_window, suits_flex
 
@@ -91,37 +92,22 @@ class PatternFormula:
         self.num_prefix_tokens, self.blocks = num_prefix_tokens, blocks
         self.num_summaries, self.is_banded = num_summaries, is_banded
 
-    def __call__(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h m c"],
-        values: Float[Tensor, "b h m c"],
-        query_mask: Bool[Tensor, "b 1 q 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 m"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
+    def __call__(self, heads: Heads) -> Float[Tensor, "b h q c"]:
         prefix = self.num_prefix_tokens
         if not prefix:
-            return self.of_rest(queries, keys, values, key_mask, dropout)
-        of_prefix = softmax_formula(queries[:, :, :prefix], keys, values, None, key_mask, dropout)
-        if queries.shape[2] <= prefix:
+            return self.of_rest(heads)
+        of_prefix = softmax_formula(heads._replace(queries=heads.queries[:, :, :prefix]))
+        if heads.queries.shape[2] <= prefix:
             return of_prefix
-        rest = self.of_rest(queries[:, :, prefix:], keys, values, key_mask, dropout)
+        rest = self.of_rest(heads._replace(queries=heads.queries[:, :, prefix:]))
         return torch.cat([of_prefix, rest], dim=2)
 
-    def of_rest(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h m c"],
-        values: Float[Tensor, "b h m c"],
-        key_mask: Bool[Tensor, "b 1 1 m"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
+    def of_rest(self, heads: Heads) -> Float[Tensor, "b h q c"]:
         """The outcome for queries behind the prefix tokens."""
         window = self.window
-        if window is not None and suits_flex(queries, dropout):
-            return attend_in_window(queries, keys, values, key_mask, window, self.num_prefix_tokens)
-        return self.by_blocks(queries, keys, values, key_mask, dropout)
+        if window is not None and suits_flex(heads.queries, heads.dropout):
+            return attend_in_window(heads, window, self.num_prefix_tokens)
+        return self.by_blocks(heads)
 
     @property
     def window(self) -> int | None:
@@ -130,15 +116,9 @@ class PatternFormula:
         is_window = self.is_banded and self.blocks.columns == 1 and not self.num_summaries
         return self.blocks.along[0][1] if is_window else None
 
-    def by_blocks(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h m c"],
-        values: Float[Tensor, "b h m c"],
-        key_mask: Bool[Tensor, "b 1 1 m"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
+    def by_blocks(self, heads: Heads) -> Float[Tensor, "b h q c"]:
         """The same by products of blocks."""
+        queries, keys, values, _, key_mask, dropout = heads
         num_queries, num_tokens = queries.shape[2], keys.shape[2] - self.num_summaries - self.num_prefix_tokens
         there = torch.ones_like(keys[:1, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask.mT
         blocks = self.fitted(num_tokens)

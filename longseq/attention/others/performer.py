@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.others.linear_transformer import absent_as_zero, mean_by_features
@@ -54,7 +55,11 @@ class Performer(Mechanism):
             raise ArgumentError("kernel", f"must be softmax or relu, got {self.kernel!r}; choose one of them")
         if self.redraw_every < 0:
             raise ArgumentError("redraw_every", f"must be 0 or more steps, got {self.redraw_every}; 0 never redraws")
-        return [RedrawnLayer(trained, self._formula(trained.attn_dim // trained.num_heads)) for trained in stack]
+        formulas = [self._formula(trained.attn_dim // trained.num_heads) for trained in stack]
+        return [
+            RedrawnLayer(trained, formula, independent_queries=True)
+            for trained, formula in zip(stack, formulas, strict=True)
+        ]
 
     def _formula(self, channels: int) -> "RandomFeatures":
         num_features = self.num_features or max(int(channels * math.log(channels)), channels)
@@ -80,15 +85,8 @@ class RandomFeatures(Redrawn):
     def draw(self, seed: int) -> None:
         self.directions.copy_(orthogonal_directions(*self.directions.shape, seed=seed))
 
-    def forward(
-        self,
-        queries: Float[Tensor, "b h n c"],
-        keys: Float[Tensor, "b h k c"],
-        values: Float[Tensor, "b h k c"],
-        query_mask: Bool[Tensor, "b 1 n 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 k"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h n c"]:
+    def forward(self, heads: Heads) -> Float[Tensor, "b h n c"]:
+        queries, keys, values, _, key_mask, dropout = heads
         with without_autocast(queries):  # exponents in bfloat16 would be off by percents
             of_queries = self._features(queries, None, is_query=True).to(values.dtype)
             of_keys = absent_as_zero(self._features(keys, key_mask, is_query=False), key_mask).to(values.dtype)

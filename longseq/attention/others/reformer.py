@@ -7,14 +7,15 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.mixer import blank, copy_weights
+from longseq.attention.mixer import copy_weights
 from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
 from longseq.compat.torch import at_least_float32, is_plain, without_autocast
 
@@ -86,7 +87,8 @@ class ReformerLayer(RedrawnLayer):
 
     def __init__(self, trained: "AttentionLayer | nn.Module", described: Reformer, n: int) -> None:
         channels = trained.attn_dim // trained.num_heads  # type: ignore[operator]
-        super().__init__(trained, HashedAttention(trained.num_heads, channels, n, described))  # type: ignore[arg-type]
+        formula = HashedAttention(trained.num_heads, channels, n, described)  # type: ignore[arg-type]
+        super().__init__(trained, formula, independent_queries=True)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
@@ -98,33 +100,15 @@ class ReformerLayer(RedrawnLayer):
         self.formula.redraw(0)
         return copy_weights(self, trained, {"formula"})
 
-    def _queries_keys_values(
-        self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        project_keys: None,
-        project_values: None,
+    def queries_keys_values(
+        self, tokens: Tokens, project_keys: None, project_values: None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        d = self.attn_dim
+        x, d = tokens.x, self.attn_dim
         if is_plain(self.qkv, nn.Linear):
             shared, values = self.linear(x, slice(0, d)), self.linear(x, slice(2 * d, 3 * d))
         else:
             shared, _, values = self.qkv(x).split(d, dim=-1)
-        return shared[:, : queried.shape[1]], shared, blank(values, present)
-
-    def _turned(
-        self,
-        x: Float[Tensor, "b n d"],
-        queried: Float[Tensor, "b q d"],
-        present: Bool[Tensor, "b n 1"] | None,
-        project_keys: None,
-        project_values: None,
-        rope: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        _, shared, values = self._queries_keys_values(x, queried, present, project_keys, project_values)
-        queries, keys = self.turned_heads(shared, shared, rope)
-        return queries[:, :, : queried.shape[1]], keys, values
+        return self.turned(tokens, shared, shared, values)
 
 
 class HashedAttention(Redrawn):
@@ -154,16 +138,9 @@ class HashedAttention(Redrawn):
         drawn = torch.randn(self.rotations.shape, dtype=torch.float32, device="cpu", generator=generator)
         self.rotations.copy_(drawn, non_blocking=True)
 
-    def forward(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h n c"],
-        values: Float[Tensor, "b h n c"],
-        query_mask: Bool[Tensor, "b 1 q 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 n"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
+    def forward(self, heads: Heads) -> Float[Tensor, "b h q c"]:
         """Attend; the queries are the first q keys, but for the norms that each may have gone through."""
+        queries, keys, values, _, key_mask, dropout = heads
         num_queries, n, missing = queries.shape[2], keys.shape[2], -keys.shape[2] % self.chunk
         queries = F.pad(queries, (0, 0, 0, n + missing - num_queries))
         keys, values = F.pad(keys, (0, 0, 0, missing)), F.pad(values, (0, 0, 0, missing))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.others.pattern import Blocks, KeySet, PatternFormula
@@ -76,9 +77,13 @@ class SparseTransformer(Mechanism):
 
         near, far = formula(True, False), formula(False, True)
         if self.factors == "interleaved":
-            return [AttentionLayer(trained, far if depth % 2 else near) for depth, trained in enumerate(stack)]
-        both = HalvesFormula(near, far) if self.factors == "heads" else formula(True, True)
-        return [AttentionLayer(trained, both) for trained in stack]
+            formulas = [far if depth % 2 else near for depth in range(len(stack))]
+        else:
+            formulas = [HalvesFormula(near, far) if self.factors == "heads" else formula(True, True)] * len(stack)
+        return [
+            AttentionLayer(trained, of_layer, independent_queries=True)
+            for trained, of_layer in zip(stack, formulas, strict=True)
+        ]
 
 
 def _near_square_root(grid: TokenGrid) -> int:
@@ -149,18 +154,10 @@ class HalvesFormula:
     def __init__(self, first: PatternFormula, second: PatternFormula) -> None:
         self.first, self.second = first, second
 
-    def __call__(
-        self,
-        queries: Float[Tensor, "b h q c"],
-        keys: Float[Tensor, "b h n c"],
-        values: Float[Tensor, "b h n c"],
-        query_mask: Bool[Tensor, "b 1 q 1"] | None,
-        key_mask: Bool[Tensor, "b 1 1 n"] | None,
-        dropout: float,
-    ) -> Float[Tensor, "b h q c"]:
-        halves = zip(*(x.chunk(2, dim=1) for x in (queries, keys, values)), strict=True)
+    def __call__(self, heads: Heads) -> Float[Tensor, "b h q c"]:
+        halves = zip(*(part.chunk(2, dim=1) for part in heads[:3]), strict=True)
         mixed = [
-            formula(Q, K, V, query_mask, key_mask, dropout)
+            formula(heads._replace(queries=Q, keys=K, values=V))
             for formula, (Q, K, V) in zip((self.first, self.second), halves, strict=True)
         ]
         return torch.cat(mixed, dim=1)

@@ -60,7 +60,7 @@ class TransformerLS(Mechanism):
             LongShortProjection(trained.num_heads, self.k, trained.qkv.in_features, self.norm) for trained in stack
         ]
         return [
-            AttentionLayer(trained, formula, projection, projection)
+            AttentionLayer(trained, formula, projection, projection, independent_queries=True)
             for trained, projection in zip(stack, projections, strict=True)
         ]
 
