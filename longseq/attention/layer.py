@@ -35,7 +35,8 @@ class AttentionLayer(TokenMixer):
         formula: The mechanism's formula; it may be a module with weights of its own.
         project_keys: E, or None to keep all n keys.
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
-        independent_queries: Whether the formula's result for a query does not depend on other queries.
+        independent_queries: Whether the formula's result for a query does not depend on other queries. Only then the
+            last block of an encoder with ``pool="token"`` computes the result for the class token alone.
         rotary: Turns queries and keys by their places; only without projections, because a shortened key has no place.
 
     Raises:
@@ -48,7 +49,7 @@ class AttentionLayer(TokenMixer):
         formula: Formula,
         project_keys: ProjectionLayer | RaggedProjection | None = None,
         project_values: ProjectionLayer | RaggedProjection | None = None,
-        independent_queries: bool = True,
+        independent_queries: bool = False,
         rotary: Rotary | None = None,
     ) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ class Verma(Mechanism):
             power = self.length_scaling if self.k is None else 0.0
             return [VermaLayer(trained, E, F_, power) for trained, (E, F_) in zip(stack, pairs, strict=True)]
         return [
-            AttentionLayer(trained, ByColumns(self.k is None), *pair, independent_queries=False)
+            AttentionLayer(trained, ByColumns(self.k is None), *pair)
             for trained, pair in zip(stack, pairs, strict=True)
         ]
 

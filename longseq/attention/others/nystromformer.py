@@ -58,10 +58,7 @@ class Nystromformer(Mechanism):
             for trained in stack
         ]
         # a query's result depends on the landmarks, and so on all other queries
-        return [
-            AttentionLayer(trained, formula, independent_queries=False)
-            for trained, formula in zip(stack, formulas, strict=True)
-        ]
+        return [AttentionLayer(trained, formula) for trained, formula in zip(stack, formulas, strict=True)]
 
 
 class NystromFormula(nn.Module):
