@@ -11,7 +11,7 @@ import torch
 from small_vit import ATTENTION, COMPILED, MECHANISMS, gradients, images, model
 
 import longseq.attention
-from longseq.attention import Linformer, Reformer, Softmax, Verma, carry, plug
+from longseq.attention import Linformer, Nystromformer, Reformer, Softmax, Verma, carry, plug
 from longseq.attention.examples import every_mechanism
 from longseq.attention.heads import Tokens
 from longseq.attention.layer import AttentionLayer
@@ -122,6 +122,13 @@ def test_short_cuts_and_fewer_queries_give_what_the_formula_gives(mechanism, opt
     formula = AttentionLayer.attend(layer, Tokens(x, x, present[..., None] if is_padded else None))
     torch.testing.assert_close(layer(x, mask)[present], formula[present])
     torch.testing.assert_close(layer(x, mask, num_queries=3), formula[:, :3])
+
+
+def test_only_mechanisms_whose_queries_meet_each_other_get_all_of_them():
+    """The test above shows that each other claim is true; without the claim, the class token's block would be slow."""
+    needing_all = [each for each in ATTENTION if not model(each).blocks[0].attn.independent_queries]
+    by_columns = [Verma(7, normalize="columns")]
+    assert needing_all == [each for each in ATTENTION if isinstance(each, Nystromformer) or each in by_columns]
 
 
 # of attention, both are compared with the formula above
