@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from longseq.attention import Mechanism, Softmax, Verma
 from longseq.attention.examples import exported
 from longseq.attention.grid import TokenGrid
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.apart import print_apart, run_apart
@@ -44,9 +45,9 @@ class WrittenSoftmax(Mechanism):
         return [AttentionLayer(trained, _written) for trained in stack]
 
 
-def _written(queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Float[Tensor, "b h n c"]:
-    scores = (queries * queries.shape[-1] ** -0.5) @ keys.mT
-    return F.softmax(scores, dim=-1) @ values
+def _written(heads: Heads) -> Float[Tensor, "b h n c"]:
+    scores = (heads.queries * heads.queries.shape[-1] ** -0.5) @ heads.keys.mT
+    return F.softmax(scores, dim=-1) @ heads.values
 
 
 # Every mechanism that longseq.attention exports, by the name of its column in a table.
