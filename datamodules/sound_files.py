@@ -22,7 +22,7 @@ from datamodules.cache import stamp
 from datamodules.errors import DataError
 from datamodules.packed import Packed, Source
 from datamodules.quiet import without_noise
-from datamodules.sound_mended import Decoded, Joined, mended
+from datamodules.sound_mended import StandIn, mended
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
@@ -234,7 +234,7 @@ def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
         is_kept = False
         try:
             yield file
-            is_kept = key is not None and (file.format == "MP3" or isinstance(file, Decoded | Joined))
+            is_kept = key is not None and (file.format == "MP3" or isinstance(file, StandIn))
         except (soundfile.SoundFileError, OSError) as error:
             raise _unreadable(path, error) from error
         finally:
@@ -279,10 +279,8 @@ def _unreadable(path: Source, error: Exception) -> DataError:
     return DataError(f"{path}: not a readable sound ({what}); convert it to WAV or FLAC")
 
 
-class _Decoded:
-    """A file that torchcodec decodes, with the part of SoundFile's interface that is used here."""
-
-    extra_info = format = subtype = ""
+class _Decoded(StandIn):
+    """A file that torchcodec decodes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses from the rate of its bits, some percent off
@@ -301,19 +299,7 @@ class _Decoded:
         found: Any = self._decoder.metadata
         self.samplerate, self.channels, self._begin = found.sample_rate, found.num_channels, found.begin_stream_seconds
         self.frames = round(found.duration_seconds * self.samplerate)
-        self._path, self._at = path, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, frame: int) -> None:
-        self._at = frame
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        pass
+        self._path = path
 
     def read(self, count: int, **_: Any) -> np.ndarray:
         """The next frames, of which FFmpeg decodes no others: (frames, channels)."""

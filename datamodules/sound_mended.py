@@ -73,22 +73,11 @@ class _InOrder(soundfile.SoundFile):
         return False
 
 
-class Decoded:
-    """A file without a seek, decoded whole.
+class StandIn:
+    """What is read in the place of a SoundFile, with the part of its interface that is used."""
 
-    Args:
-        path: The file.
-        file: It, as soundfile opens it; it is closed.
-    """
-
-    subtype = ""
-
-    def __init__(self, path: Source, file: Any) -> None:
-        self.samplerate, self.channels, self.format, self.extra_info = _facts(file)
-        file.close()
-        with _stream(path) as stream, _InOrder(stream) as whole:
-            self._frames = np.concatenate([np.zeros((0, self.channels), np.float32), *_blocks(whole)])
-        self.frames, self._at = len(self._frames), 0
+    extra_info = format = subtype = ""
+    _at = 0  # the frame that is read next
 
     def seek(self, frame: int) -> None:
         self._at = frame
@@ -99,6 +88,22 @@ class Decoded:
     def close(self) -> None:
         pass
 
+
+class Decoded(StandIn):
+    """A file without a seek, decoded whole.
+
+    Args:
+        path: The file.
+        file: It, as soundfile opens it; it is closed.
+    """
+
+    def __init__(self, path: Source, file: Any) -> None:
+        self.samplerate, self.channels, self.format, self.extra_info = _facts(file)
+        file.close()
+        with _stream(path) as stream, _InOrder(stream) as whole:
+            self._frames = np.concatenate([np.zeros((0, self.channels), np.float32), *_blocks(whole)])
+        self.frames = len(self._frames)
+
     def read(self, count: int, **_: Any) -> np.ndarray:
         """The next frames: (frames, channels)."""
         block = self._frames[self._at : self._at + count]
@@ -106,7 +111,7 @@ class Decoded:
         return block
 
 
-class Joined:
+class Joined(StandIn):
     """A file of one or more pieces whose frames were counted.
 
     Args:
@@ -117,8 +122,6 @@ class Joined:
     Raises:
         DataError: If they differ in rate or channels.
     """
-
-    extra_info = ""
 
     def __init__(self, path: Source, pieces: list[Piece], file: Any) -> None:
         self.samplerate, self.channels, self.format, _ = _facts(file)
@@ -131,14 +134,8 @@ class Joined:
                 raise DataError(f"{path}: {what}; convert each to a file of its own")
         self._path, self._pieces = path, pieces
         self._starts = np.cumsum([0, *(frames for _, _, frames, *_ in pieces)]).tolist()
-        self.frames, self._at = self._starts[-1], 0
+        self.frames = self._starts[-1]
         self._open: tuple[int, Any, Any] | None = None  # the number of a piece, what soundfile reads, its bytes
-
-    def seek(self, frame: int) -> None:
-        self._at = frame
-
-    def tell(self) -> int:
-        return self._at
 
     def close(self) -> None:
         if self._open is not None:
