@@ -114,8 +114,8 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         line = f"line {item.line} of the table: " if item.line else ""
         return f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; mend start and end"
 
-    def size_of(self, item: Item) -> int:
-        return round(4 * self.sample_rate_hz * self._seconds_of(item))
+    def bytes_of(self, sources: Sequence[Item]) -> int:
+        return 4 * int(self.details(sources)["lengths"].sum())
 
     def details(self, items: Sequence[Item]) -> dict[str, Any]:
         lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in items]

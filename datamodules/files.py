@@ -2,21 +2,23 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from datamodules.base import DataModule
 from datamodules.errors import DataError, counted, require, say
-from datamodules.hold_out import Split, hold_out, hold_out_files
-from datamodules.labels import Labels, counts, labels_of
-from datamodules.samples import Files, Samples
+from datamodules.hold_out import Split, hold_out
+from datamodules.labels import counts, labels_of
+from datamodules.samples import Files, Samples, chosen
 from datamodules.scan import Facts, in_threads, scan
+from datamodules.splits import Columns, divided
 
 IN_MEMORY_BYTES = 2**30  # inputs of up to this size are decoded once and kept
 
@@ -73,6 +75,10 @@ class OnDisk(DataModule):
     """
 
     reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
+    noun: ClassVar[str]  # what a sample is, for messages
+    nothing_to_test: ClassVar[str]  # the message if the test is drawn and has no sample
+    test_fold: str | int | None = None
+    val_fold: str | int | None = None
 
     def __init__(
         self,
@@ -104,6 +110,76 @@ class OnDisk(DataModule):
         if not self.root or not folder.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.root to the one that holds the data")
         return folder
+
+    # What a data set on a disk defines
+
+    @abstractmethod
+    def columns(self) -> Columns:
+        """The table of the samples that can be read.
+
+        Raises:
+            DataError: If samples are missing, or broken and not to be left out.
+        """
+
+    @abstractmethod
+    def whole(self, names: Sequence[str]) -> Sequence[str] | None:
+        """What of each sample must not be divided; None if positions, and not names, decide what is held out."""
+
+    @abstractmethod
+    def classes_found(self) -> list[str]:
+        """The classes in the data, in the order of their labels."""
+
+    @abstractmethod
+    def read_item(self, item: Any) -> Tensor:
+        """The input that is read from a source."""
+
+    @abstractmethod
+    def bytes_of(self, sources: Any) -> int:
+        """How many bytes the inputs from these sources take in memory."""
+
+    @abstractmethod
+    def content_of(self, sources: Any) -> bytes:
+        """What stands for the content of these sources, on any machine."""
+
+    def read_all(self, sources: Any, digest: str) -> Sequence[Tensor] | Tensor:
+        """The inputs that are kept in memory. The digest stands for their content and how it is read."""
+        return in_threads(self.read_item, list(sources), f"reading {self.root}")
+
+    def details(self, sources: Any) -> dict[str, Any]:
+        """Further arguments of samples_of for these sources, by name."""
+        return {}
+
+    @property
+    def class_names(self) -> list[str]:  # type: ignore[override]
+        if self._classes_given is None:
+            names = self.classes_found()
+            if len(names) < 2:
+                raise DataError(f"{self.root}: one class only ({', '.join(names) or 'none'}); give two or more")
+            self._classes_given = names
+        return self._classes_given
+
+    def load(self) -> tuple[Samples, Samples | None, Samples]:
+        table = self.columns()
+        train, val, test = (None if rows is None else self.samples_at(table, rows) for rows in divided(self, table))
+        assert test is not None
+        if train is not None:
+            return train, val, test
+        nothing = test.subset(torch.zeros(0, dtype=torch.int64))
+        return nothing, nothing, test
+
+    load_fold = load
+
+    def split_validation(self, train: Samples) -> Split:
+        return hold_out(train.labels, self.val_fraction, self.seed, self.whole(train.names))
+
+    def samples_at(self, table: Columns, rows: Int64[Tensor, " m"]) -> Samples:
+        """The samples of these rows."""
+        sources = chosen(table.sources, rows)
+        content = f"{self.settings_of_reading()} ".encode() + self.content_of(sources)
+        digest = hashlib.sha256(content).hexdigest()
+        keep = self.bytes_of(sources) <= IN_MEMORY_BYTES if self.in_memory is None else self.in_memory
+        inputs = self.read_all(sources, digest) if keep else Files(sources, self.read_item)
+        return self.samples_of(inputs, table.labels[rows], chosen(table.names, rows), digest, **self.details(sources))
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
@@ -147,8 +223,10 @@ class FileDataModule(OnDisk):
         common: Arguments of OnDisk.
     """
 
+    noun: ClassVar[str] = "file"
     # Whether samples are held out by their position, as in published results, and not by the names of their files.
     splits_by_position: ClassVar[bool] = False
+    nothing_to_test: ClassVar[str] = "{}: no readable file to test on; add some, or leave the test split out"
 
     def __init__(
         self, root: str, test_fold: str | int | None = None, val_fold: str | int | None = None, **common: Any
@@ -174,14 +252,6 @@ class FileDataModule(OnDisk):
             DataError: If it is broken.
         """
 
-    @abstractmethod
-    def read_item(self, item: Item) -> Tensor:
-        """The input of a row."""
-
-    @abstractmethod
-    def size_of(self, item: Item) -> int:
-        """How many bytes the input of a row takes in memory."""
-
     def wrong_part(self, item: Item) -> str:
         """What is wrong with a row of a good file, and its remedy; empty if nothing is wrong."""
         return ""
@@ -198,22 +268,11 @@ class FileDataModule(OnDisk):
         paths = dict.fromkeys(item.path for item in self.items)
         return scan(self.folder, paths, self.examine, type(self).examine.__qualname__)
 
-    @property
-    def class_names(self) -> list[str]:  # type: ignore[override]
-        if self._classes_given is None:
-            self._classes_given = sorted({name for item in self.items for name in self._classes_of(item)})
-            if len(self._classes_given) < 2:
-                only = ", ".join(self._classes_given) or "none"
-                raise DataError(f"{self.root}: one class only ({only}); give two or more")
-        return self._classes_given
+    def classes_found(self) -> list[str]:
+        return sorted({name for item in self.items for name in self._classes_of(item)})
 
     def _classes_of(self, item: Item) -> list[str]:
         return item.classes(self.labels_separator)
-
-    def _labels_of(self, items: Sequence[Item]) -> Labels:
-        number = {name: label for label, name in enumerate(self.class_names)}
-        classes = [[number[name] for name in self._classes_of(item)] for item in items]
-        return labels_of(classes, len(number), self.labels_separator is not None)
 
     def located(self, name: str) -> dict[str, Any]:
         item = self._item_of[name]
@@ -248,132 +307,23 @@ class FileDataModule(OnDisk):
             raise DataError(f"{self.root}: class {min(unknown)} is not one of the model's ({known}); take it out")
         return good
 
-    # Splits
+    # Splits and samples
 
-    def load(self) -> tuple[Samples, Samples | None, Samples]:
+    def columns(self) -> Columns:
         items = self._good_items()
-        self._refuse_contradictions(items)
-        if items and all(item.split == "test" for item in items):  # a set to test on, with no training of its own
-            test = self._samples(items)
-            nothing = test.subset(torch.zeros(0, dtype=torch.int64))
-            return nothing, nothing, test
-        is_test, is_val = self._part(items, "test", self.test_fold), self._part(items, "val", self.val_fold)
-        if is_test is None:
-            is_test = self._drawn(items, is_val, partial(self._hold_out, fraction=self.test_fraction))
-        return self._divided(items, is_test, is_val)
-
-    def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
-        """The splits of a fold. Folds that the data has itself are taken in the order of their names, and the fold
-        before the test is the validation. Without a test split of its own, all files are divided into folds."""
-        assert self.folds is not None and self.fold is not None
-        items = self._good_items()
-        self._refuse_contradictions(items)
-        own = sorted({item.fold for item in items if item.fold}, key=lambda name: (len(name), name))
-        if own:
-            if len(own) != self.folds:
-                what = f"{self.root} has {len(own)} folds of its own ({', '.join(own)}), got {self.folds}"
-                raise DataError(f"data.folds: {what}; give {len(own)}, or leave out the column fold")
-            self._refuse_divided_groups(items, [f"fold {item.fold}" for item in items])
-            is_test = self._part(items, "test", own[self.fold - 1])
-            assert is_test is not None
-            return self._divided(items, is_test, self._part(items, "val", own[self.fold - 2]) if len(own) > 2 else None)
-        is_test, is_val = self._part(items, "test", self.test_fold), self._part(items, "val", self.val_fold)
-        in_fold = self._drawn(items, is_test, self.hold_out_fold)
-        return self._divided(items, in_fold, is_val) if is_test is None else self._divided(items, is_test, in_fold)
-
-    def _drawn(
-        self, items: Sequence[Item], taken: Tensor | None, draw: Callable[[Labels, Sequence[str]], Split]
-    ) -> Tensor:
-        """Which rows are held out by a draw from those that no other split has taken."""
-        free = torch.arange(len(items)) if taken is None else (~taken).nonzero()[:, 0]
-        rest = [items[index] for index in free.tolist()]
-        drawn = torch.zeros(len(items), dtype=torch.bool)
-        drawn[free[draw(self._labels_of(rest), self._whole(rest))[1]]] = True
-        return drawn
-
-    def _divided(
-        self, items: Sequence[Item], is_test: Tensor, is_val: Tensor | None
-    ) -> tuple[Samples, Samples | None, Samples]:
-        """The splits of these rows; a row of the test is in no other split.
-
-        Raises:
-            DataError: If a split has no row, if the training lacks a class, or if a group is in two splits.
-        """
-        is_train = ~is_test if is_val is None else ~is_test & ~is_val
-        train = [item for item, chosen in zip(items, is_train.tolist(), strict=True) if chosen]
-        present = {name for item in train for name in self._classes_of(item)}
-        for name in self.class_names:
-            if name not in present:
-                raise DataError(f"{self.root}: no readable file of class {name} to train on; add some, or take it out")
-        in_val = torch.zeros_like(is_test) if is_val is None else is_val
-        both = zip(is_test.tolist(), in_val.tolist(), strict=True)
-        self._refuse_divided_groups(items, ["test" if test else "val" if val else "train" for test, val in both])
-        test = [item for item, chosen in zip(items, is_test.tolist(), strict=True) if chosen]
-        if not test:
-            raise DataError(f"{self.root}: no readable file to test on; add some, or leave the test split out")
-        if is_val is None:
-            return self._samples(train), None, self._samples(test)
-        val = [item for item, chosen in zip(items, (is_val & ~is_test).tolist(), strict=True) if chosen]
-        if not val:
-            raise DataError(f"{self.root}: no readable file to validate on; add some, or leave the split out")
-        return self._samples(train), self._samples(val), self._samples(test)
-
-    def _refuse_divided_groups(self, items: Sequence[Item], places: Sequence[str]) -> None:
-        first: dict[str, str] = {}
-        for item, place in zip(items, places, strict=True):
-            if item.group and first.setdefault(item.group, place) != place:
-                what = f"group {item.group} is in {first[item.group]} and in {place} ({item.path})"
-                raise DataError(f"{self.root}: {what}; give all files of a group one split or fold")
-
-    def _refuse_contradictions(self, items: Sequence[Item]) -> None:
-        given = [name for name in ("test_fold", "val_fold", "folds") if getattr(self, name) is not None]
-        if given and any(item.split for item in items) and any(item.fold for item in items):
-            what = f"the table has both split and fold; choose: leave out its column split, or data.{given[0]}"
-            raise DataError(f"{self.root}: {what}")
-        if self.folds is None and len(given) == 2 and str(self.test_fold) == str(self.val_fold):
-            raise DataError(f"data.val_fold: {self.val_fold} is the fold of the test too; choose another, or null")
-
-    def _whole(self, items: Sequence[Item]) -> list[str]:
-        """What of each row must not be divided: its group, or its file if it has none."""
-        return [item.group or item.path for item in items]
-
-    def _hold_out(self, labels: Tensor, files: Sequence[str], fraction: float) -> Split:
-        if self.splits_by_position:
-            return hold_out(labels, fraction, self.seed)
-        return hold_out_files(labels, files, fraction, self.seed)
-
-    def split_validation(self, train: Samples) -> Split:
-        return self._hold_out(
-            train.labels, self._whole([self._item_of[name] for name in train.names]), self.val_fraction
+        number = {name: label for label, name in enumerate(self.class_names)}
+        classes = [[number[name] for name in self._classes_of(item)] for item in items]
+        return Columns(
+            items,
+            [item.name for item in items],
+            labels_of(classes, len(number), self.labels_separator is not None),
+            *([getattr(item, column) for item in items] for column in ("split", "fold", "group")),
         )
 
-    def _part(self, items: Sequence[Item], split: str, fold: str | int | None) -> Tensor | None:
-        """Which rows belong to a split that the data or a fold decides; None if neither decides it."""
-        if fold is not None:
-            chosen = [item.fold == str(fold) for item in items]
-            if not any(chosen):
-                folds = ", ".join(sorted({item.fold for item in items if item.fold})) or "none"
-                raise DataError(f"data.{split}_fold: no fold {fold} in {self.root}; it has {folds}")
-        else:
-            chosen = [item.split == split for item in items]
-        return torch.tensor(chosen) if any(chosen) else None
+    def whole(self, names: Sequence[str]) -> list[str] | None:
+        """Its group, or its file if it has none."""
+        items = [self._item_of[name] for name in names]
+        return None if self.splits_by_position else [item.group or item.path for item in items]
 
-    def _samples(self, items: list[Item]) -> Samples:
-        labels = self._labels_of(items)
-        digests = [f"{self.facts[item.path]['sha256']} {item.start} {item.end}" for item in items]
-        settings = self.settings_of_reading()
-        digest = hashlib.sha256(f"{settings} {digests}".encode()).hexdigest()
-        keep = self.in_memory
-        if keep is None:
-            keep = sum(map(self.size_of, items)) <= IN_MEMORY_BYTES
-        inputs = self.read_all(items, digest) if keep else Files(items, self.read_item)
-        names = [item.name for item in items]
-        return self.samples_of(inputs, labels, names, digest, **self.details(items))
-
-    def read_all(self, items: list[Item], digest: str) -> Sequence[Tensor] | Tensor:
-        """The inputs of rows that are kept in memory. The digest stands for the files' content and how it is read."""
-        return in_threads(self.read_item, items, f"reading {self.root}")
-
-    def details(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Further arguments of samples_of for these rows, by name."""
-        return {}
+    def content_of(self, sources: Sequence[Item]) -> bytes:
+        return str([f"{self.facts[item.path]['sha256']} {item.start} {item.end}" for item in sources]).encode()

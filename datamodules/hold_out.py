@@ -15,15 +15,17 @@ from datamodules.labels import Labels, classes_of, rarest_classes
 Split = tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]
 
 
-def hold_out(labels: Labels, fraction: float, seed: int) -> Split:
+def hold_out(labels: Labels, fraction: float, seed: int, groups: Sequence[str] | None = None) -> Split:
     """Split 0..n-1 into the indices to keep and the indices to hold out, with the same fraction of every class.
 
     A class of two or more samples has at least one on each side; a class of one sample is kept. Where samples have any
     number of classes, this holds as near as their combinations allow. Both parts are sorted, and depend only on the
-    arguments.
+    arguments. If each sample has a group, `hold_out_files` decides.
     """
-    if labels.ndim > 1:  # by sets of classes it would hold out nothing where each sample has a set of its own
-        return hold_out_files(labels, [str(number) for number in range(len(labels))], fraction, seed)
+    if groups is None and labels.ndim > 1:  # by sets of classes it would hold out nothing if each sample has its own
+        groups = [str(number) for number in range(len(labels))]
+    if groups is not None:
+        return hold_out_files(labels, groups, fraction, seed)
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():

@@ -1,5 +1,7 @@
 """The user's own images: a folder of class folders, or a table of paths and labels."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,9 +53,8 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
         read_all = super().read_all
         return kept_images(f"{type(self).read_item.__qualname__} {digest}", lambda: read_all(items, digest))
 
-    def size_of(self, item: Item) -> int:
-        channels, height, width = self.shape
-        return channels * height * width
+    def bytes_of(self, sources: Sequence[Item]) -> int:
+        return len(sources) * math.prod(self.shape)
 
 
 class ImageFolder(OwnFiles, ImageFiles):

@@ -179,9 +179,10 @@ class OwnFiles(FileDataModule):
         }
         return contradictions(places) | bad
 
-    def _whole(self, items: Sequence[Item]) -> list[str]:
+    def whole(self, names: Sequence[str]) -> list[str] | None:
         """The same for copies, so that no model is tested on a copy of what it was trained on."""
-        return merged(super()._whole(items), [self.facts[item.path]["sha256"] for item in items])
+        whole = super().whole(names)
+        return whole and merged(whole, [self.facts[self._item_of[name].path]["sha256"] for name in names])
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)

@@ -66,12 +66,11 @@ class Samples(Dataset):
 
     def subset(self, indices: Int64[Tensor, " m"]) -> "Samples":
         """The samples at these indices."""
-        chosen: list[int] = indices.tolist()
         return type(self)(
-            _chosen(self.inputs, indices),
+            chosen(self.inputs, indices),
             self.labels[indices],
-            _chosen(self.names, indices),
-            self._digest and hashlib.sha256(f"{self._digest} {chosen}".encode()).hexdigest(),
+            chosen(self.names, indices),
+            self._digest and hashlib.sha256(f"{self._digest} {indices.tolist()}".encode()).hexdigest(),
             **self._details(indices),
         )
 
@@ -248,9 +247,10 @@ def mix(*numbers: int) -> int:
     return mixed % 2**63
 
 
-def _chosen(inputs: Any, indices: Int64[Tensor, " m"]) -> Any:
+def chosen(inputs: Any, indices: Int64[Tensor, " m"]) -> Any:
+    """What of a tensor, of files or of a list is at these indices, as one of the same kind."""
     if isinstance(inputs, Tensor):
         return inputs[indices]
     if isinstance(inputs, Files):
-        return Files(_chosen(inputs.sources, indices), inputs.read)
+        return Files(chosen(inputs.sources, indices), inputs.read)
     return [inputs[index] for index in indices.tolist()]

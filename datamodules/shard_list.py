@@ -83,14 +83,14 @@ class ShardList:
                 self.bad[name] = str(error).removeprefix(f"{path}: ").removeprefix(f"{archive}: ")
         self.starts = [0, *accumulate(len(shard.index.labels) for shard in self.shards)]
 
-    def _place(self, number: int) -> tuple[Shard, int]:
+    def place(self, number: int) -> tuple[Shard, int]:
         """The shard of a sample, and its position there."""
         at = bisect_right(self.starts, number) - 1
         return self.shards[at], number - self.starts[at]
 
     def name_of(self, number: int) -> str:
         """The shard of a sample and the name that the sample has in it."""
-        shard, position = self._place(number)
+        shard, position = self.place(number)
         return f"{shard.name}/{shard.index.key(position)}"
 
     def packed(self, number: int) -> Packed:
@@ -99,7 +99,7 @@ class ShardList:
         Raises:
             DataError: If its shard has become shorter.
         """
-        shard, position = self._place(number)
+        shard, position = self.place(number)
         size = int(shard.index.sizes[position])
         with open(shard.archive, "rb", buffering=0) as archive:
             archive.seek(int(shard.index.offsets[position]))

@@ -4,7 +4,6 @@ Samples are read by their places in the archives, so a sample is as near as in a
 those of every data module. What is kept in memory of a sample is some 60 bytes.
 """
 
-import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,14 +18,14 @@ from torch import Tensor
 
 from datamodules.cache import kept, sha256_of, stamp
 from datamodules.errors import DataError
-from datamodules.files import IN_MEMORY_BYTES, OnDisk
-from datamodules.hold_out import Split, hold_out, hold_out_files
-from datamodules.labels import Labels, counts, labels_of
+from datamodules.files import OnDisk
+from datamodules.labels import Labels, labels_of
 from datamodules.own_files import group_in, refuse_wrong_pattern
 from datamodules.packed import Packed
-from datamodules.samples import Files, Samples
+from datamodules.samples import Files
 from datamodules.scan import in_threads, progress
 from datamodules.shard_list import ShardList
+from datamodules.splits import Columns
 from datamodules.write_shards import CLASSES
 
 _VERSION = 3  # goes up when an examination finds faults that earlier versions missed
@@ -73,6 +72,10 @@ class Shards(OnDisk):
     """
 
     named_by: ClassVar[str | None] = "root"
+    noun: ClassVar[str] = "sample"
+    nothing_to_test: ClassVar[str] = (
+        "data.root: nothing is left for the test split, because each class has only one sample; add some of each class"
+    )
     kind: ClassVar[str]  # image or audio
     suffixes: ClassVar[frozenset[str]]  # of inputs in archives
 
@@ -98,21 +101,9 @@ class Shards(OnDisk):
     def read_packed(self, file: Packed) -> Tensor:
         """The input of a sample."""
 
-    @abstractmethod
-    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
-        """How many bytes the inputs of these samples take in memory."""
-
     def wrong_values(self) -> dict[int, str]:
         """What is wrong with samples that can be read, by their numbers."""
         return {}
-
-    def details(self, numbers: Int64[Tensor, " m"]) -> dict[str, Any]:
-        """Further arguments of samples_of for these samples, by name."""
-        return {}
-
-    def read_all(self, numbers: Int64[Tensor, " m"], digest: str) -> Sequence[Tensor] | Tensor:
-        """The inputs of samples that are kept in memory. The digest stands for their content and how it is read."""
-        return in_threads(self.read_number, numbers.tolist(), f"reading {self.root}")
 
     @cached_property
     def listed(self) -> ShardList:
@@ -123,9 +114,9 @@ class Shards(OnDisk):
         """The shard of a sample and the name that the sample has in it."""
         return self.listed.name_of(int(number))
 
-    def read_number(self, number: Any) -> Tensor:
+    def read_item(self, item: Any) -> Tensor:
         """The input of a sample, by its number."""
-        return self.read_packed(self.listed.packed(int(number)))
+        return self.read_packed(self.listed.packed(int(item)))
 
     # Classes
 
@@ -143,18 +134,10 @@ class Shards(OnDisk):
             raise DataError(f"{path}: a name is empty or there twice; write the name of a class in each line")
         return names
 
-    @property
-    def class_names(self) -> list[str]:  # type: ignore[override]
-        if self._classes_given is None:
-            noted = self._numbered or next((shard.classes for shard in self.listed.shards if shard.classes), [])
-            found = {
-                name for shard in self.listed.shards for text in shard.index.texts for name in self._classes_of(text)
-            }
-            names = noted or sorted(found, key=_in_order)
-            if len(names) < 2:
-                raise DataError(f"{self.root}: one class only ({', '.join(names) or 'none'}); give two or more")
-            self._classes_given = names
-        return self._classes_given
+    def classes_found(self) -> list[str]:
+        noted = self._numbered or next((shard.classes for shard in self.listed.shards if shard.classes), [])
+        texts = {text for shard in self.listed.shards for text in shard.index.texts}
+        return noted or sorted({name for text in texts for name in self._classes_of(text)}, key=_in_order)
 
     def _classes_of(self, text: str) -> list[str]:
         """The names of the classes of a label."""
@@ -241,41 +224,7 @@ class Shards(OnDisk):
 
     # Splits
 
-    def load(self) -> tuple[Samples, Samples | None, Samples]:
-        train, val, test, labels = self._places()
-        if not len(test):
-            train, test = self._chosen(train, self._held_out(labels[train], self._groups(train), self.test_fraction))
-        return self._divided(train, val, test, labels)
-
-    def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
-        """The splits of a fold. Without a test split of their own, all samples are divided into folds."""
-        train, val, test, labels = self._places()
-        free = torch.cat([train, val]).sort()[0]
-        rest, held = self._chosen(free, self.hold_out_fold(labels[free], self._groups(free)))
-        return self._divided(rest, held, test, labels) if len(test) else self._divided(rest, test, held, labels)
-
-    def split_validation(self, train: Samples) -> Split:
-        return self._held_out(train.labels, self.groups_of(train), self.val_fraction)
-
-    def groups_of(self, train: Samples) -> Sequence[str] | None:
-        return None if self.groups is None else [group_in(self.groups, name) for name in train.names]
-
-    def _groups(self, numbers: Int64[Tensor, " m"]) -> list[str] | None:
-        if self.groups is None:
-            return None
-        return [group_in(self.groups, self.name_of(number)) for number in numbers]
-
-    def _held_out(self, labels: Labels, groups: Sequence[str] | None, fraction: float) -> Split:
-        if groups is None:
-            return hold_out(labels, fraction, self.seed)
-        return hold_out_files(labels, groups, fraction, self.seed)
-
-    @staticmethod
-    def _chosen(numbers: Int64[Tensor, " m"], split: Split) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
-        return numbers[split[0]], numbers[split[1]]
-
-    def _places(self) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"], Int64[Tensor, " c"], Labels]:
-        """The numbers of the good samples of train, val and test, as their shards are named, and the labels of all."""
+    def columns(self) -> Columns:
         bad_shards = self.listed.bad
         if bad_shards and self.on_error == "raise":  # before all others are read
             self.refuse_or_tell(bad_shards)
@@ -285,54 +234,24 @@ class Shards(OnDisk):
         self.refuse_or_tell(self.bad_files())
         is_good = torch.ones(len(labels), dtype=torch.bool)
         is_good[list(self._broken_samples())] = False
-        none = torch.zeros(0, dtype=torch.int64)
-        parts = {split: [none] for split in ("train", "val", "test", "")}
-        for shard, first, last in zip(self.listed.shards, self.listed.starts[:-1], self.listed.starts[1:], strict=True):
-            parts[shard.split].append(torch.arange(first, last))
-        train, val, test, rest = (torch.cat(numbers) for numbers in parts.values())
-        if len(rest) and len(rest) < len(labels):
+        numbers = is_good.nonzero()[:, 0]
+        splits = {shard.split for shard in self.listed.shards}
+        if "" in splits and len(splits) > 1:
             name = next(shard.name for shard in self.listed.shards if not shard.split)
             raise DataError(f"{self.root}: {name} names no split, and others do; call it train, val or test")
-        if not len(train) and not len(rest):
+        if not splits & {"train", ""}:
             raise DataError(f"{self.root}: no shard of train, only of val or test; add it")
-        train = torch.cat([train, rest])
-        return train[is_good[train]], val[is_good[val]], test[is_good[test]], labels
+        in_folds = {"val": "train"} if self.folds is not None else {}  # folds divide both
+        of_good = [self.listed.place(number)[0].split for number in numbers.tolist()]
+        names, none = Files(numbers, self.name_of), [""] * len(numbers)
+        given = [in_folds.get(split, split) for split in of_good]
+        return Columns(numbers, names, labels[numbers], given, none, self.whole(names) or none)
 
-    def _divided(
-        self, train: Int64[Tensor, " a"], val: Int64[Tensor, " b"], test: Int64[Tensor, " c"], labels: Labels
-    ) -> tuple[Samples, Samples | None, Samples]:
-        """The splits of these samples; None for an empty validation.
+    def whole(self, names: Sequence[str]) -> Sequence[str] | None:
+        return None if self.groups is None else [group_in(self.groups, name) for name in names]
 
-        Raises:
-            DataError: If the training lacks a class, the test has no sample, or a group is in two splits.
-        """
-        for name, count in zip(self.class_names, counts(labels[train], self.num_classes).tolist(), strict=True):
-            if not count:
-                what = f"no readable sample of class {name} to train on"
-                raise DataError(f"{self.root}: {what}; add some, or take the class out")
-        if not len(test):
-            what = "nothing is left for the test split, because each class has only one sample"
-            raise DataError(f"data.root: {what}; add some of each class")
-        first: dict[str, str] = {}
-        for split, numbers in (("train", train), ("val", val), ("test", test)):
-            for group in dict.fromkeys(self._groups(numbers) or ()):
-                if first.setdefault(group, split) != split:
-                    what = f"group {group} is in {first[group]} and in {split}"
-                    raise DataError(f"{self.root}: {what}; give all samples of a group one split")
-        make = partial(self._samples, labels)
-        return make(train), make(val) if len(val) else None, make(test)
-
-    def _samples(self, labels: Labels, numbers: Int64[Tensor, " m"]) -> Samples:
-        settings = self.settings_of_reading()
-        hashing = hashlib.sha256(f"{settings} {self.facts.sha256}".encode())
-        hashing.update(numbers.numpy().tobytes())
-        digest = hashing.hexdigest()
-        keep = self.in_memory
-        if keep is None:
-            keep = self.bytes_of(numbers) <= IN_MEMORY_BYTES
-        inputs = self.read_all(numbers, digest) if keep else Files(numbers, self.read_number)
-        names = Files(numbers, self.name_of)
-        return self.samples_of(inputs, labels[numbers], names, digest, **self.details(numbers))
+    def content_of(self, sources: Int64[Tensor, " m"]) -> bytes:
+        return f"{self.facts.sha256}".encode() + sources.numpy().tobytes()
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:

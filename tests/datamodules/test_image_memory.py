@@ -62,7 +62,7 @@ def test_photographs_of_81_megapixels_are_decoded_one_at_a_time(tmp_path):
     data = ImageFolder(str(tmp_path), in_memory=True)
     peak = peak_of(torch.device("cpu"))
     assert data.bad_files() == {}
-    samples = data._samples(data.items)
+    samples = data.samples_at(data.columns(), torch.arange(2))
     assert peak() < 500 * MIB
     assert data.shape == (3, 64, 64)
     assert all(image[:, 30, 30].tolist() == [200, 100, 50] for image in samples.inputs)
