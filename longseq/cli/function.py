@@ -9,7 +9,7 @@ from typing import get_args, get_origin, get_type_hints
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import OneLineParser, UserError
-from longseq.cli.start import COMMANDS, FUNCTIONS
+from longseq.cli.start import COMMANDS, FUNCTIONS, add_working_folder
 
 
 def _with_brackets(function: Callable[..., None], args: list[str]) -> list[str]:
@@ -79,9 +79,11 @@ def run_function(name: str, args: list[str]) -> None:
     function = getattr(importlib.import_module(f"{FUNCTIONS[name]}.{name}"), name)
     parser = OneLineParser(prog=f"longseq {name}", description=COMMANDS[name])
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    parser.add_function_arguments(function, as_group=False, sub_configs=True)
+    parser.add_function_arguments(function, as_group=False, sub_configs=True, as_positional=name == "contract")
     settings = parser.parse_args(_with_brackets(function, _with_flags_together(function, args))).as_dict()
     settings.pop("debug")
+    if settings.get("allow_class"):
+        add_working_folder()
     try:
         function(**settings)
     except ArgumentError as error:

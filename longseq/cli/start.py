@@ -31,6 +31,7 @@ COMMANDS = {
     "approximation": "Measure how far shortened attention is from exact attention.",
     "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
     "needle": "Measure in how long a recording a model still hears one word.",
+    "contract": "Test your own mechanism, projection or data module on what longseq asks of it.",
     "explain": "Draw which pixels or moments of a file decided for each of its likeliest classes.",
     "board": "Show runs in TensorBoard, for this machine alone.",
     "export": "Write a trained model as ONNX, as a program of torch.export, or as a folder to share.",
@@ -39,6 +40,7 @@ COMMANDS = {
 FUNCTIONS = {
     **dict.fromkeys(("benchmark", "spectrum", "approximation", "sweep", "needle"), "longseq.reports"),
     **dict.fromkeys(("explain", "export"), "longseq.deploy"),
+    "contract": "longseq.contract",
     "board": "longseq.cli",
 }
 # What `fit --help` shows; with anything beside it, it lists all flags.

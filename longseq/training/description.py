@@ -148,7 +148,7 @@ def _planned(value: Any, hint: Any, callables: type | tuple[type, ...], key: str
         path, arguments = value["class_path"], value.get("init_args")
         if set(value) != {"class_path", "init_args"} or not isinstance(arguments, Mapping):
             raise CheckpointError(f"{key}: not the description of an object; another program has written it")
-        kind = _class_named(path, expected, key)
+        kind = class_named(path, expected, key)
         return partial(_construct, kind, planned_arguments(kind, arguments, expected, key))
     fields_alone = next((kind for kind in expected if isinstance(value, Mapping) and _has_fields(kind, value)), None)
     if fields_alone is not None:  # jsonargparse reads a dataclass as its fields, without a class
@@ -185,7 +185,7 @@ def _classes_in(hint: Any, callables: type | tuple[type, ...]) -> tuple[type, ..
     return inner if is_plain else (*inner, kind)
 
 
-def _class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
+def class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
     """Import the class at this path, if an object of it is expected."""
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise CheckpointError(f"{key}: {path!r} is not a class path; another program has written it")

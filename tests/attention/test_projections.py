@@ -28,20 +28,10 @@ from longseq.attention import (
     plug,
     start_from_inputs,
 )
-from longseq.attention.projection import resample_columns
-
-N, K, D, H = 23, 5, 12, 3  # k does not divide n: the window is 5, and the last one holds 3 tokens
-GRID = TokenGrid((1, N))
-PROJECTIONS = [Linear(), Linear("mean"), Mean(), Max(), Conv(), Conv(full=True), Gaussian()]
-
-
-def built(projection, heads=None, grid=GRID):
-    torch.manual_seed(0)
-    return projection.build(grid, K, D, heads).double()
-
-
-def tokens(n=N):
-    return torch.randn(2, n, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+from longseq.attention.examples import every_projection
+from longseq.attention.projection import Projection, resample_columns
+from longseq.contract.projection import OWN, D, H, K, built, tokens
+from longseq.contract.promise import Promise
 
 
 def windows(clip):
@@ -53,6 +43,12 @@ def test_mean_and_max_pool_over_windows_of_which_the_last_is_short():
     for projection, reduce in ((Mean(), np.mean), (Max(), np.max)):
         expected = [[reduce(window, axis=0) for window in windows(clip)] for clip in X.numpy()]
         torch.testing.assert_close(built(projection)(X), torch.from_numpy(np.array(expected)))
+
+
+@pytest.mark.parametrize("promise", OWN, ids=lambda promise: promise.test.__name__)
+@pytest.mark.parametrize("projection", every_projection(), ids=repr)
+def test_every_projection_keeps_every_promise(projection: Projection, promise: Promise) -> None:
+    promise(projection)
 
 
 @pytest.mark.parametrize(("n", "value"), [(8192, 20.0), (140_000, 0.1)])
@@ -89,32 +85,6 @@ def test_gaussian_is_the_theorems_pair_of_one_fixed_matrix():
     assert (keys.weight / 0.5).std().item() == pytest.approx(64**-0.5, rel=0.02)
     assert not list(keys.parameters())
     assert set(keys.state_dict()) == {"weight"}  # fixed, but a checkpoint must hold it
-
-
-@pytest.mark.parametrize("heads", [None, H])
-@pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)
-def test_a_projection_says_whether_it_commutes_with_a_linear_map_of_the_features(projection, heads):
-    X, layer = tokens(), built(projection, heads)
-    W = torch.randn(D, D, dtype=torch.float64)
-    agree = torch.allclose(layer(X @ W), layer(X) @ W, atol=1e-9)
-    # matrices of the heads that all start with the same means act as one matrix, and commute until they are trained
-    if heads is not None and isinstance(projection, Linear) and projection.start == "mean":
-        pytest.skip("a matrix a head that starts the same")
-    assert agree == layer.commutes
-
-
-@pytest.mark.parametrize("heads", [None, H])
-@pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)
-def test_padding_counts_for_nothing(projection, heads):
-    X, layer = tokens(), built(projection, heads)
-    length = 12
-    present = torch.arange(N)[None, :, None] < length
-    short, padded = layer(X[:, :length], present[:, :length].expand(2, length, 1)), layer(X, present.expand(2, N, 1))
-    filled = layer.filled(present)
-    if filled is not None:
-        assert not padded[:, ~filled[0, :, 0]].any()
-        padded = padded[:, filled[0, :, 0]]
-    torch.testing.assert_close(short, padded, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
@@ -250,17 +220,6 @@ def test_a_convolution_gives_about_the_same_summary_of_the_same_line_enlarged_or
     carried.carry(trained, *grids)
     expected = trained(line.mT)
     assert (carried(other.mT) - expected).norm() < error * expected.norm()
-
-
-@pytest.mark.parametrize("projection", PROJECTIONS, ids=repr)
-@pytest.mark.parametrize("sharing", ["none", "key_value", "layerwise"])
-def test_a_vit_carried_to_its_own_size_gives_the_same_logits(projection, sharing):
-    trained = plug(vit(), Linformer(7, sharing, projection)).eval()
-    torch.manual_seed(1)
-    other = plug(vit(), Linformer(7, sharing, projection)).eval()
-    assert carry(trained, other) == []
-    images = torch.randn(2, 1, 8, 8)
-    assert torch.equal(other(images), trained(images))
 
 
 def test_carrying_names_the_projections_that_the_trained_model_lacks():

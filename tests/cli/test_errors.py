@@ -336,7 +336,7 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
             [],
             2,
             "command: missing; choose one of fit, validate, test, predict, preview, stats, check, shard, benchmark, "
-            "spectrum, approximation, sweep, needle, explain, board, export",
+            "spectrum, approximation, sweep, needle, contract, explain, board, export",
         ),
         (["ft"], 2, "ft: no such command; did you mean fit?"),
         (["fit"], 2, "model.encoder, data: missing; give --config, one of configs/, or these flags"),

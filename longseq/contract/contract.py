@@ -1,0 +1,78 @@
+"""The command ``contract``: which promises a user's own class keeps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+
+from longseq.arguments import SettingError
+from longseq.attention import Mechanism, Projection
+from longseq.contract import data, mechanism, projection
+from longseq.contract.promise import BrokenPromise, Promise
+from longseq.training.description import allow_classes, class_named, planned_arguments
+from longseq.training.storage import CheckpointError
+
+# What is promised of each kind of class; a class of more kinds belongs to the first.
+KINDS: dict[type, Sequence[Promise]] = {
+    Mechanism: mechanism.PROMISES,
+    Projection: projection.PROMISES,
+    pl.LightningDataModule: data.PROMISES,
+}
+
+
+def contract(
+    class_path: str,
+    init_args: dict[str, Any] = {},  # noqa: B006  (jsonargparse shows it)
+    allow_class: list[str] = [],  # noqa: B006
+) -> None:
+    """Test what longseq asks of a mechanism, a projection or a data module, and print a line for each promise.
+
+    A mechanism and a projection are tested on all that its ``examples`` returns, a data module on what it reads.
+
+    Args:
+        class_path: The class, such as pooled.Pooled.
+        init_args: Arguments of its constructor, such as --init_args.root DIR; with them this one object is tested.
+        allow_class: Packages whose classes may be named, besides ours.
+
+    Raises:
+        SettingError: If there is no such class, it cannot be made, or it breaks a promise.
+    """
+    allow_classes(allow_class)
+    try:
+        kind: Any = class_named(class_path, tuple(KINDS), "class_path")
+        plans = planned_arguments(kind, init_args, kind, "init_args")
+    except CheckpointError as error:
+        raise SettingError(str(error)) from error
+    promises = next(promises for base, promises in KINDS.items() if issubclass(kind, base))
+    num_broken = 0
+    for promise in promises:
+        seen = _broken(promise, _objects(kind, {name: plan() for name, plan in plans.items()}))
+        print(f"fails: {promise.says}: {seen}" if seen else f"ok: {promise.says}", flush=True)
+        num_broken += bool(seen)
+    if num_broken:
+        raise SettingError(f"{class_path}: breaks {num_broken} of {len(promises)} promises; mend what the lines name")
+    print(f"{class_path} keeps all {len(promises)} promises")
+
+
+def _objects(kind: Any, arguments: dict[str, Any]) -> Sequence[Any]:
+    """New objects of a class: its examples, or the one with these arguments."""
+    if not arguments and hasattr(kind, "examples"):
+        if not (examples := kind.examples()):
+            raise SettingError(f"{kind.__name__}: must have an example to test; return one from examples()")
+        return examples
+    try:
+        return [kind(**arguments)]
+    except (TypeError, ValueError) as error:
+        if isinstance(argument := getattr(error, "argument", None), str):
+            raise SettingError(f"init_args.{argument}: {getattr(error, 'what', error)}") from error
+        raise SettingError(f"init_args: {error}; give --init_args.NAME VALUE for each argument") from error
+
+
+def _broken(promise: Promise, objects: Sequence[Any]) -> str:
+    """What was seen of the first object that breaks a promise, and the remedy; nothing if none does."""
+    for each in objects:
+        try:
+            promise(each)
+        except BrokenPromise as error:
+            return f"{each!r}: {error}" if len(objects) > 1 else str(error)
+    return ""
