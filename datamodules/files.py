@@ -15,7 +15,7 @@ from torch import Tensor
 from datamodules.base import DataModule
 from datamodules.errors import DataError, counted, require, say
 from datamodules.hold_out import Split, hold_out
-from datamodules.labels import counts, labels_of
+from datamodules.labels import Labels, counts, labels_of
 from datamodules.samples import Files, Samples, chosen
 from datamodules.scan import Facts, in_threads, scan
 from datamodules.splits import Columns, divided
@@ -311,14 +311,17 @@ class FileDataModule(OnDisk):
 
     def columns(self) -> Columns:
         items = self._good_items()
-        number = {name: label for label, name in enumerate(self.class_names)}
-        classes = [[number[name] for name in self._classes_of(item)] for item in items]
         return Columns(
             items,
             [item.name for item in items],
-            labels_of(classes, len(number), self.labels_separator is not None),
+            self._labels_of(items),
             *([getattr(item, column) for item in items] for column in ("split", "fold", "group")),
         )
+
+    def _labels_of(self, items: Sequence[Item]) -> Labels:
+        number = {name: label for label, name in enumerate(self.class_names)}
+        classes = [[number[name] for name in self._classes_of(item)] for item in items]
+        return labels_of(classes, len(number), self.labels_separator is not None)
 
     def whole(self, names: Sequence[str]) -> list[str] | None:
         """Its group, or its file if it has none."""

@@ -56,8 +56,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     Raises:
         UserError: If a flag does not suit the inputs or the model.
     """
-    if model.task.predicts is None:
-        _refuse_classes(model.task, asked)
+    _refuse_what_is_not_predicted(model.task, asked)
     if asked.embeddings is not None:
         if not asked.embeddings.endswith(".npz"):
             raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
@@ -186,13 +185,16 @@ def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
         print(f"{shown(path)}: {takes}; --window 10 hears it in pieces", file=sys.stderr)
 
 
-def _refuse_classes(task: Task, asked: Namespace) -> None:
-    """Check that of a model without classes nothing but features is asked for."""
+def _refuse_what_is_not_predicted(task: Task, asked: Namespace) -> None:
+    """Check that of a model without classes none are asked for, and of one that predicts nothing features alone."""
+    if task.predicts == "classes":
+        return
     name = type(task).__name__
-    if asked.embeddings is None:
+    if task.predicts is None and asked.embeddings is None:
         remedy = "give --embeddings, or train from it with --model.init_from"
         raise UserError(f"model.task: {name} predicts no classes; {remedy}")
-    given = [flag for flag in ("out", "events", "picture", "top") if asked[flag] is not None]
+    of_classes = ["events", "picture", "top"] if task.predicts else ["out", "events", "picture", "top"]
+    given = [flag for flag in of_classes if asked[flag] is not None]
     if given:
         raise UserError(f"{given[0]}: is of classes, and {name} predicts none; leave it out")
 

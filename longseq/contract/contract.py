@@ -7,8 +7,9 @@ import pytorch_lightning as pl
 
 from longseq.arguments import SettingError
 from longseq.attention import Mechanism, Projection
-from longseq.contract import data, mechanism, projection
+from longseq.contract import data, mechanism, projection, task
 from longseq.contract.promise import BrokenPromise, Promise
+from longseq.tasks import Task
 from longseq.training.description import allow_classes, class_named, planned_arguments
 from longseq.training.storage import CheckpointError
 
@@ -16,6 +17,7 @@ from longseq.training.storage import CheckpointError
 KINDS: dict[type, Sequence[Promise]] = {
     Mechanism: mechanism.PROMISES,
     Projection: projection.PROMISES,
+    Task: task.PROMISES,
     pl.LightningDataModule: data.PROMISES,
 }
 
@@ -25,9 +27,10 @@ def contract(
     init_args: dict[str, Any] = {},  # noqa: B006  (jsonargparse shows it)
     allow_class: list[str] = [],  # noqa: B006
 ) -> None:
-    """Test what longseq asks of a mechanism, a projection or a data module, and print a line for each promise.
+    """Test what longseq asks of a mechanism, a projection, a task or a data module, and print a line for each promise.
 
-    A mechanism and a projection are tested on all that its ``examples`` returns, a data module on what it reads.
+    A mechanism and a projection are tested on all that its ``examples`` returns, a task on random outputs, a data
+    module on what it reads.
 
     Args:
         class_path: The class, such as pooled.Pooled.

@@ -144,7 +144,10 @@ def _compared(baseline: Baseline) -> str:
 
 
 def _classes(
-    names: Sequence[str], counts: Mapping[str, Sequence[int]], by_class: Mapping[str, Sequence[float]], what: str
+    names: Sequence[str],
+    counts: Mapping[str, Sequence[int]],
+    by_class: Mapping[str, Sequence[float]],
+    what: str = "class",
 ) -> str:
     rows = [
         [

@@ -93,7 +93,7 @@ def draw_curves(
 def draw_pairs(predicted: Float[Tensor, "n amounts"], true: Float[Tensor, "n amounts"], names: Sequence[str]) -> Figure:
     """Draw predicted against true amounts, a panel for each, with the line on which they are equal."""
     figure, grid = panels(len(names), 3, 2.4)
-    for axes, name, x, y in zip(grid, names, true.T, predicted.T, strict=True):
+    for axes, name, x, y in zip(grid, names, true.T.numpy(), predicted.T.numpy(), strict=True):
         axes.axline((float(x[0]), float(x[0])), slope=1, color="0.7", linewidth=0.8)
         axes.plot(x, y, ".", markersize=3)
         axes.set(xlabel="true", ylabel="predicted")

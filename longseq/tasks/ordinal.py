@@ -1,5 +1,6 @@
 """Classes in an order: grades, stages, ages."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,7 +42,8 @@ class Ordinal(SingleLabel):
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
         return Questions(encoder.dim, self.num_outputs(num_classes))
 
-    def learn(self, labels: Tensor, class_names: Any) -> None:
+    def learn(self, labels: Tensor, class_names: Sequence[str]) -> None:
+        super().learn(labels, class_names)
         try:
             numbers = [float(name) for name in class_names]
         except ValueError:

@@ -142,13 +142,16 @@ class Task(ABC):
         """Whether it can learn from a teacher: whether it has a ``distillation`` of its own."""
         return type(self).distillation is not Task.distillation
 
-    def learn(self, labels: Tensor, class_names: Sequence[str]) -> None:  # noqa: B027  (most tasks learn nothing)
+    def learn(self, labels: Tensor, class_names: Sequence[str]) -> None:
         """See the labels of the training split and the names of the classes, before a training; every process does.
         What is kept in attributes that are arguments of the constructor stands in the checkpoint.
 
         Raises:
             SettingError: If the task cannot learn them.
         """
+        if labels.is_floating_point() and self.predicts == "classes":
+            what = f"{type(self).__name__} learns classes, and the data has amounts; give --model.task Regression"
+            raise SettingError(f"model.task: {what}")
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, " b"]:

@@ -93,6 +93,8 @@ class Gathering:
     """
 
     def __init__(self, model: Classifier, has_times: bool, top: int | None = None) -> None:
+        if top is not None:
+            model.task.require("classes")
         if top is not None and not 1 <= top <= model.num_classes:
             raise ArgumentError("top", f"must be in 1..{model.num_classes} (the classes), got {top}; leave it out")
         self.model, self.has_times, self.top = model, has_times, top
@@ -166,6 +168,7 @@ class Hearing:
     """
 
     def __init__(self, model: Classifier, settings: Settings, keeps_rows: bool = False) -> None:
+        model.task.require("classes")
         if model.encoder.row_seconds is None:
             raise ArgumentError("events", "must be of sounds, but this model sees images; leave it out")
         self.model, self.settings, self.keeps_rows = model, settings.check(), keeps_rows

@@ -1,4 +1,4 @@
-"""The command contract: what a user's own mechanism, projection or data module breaks is named, with the remedy."""
+"""The command contract: what a user's own mechanism, projection, task or data module breaks is named, with the remedy."""
 
 import dataclasses
 import re
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from datamodules import Digits
 from longseq.attention import Linear, Mechanism, Projection
+from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.projection import ProjectionLayer
 from longseq.contract import data, mechanism, projection
@@ -22,46 +23,45 @@ from longseq.contract.promise import BrokenPromise, Promise
 GUIDE = Path(__file__).parents[2] / "docs/guides/add-a-mechanism.md"
 
 
-def attention(queries: Tensor, keys: Tensor, values: Tensor, _: Any, key_mask: Tensor | None, rate: float) -> Tensor:
-    scores = queries @ keys.mT * queries.shape[-1] ** -0.5
-    if key_mask is not None:
-        scores = scores.masked_fill(~key_mask, -torch.inf)
-    return nn.functional.dropout(scores.softmax(-1), rate) @ values
+def attention(heads: Heads) -> Tensor:
+    scores = heads.queries @ heads.keys.mT * heads.queries.shape[-1] ** -0.5
+    if heads.key_mask is not None:
+        scores = scores.masked_fill(~heads.key_mask, -torch.inf)
+    return nn.functional.dropout(scores.softmax(-1), heads.dropout) @ heads.values
 
 
-def unmasked(queries: Tensor, keys: Tensor, values: Tensor, query_mask: Any, key_mask: Any, rate: float) -> Tensor:
-    return attention(queries, keys, values, query_mask, None, rate)
+def unmasked(heads: Heads) -> Tensor:
+    return attention(heads._replace(key_mask=None))
 
 
-def of_all_queries(
-    queries: Tensor, keys: Tensor, values: Tensor, query_mask: Tensor | None, key_mask: Any, rate: float
-) -> Tensor:
-    there = torch.ones_like(queries[:, :1, :, :1]) if query_mask is None else query_mask.to(queries)
+def of_all_queries(heads: Heads) -> Tensor:
+    queries, mask = heads.queries, heads.query_mask
+    there = torch.ones_like(queries[:, :1, :, :1]) if mask is None else mask.to(queries)
     mean = (queries * there).sum(2, keepdim=True) / there.sum(2, keepdim=True)
-    return attention(queries + mean, keys, values, query_mask, key_mask, rate)
+    return attention(heads._replace(queries=queries + mean))
 
 
-def without_dropout(queries: Tensor, keys: Tensor, values: Tensor, query_mask: Any, key_mask: Any, _: Any) -> Tensor:
-    return attention(queries, keys, values, query_mask, key_mask, 0.0)
+def without_dropout(heads: Heads) -> Tensor:
+    return attention(heads._replace(dropout=0.0))
 
 
-def of_all_samples(*arguments: Any) -> Tensor:
-    mixed = attention(*arguments)
+def of_all_samples(heads: Heads) -> Tensor:
+    mixed = attention(heads)
     return mixed + mixed.mean(0, keepdim=True)
 
 
-def by_numbers(queries: Tensor, keys: Tensor, values: Tensor, query_mask: Any, key_mask: Any, rate: float) -> Tensor:
-    return attention(queries, keys, values, query_mask, key_mask, rate) * (1 + 0 * float(values.sum()))
+def by_numbers(heads: Heads) -> Tensor:
+    return attention(heads) * (1 + 0 * float(heads.values.sum()))
 
 
-def of_four_heads(queries: Tensor, keys: Tensor, values: Tensor, query_mask: Any, key_mask: Any, rate: float) -> Tensor:
-    return attention(queries, keys, values, query_mask, key_mask, rate) * torch.ones(4, 1, 1).to(queries)
+def of_four_heads(heads: Heads) -> Tensor:
+    return attention(heads) * torch.ones(4, 1, 1).to(heads.queries)
 
 
-def by_exponentials(queries: Tensor, keys: Tensor, values: Tensor, _: Any, key_mask: Any, rate: float) -> Tensor:
-    weights = (queries @ keys.mT * queries.shape[-1] ** -0.5).exp()
-    weights = weights if key_mask is None else weights * key_mask
-    return nn.functional.dropout(weights / weights.sum(-1, keepdim=True), rate) @ values
+def by_exponentials(heads: Heads) -> Tensor:
+    weights = (heads.queries @ heads.keys.mT * heads.queries.shape[-1] ** -0.5).exp()
+    weights = weights if heads.key_mask is None else weights * heads.key_mask
+    return nn.functional.dropout(weights / weights.sum(-1, keepdim=True), heads.dropout) @ heads.values
 
 
 class Unused(nn.Module):
@@ -69,8 +69,8 @@ class Unused(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, *arguments: Any) -> Tensor:
-        return attention(*arguments)
+    def forward(self, heads: Heads) -> Tensor:
+        return attention(heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Own(Mechanism):
         return [cls()]
 
     def layers(self, stack: Any, grid: Any) -> list[Any]:
-        return [AttentionLayer(trained, type(self).formula()) for trained in stack]
+        return [AttentionLayer(trained, type(self).formula(), independent_queries=True) for trained in stack]
 
 
 def own(formula: Any) -> Mechanism:
@@ -118,7 +118,7 @@ def test_a_sound_mechanism_keeps_every_promise() -> None:
     ("subject", "promise", "said"),
     [
         (own(unmasked), mechanism.padding_changes_nothing, "tokens before padding and tokens alone differ by up to"),
-        (own(of_all_queries), mechanism.fewer_queries_have_the_same_outcome, "give AttentionLayer independent_q"),
+        (own(of_all_queries), mechanism.fewer_queries_have_the_same_outcome, "leave independent_queries out if"),
         (own(without_dropout), mechanism.dropout_falls_in_training_only, "two passes in training are equal"),
         (own(of_all_samples), mechanism.samples_do_not_mix, "logits of a batch and of its images alone differ"),
         (own(by_numbers), mechanism.it_has_shapes_on_the_meta_device, "let no shape depend on the values of a tensor"),

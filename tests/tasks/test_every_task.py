@@ -15,9 +15,15 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 import longseq
+from datamodules import DataError
+from datamodules.hold_out import hold_out
+from datamodules.labels import counts, written
+from datamodules.table import read_table
 from longseq import ImageEncoder, Verma, tasks
 from longseq.arguments import SettingError
-from longseq.tasks import Masked, MultiLabel, Ordinal, Regression, Task
+from longseq.contract.promise import Promise
+from longseq.contract.task import CLASSES, NAMES, PROMISES, inputs_of
+from longseq.tasks import MultiLabel, Ordinal, Regression, Task
 from longseq.training import Classifier
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +31,6 @@ TASKS = [kind for name in tasks.__all__ if isinstance(kind := getattr(tasks, nam
 TASKS.remove(Task)
 PREDICTING = [kind for kind in TASKS if kind.predicts is not None]
 OF_CLASSES = [kind for kind in PREDICTING if kind.predicts == "classes"]
-CLASSES = 5
-NAMES = [f"class {number}" for number in range(CLASSES)]
 
 
 def labels_for(task: Task, count: int) -> Tensor:
@@ -36,10 +40,6 @@ def labels_for(task: Task, count: int) -> Tensor:
     if task.predicts == "amounts":
         return 40 + 10 * torch.randn(count, CLASSES, generator=generator)
     return torch.arange(count) % CLASSES
-
-
-def inputs_of(count: int) -> Tensor:
-    return torch.randint(256, (count, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def classifier(kind: type[Task], **options) -> Classifier:
@@ -64,51 +64,9 @@ def trained(kind: type[Task], steps: int = 200, **options) -> Classifier:
 
 
 @pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("pool", [None, "avg", "max", "attention"])
-def test_the_model_puts_out_as_many_numbers_as_the_task_says_and_everyone_gets_one_form_of_them(kind, pool) -> None:
-    model = classifier(kind, pool=pool).eval()
-    outputs = model(inputs_of(3))
-    if kind is not Masked:
-        assert outputs.shape == (3, model.task.num_outputs(CLASSES))
-    for given in (outputs, outputs.bfloat16()):
-        predicted = model.task.predicted(given)
-        if kind.predicts is None:
-            assert predicted is given
-            continue
-        assert predicted.shape == (3, CLASSES) and predicted.dtype == torch.float32
-        assert predicted.isfinite().all()
-        if kind.predicts == "classes":
-            assert predicted.min() >= 0 and predicted.max() <= 1 + 1e-6
-    if kind.predicts is not None:
-        assert model.task.evidence(outputs).shape == (3, CLASSES)
-        assert model.predict_step(inputs_of(3), 0).shape == (3, CLASSES)
-
-
-@pytest.mark.parametrize("kind", PREDICTING)
-def test_the_loss_is_the_mean_of_the_losses_and_of_mixed_samples_a_number_too(kind) -> None:
-    task = classifier(kind).task
-    labels, outputs = labels_for(task, 12), torch.randn(12, task.num_outputs(CLASSES))
-    weights = torch.ones(CLASSES)
-    torch.testing.assert_close(task.loss(outputs, labels, weights, 0.0), task.losses(outputs, labels).mean())
-    targets = task.targets(labels, CLASSES)
-    torch.testing.assert_close(task.loss(outputs, targets, weights, 0.0), task.losses(outputs, labels).mean())
-    mixed = 0.3 * targets + 0.7 * targets.roll(1, 0)
-    assert task.loss(outputs, mixed, weights, 0.1).isfinite()
-    assert all(isinstance(task.names(row, NAMES), str) for row in (labels[0], mixed[0]))
-
-
-@pytest.mark.parametrize("kind", PREDICTING)
-def test_the_loss_of_two_batches_is_that_of_both_with_the_weights_that_the_task_gives_them(kind) -> None:
-    task = classifier(kind).task
-    labels, outputs = labels_for(task, 12), torch.randn(12, task.num_outputs(CLASSES))
-    weights = torch.linspace(0.5, 2, CLASSES)
-
-    def both(part: slice) -> tuple[Tensor, Tensor]:
-        given = outputs[part], labels[part], weights
-        return task.loss(*given, 0.1), task.weight(*given)
-
-    (first, one), (second, other), (whole, _) = both(slice(0, 4)), both(slice(4, 12)), both(slice(0, 12))
-    torch.testing.assert_close((one * first + other * second) / (one + other), whole)
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.test.__name__)
+def test_every_task_keeps_every_promise(kind: type[Task], promise: Promise) -> None:
+    promise(kind())
 
 
 @pytest.mark.parametrize("kind", PREDICTING)
@@ -145,14 +103,6 @@ def test_what_a_model_has_learned_is_measured_named_and_drawn(kind) -> None:
         rows = task.targets(labels, CLASSES)
         right = [{name for name, there in zip(NAMES, row, strict=True) if there} for row in rows.tolist()]
         assert sum(a == b for a, b in zip(named, right, strict=True)) >= 16
-
-
-@pytest.mark.parametrize("kind", [kind for kind in PREDICTING if kind().takes_teacher])
-def test_a_student_that_says_what_its_teacher_says_has_the_lowest_loss(kind) -> None:
-    task = classifier(kind).task
-    taught = 3 * torch.randn(6, task.num_outputs(CLASSES), generator=torch.Generator().manual_seed(0))
-    same = task.distillation(taught, taught, 2.0)
-    assert all(task.distillation(taught + 0.5 * torch.randn_like(taught), taught, 2.0) > same for _ in range(5))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TASKS if not kind().takes_teacher])
@@ -235,3 +185,88 @@ def test_regression_learns_in_deviations_and_predicts_in_units() -> None:
     assert task.names(labels[0], ["age", "weight"]) == "age 10, weight 1000"
     with pytest.raises(SettingError, match="^model.task: Regression learns amounts, and the data has classes; "):
         Regression().learn(torch.arange(3), ["a", "b", "c"])
+
+
+def test_every_command_takes_a_model_of_amounts(command, tmp_path: Path) -> None:
+    """Grey pictures: the brightness and the height of the edge between two halves can be read off each."""
+    drawn = np.random.default_rng(0)
+    (tmp_path / "pictures").mkdir()
+    rows = []
+    for number in range(120):
+        brightness, height = drawn.uniform(20, 200), int(drawn.integers(1, 7))
+        pixels = np.full((8, 8), brightness, np.uint8)
+        pixels[:height] = 255
+        Image.fromarray(pixels).save(tmp_path / f"pictures/{number}.png")
+        rows.append([f"{number}.png", f"{brightness:.3f}", height])
+    with open(tmp_path / "pictures/table.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["path", "brightness", "edge"], *rows])
+    fit = [
+        "fit",
+        "--config",
+        ROOT / "configs/image/folder.yaml",
+        "--data.root",
+        "pictures",
+        "--data.table",
+        "table.csv",
+    ]
+    fit += ["--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "30", "--data.batch_size", "16"]
+    fit += ["--model.encoder.stem", "null", "--model.encoder.patch_size", "2", "--model.encoder.depth", "1"]
+    fit += [
+        "--model.encoder.dim",
+        "16",
+        "--model.encoder.positions",
+        "learned",
+        "--data.augment",
+        "[]",
+        "--model.mix",
+        "null",
+    ]
+    done = command(*fit, "--model.task", "Regression", "--experiment", "classes")
+    assert (done.code, "table.csv: no column label; name it" in done.error) == (3, True), done
+    fit += ["--data.amounts", "[brightness,edge]"]
+    done = command(*fit, "--experiment", "classes")
+    assert (done.code, "model.task: SingleLabel" in done.error and "Regression" in done.error) == (2, True), done.err
+    done = command(*fit, "--model.task", "Regression", "--experiment", "run")
+    assert done.code == 0, done.err
+    figures = json.loads(Path("runs/run/0/metrics.json").read_text())
+    assert figures["test/r2"] > 0.8 and figures["test/mae"] < 15
+    card = Path("runs/run/0/README.md").read_text()
+    assert "2 amounts, trained with longseq (Regression)" in card
+    assert re.search(r"^\| edge \| 90 \| 10 \| 20 \| [0-9.]+ \| [0-9.]+ \|$", card, re.MULTILINE), card
+    checkpoint = ["--ckpt_path", "runs/run/0/best.ckpt"]
+    model = longseq.load("runs/run/0/best.ckpt")
+    (found,) = model.predict("pictures/0.png")
+    assert [answer.class_name for answer in found.answers] == ["brightness", "edge"]
+    assert found.probabilities.tolist() == pytest.approx([float(rows[0][1]), rows[0][2]], abs=40)
+    done = command("predict", *checkpoint, "--input", "pictures/0.png", "--out", "x.csv")
+    assert done.code == 0, done.err
+    written = list(csv.DictReader(Path("x.csv").read_text().splitlines()))
+    assert [row["class"] for row in written] == ["brightness", "edge"]
+    assert [float(row["probability"]) for row in written] == pytest.approx(found.probabilities.tolist(), abs=1e-3)
+    done = command("predict", *checkpoint, "--input", "pictures/0.png", "--top", "1")
+    assert (done.code, done.error) == (2, "error: top: is of classes, and Regression predicts none; leave it out")
+    with pytest.raises(SettingError, match=r"^model\.task: Regression predicts no classes; "):
+        model.predict("pictures/0.png", top=1)
+    done = command("explain", *checkpoint, "--input", "pictures/0.png", "--out", "x.png")
+    assert (done.code, "edge" in done.out) == (0, True), done.err
+    done = command("export", *checkpoint, "--format", "onnx", "--out", "x.onnx", "--tolerance", "1e-2")
+    assert done.code == 0, done.err
+    done = command(*fit[:-2], "--data.amounts", "[path]")
+    assert (done.code, "data.amounts: must be columns of their own" in done.error) == (2, True), done.err
+
+
+@pytest.mark.parametrize(("cell", "what"), [("tall", "height 'tall' is no number"), ("nan", "height 'nan' is no")])
+def test_a_cell_that_is_no_amount_is_named_with_its_line(cell: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(f"path,height\na.png,1\nb.png,{cell}\n")
+    with pytest.raises(DataError, match=rf"table.csv: line 3: {what}"):
+        read_table(tmp_path / "table.csv", amounts=["height"])
+
+
+def test_amounts_are_divided_by_their_size_and_written_as_numbers() -> None:
+    labels = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    train, held = hold_out(labels, 0.2, 0)
+    tenths = labels[:, 0].argsort().argsort() // 10
+    assert tenths[held].bincount(minlength=10).tolist() == [2] * 10
+    assert len(train) == 80
+    assert written(torch.tensor([[31.5, -2.0]]), ["age", "change"], ";") == ["31.5;-2"]
+    assert counts(labels).tolist() == [100, 100]
