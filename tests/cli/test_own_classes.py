@@ -1,4 +1,4 @@
-"""The command contract: what a user's own mechanism, projection, task or data module breaks is named, with the remedy."""
+"""The command contract: what a user's mechanism, projection, task or data module breaks is named, with the remedy."""
 
 import dataclasses
 import re
