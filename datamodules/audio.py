@@ -15,6 +15,7 @@ from torch import Tensor
 from datamodules.augment import SoundTransform
 from datamodules.base import DataModule, Part
 from datamodules.errors import DataError, require, say
+from datamodules.inputs import InputSpec
 from datamodules.samples import Clips, Samples
 from datamodules.sound_files import (
     DECODED_ELSEWHERE,
@@ -68,6 +69,10 @@ class AudioDataModule(DataModule):
     @property
     def shape(self) -> tuple[int]:  # type: ignore[override]
         return (round(self.seconds * self.sample_rate_hz),)
+
+    @property
+    def inputs(self) -> InputSpec:
+        return InputSpec("sounds", torch.float32, (None,), unit="full scale", rate_hz=self.sample_rate_hz)
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         if not details and not isinstance(inputs, Tensor | list):  # files to predict: `read` has cropped them

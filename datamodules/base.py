@@ -22,6 +22,7 @@ from datamodules.cache import kept
 from datamodules.compat import position_in_training
 from datamodules.errors import DataError, printable, require, say
 from datamodules.hold_out import Split, folds_of, hold_out
+from datamodules.inputs import InputSpec
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
@@ -87,6 +88,7 @@ class DataModule(pl.LightningDataModule, ABC):
     Attributes:
         num_classes, class_names: The number and the names of the classes.
         shape: The shape of one input, or of the longest one.
+        inputs: What one input is: its kind, type, range, unit and rate.
         augment: Transforms of single inputs, used in training only. One with a method look_at(data) first sees the data
             module after setup, and may return a line to say.
         predict_parts: The files, or parts of files, that predict_dataloader reads, in this order; see `parts`.
@@ -179,6 +181,11 @@ class DataModule(pl.LightningDataModule, ABC):
         return len(self.class_names)
 
     # What a data set defines
+
+    @property
+    def inputs(self) -> InputSpec:
+        """What one input is; here any numbers in float32, of the shape ``shape``."""
+        return InputSpec("inputs", torch.float32, tuple(self.shape))
 
     @abstractmethod
     def load(self) -> tuple[Samples, Samples | None, Samples]:

@@ -17,6 +17,7 @@ from datamodules.base import DataModule
 from datamodules.cache import kept
 from datamodules.errors import require
 from datamodules.image_files import SUFFIXES, bands, opened
+from datamodules.inputs import InputSpec
 from datamodules.packed import Source
 from datamodules.samples import LabelledTensors, Samples
 
@@ -65,6 +66,11 @@ class ImageDataModule(DataModule):
     def __init__(self, augment: Sequence[v2.Transform] = (), **common: Any) -> None:
         super().__init__(**common)
         self.augment = augment
+
+    @property
+    def inputs(self) -> InputSpec:
+        names = ("red", "green", "blue") if self.shape[0] == 3 else ("grey",)
+        return InputSpec("images", torch.uint8, tuple(self.shape), 0, 255, channels=names)
 
     def read(self, path: Source) -> UInt8[Tensor, "c h w"]:
         """One input from an image file of any size and mode that `opened` and `bands` can read.

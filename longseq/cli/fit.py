@@ -18,7 +18,6 @@ from longseq.cli.trainer import is_lightnings, is_of_restoring, wrong_flag
 from longseq.compat.lightning import has_averaged, take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.baseline import Baseline, BaselineError, fit_baseline
-from longseq.tasks import SingleLabel
 from longseq.training import Classifier
 from longseq.training.fitting import OutOfMemory, let_go_of, what_fits
 from longseq.training.memory import room_for_code
@@ -127,7 +126,7 @@ def fit_baseline_before(trainer: pl.Trainer, model: Classifier, data: Any) -> No
 def _has_baseline(trainer: pl.Trainer, model: Classifier) -> bool:
     limits = [getattr(trainer, f"limit_{split}_batches") for split in ("train", "val", "test")]
     is_whole = all(isinstance(limit, float) and limit == 1 for limit in limits)  # 1.0 is all, and 1 is a batch
-    return is_whole and isinstance(model.task, SingleLabel)
+    return is_whole and model.task.best == "accuracy"
 
 
 def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier, data: Any) -> OutOfMemory:

@@ -22,6 +22,7 @@ from longseq.cli.names import escaped, shown
 from longseq.compat.torch import has_bfloat16
 from longseq.reports.plots import can_be_drawn, refuse_foreign_picture, save
 from longseq.training import Classifier
+from longseq.training.data import bounds
 from longseq.training.pictures import draw_inputs
 from longseq.training.statistics import measure_inputs
 
@@ -49,11 +50,12 @@ class Trainer(pl.Trainer):
         refuse_foreign_picture(Path(out), "out")
         datamodule.setup("fit")
         measure_inputs(model.encoder, datamodule)
+        of_data: Any = datamodule
         loader: Any = datamodule.train_dataloader()
         chosen = torch.randperm(len(loader.dataset))[:num_samples].tolist()
         inputs, labels = loader.collate_fn(loader.dataset.__getitems__(chosen))
         try:
-            save(draw_inputs(model.train(), inputs, labels), Path(out))
+            save(draw_inputs(model.train(), inputs, labels, bounds(of_data.inputs)), Path(out))
         except (OSError, ValueError) as error:
             raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
         print(shown(f"inputs drawn: {len(labels)}, in {out}"))

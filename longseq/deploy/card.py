@@ -15,6 +15,7 @@ from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, panels, refuse_foreign_picture, save, styled
 from longseq.training.classifier import Classifier
 from longseq.training.curves import read_curves
+from longseq.training.data import InputSpec
 from longseq.training.description import settings_of
 from longseq.training.storage import refuse_foreign, write_text
 from longseq.training.summary import summary
@@ -58,7 +59,7 @@ def write_card(
     splits = data.splits()
     counts = {name: model.task.counts(split.labels, model.num_classes).tolist() for name, split in splits.items()}
     sections = [
-        _front_matter(model),
+        _front_matter(model, data),
         f"# {run.parent.name}",
         _first_sentence(model, data),
         _result(model, figures, _num_tested(model.trainer, len(splits["test"]), confusions), tested),
@@ -68,7 +69,7 @@ def write_card(
         _classes(model.class_names, counts, by_class, "amount" if model.task.predicts == "amounts" else "class"),
         "\n".join(["## Remarks on the data\n", *(f"- {line}" for line in data.remarks)]) if data.remarks else "",
         "## Intended use and limits",
-        _limits(model, counts["test"]),
+        _limits(model, data.inputs, counts["test"]),
         "## All figures",
         markdown(["figure", "value"], [[_words(name), f"{value:.4f}"] for name, value in sorted(figures.items())]),
         "## How it was trained",
@@ -92,15 +93,12 @@ def refuse_other_card(folder: Path, argument: str) -> None:
         refuse_foreign_picture(folder / FILES[1], argument)
 
 
-def _front_matter(model: Classifier) -> str:
+def _front_matter(model: Classifier, data: Any) -> str:
     """What the Hugging Face Hub reads."""
-    of = "audio" if model.encoder.takes_sounds else "image"
-    tag = f"pipeline_tag: {of}-classification\n" if model.task.predicts == "classes" else ""  # the Hub has no other
+    of = {"images": "image", "sounds": "audio"}.get(data.inputs.kind)
+    is_known = of is not None and model.task.predicts == "classes"  # the Hub has no others
+    tag = f"pipeline_tag: {of}-classification\n" if is_known else ""
     return f"---\nlibrary_name: longseq\n{tag}tags:\n- longseq\n---"
-
-
-def _kind(model: Classifier) -> str:
-    return "sounds" if model.encoder.takes_sounds else "images"
 
 
 def _things(model: Classifier) -> str:
@@ -110,7 +108,7 @@ def _things(model: Classifier) -> str:
 
 def _first_sentence(model: Classifier, data: Any) -> str:
     sizes = ", ".join(f"{len(split)} {name}" for name, split in data.splits().items())
-    of, task = f"{_kind(model)}, {model.num_classes} {_things(model)}", type(model.task).__name__
+    of, task = f"{data.inputs.kind}, {model.num_classes} {_things(model)}", type(model.task).__name__
     return f"A model of {of}, trained with longseq ({task}) on {type(data).__name__}: {sizes}. `longseq.load` reads it."
 
 
@@ -160,9 +158,9 @@ def _classes(
     return markdown([what, *counts, *by_class], rows)
 
 
-def _limits(model: Classifier, tested: Sequence[int]) -> str:
-    encoder, kind = model.encoder, _kind(model)
-    lines = [f"It is meant for {kind} like those that it was trained on, and for these {_things(model)}."]
+def _limits(model: Classifier, inputs: InputSpec, tested: Sequence[int]) -> str:
+    encoder = model.encoder
+    lines = [f"It is meant for {inputs.kind} like those that it was trained on, and for these {_things(model)}."]
     if model.task.best == "accuracy":
         lines.append("Every input gets one of the classes, also one that belongs to none of them.")
     if encoder.takes_sounds:
@@ -170,8 +168,14 @@ def _limits(model: Classifier, tested: Sequence[int]) -> str:
         longest = f"of up to {getattr(encoder, 'seconds', 0):g} s at {rate} Hz; longer ones in windows, and"
         length = f"of any length at {rate} Hz," if encoder.any_length else longest
         lines.append(f"It hears sounds {length} other rates after resampling.")
-    elif not encoder.any_length:
+    elif inputs.kind == "images" and not encoder.any_length:
         lines.append(f"It sees {' x '.join(map(str, encoder.picture_shape[1:]))} pixels; others are resized.")
+    elif inputs.kind != "images":
+        facts = [" x ".join("any" if side is None else str(side) for side in inputs.shape)]
+        facts += [] if inputs.unit is None else [f"in {inputs.unit}"]
+        facts += [] if inputs.rate_hz is None else [f"at {inputs.rate_hz:g} Hz"]
+        facts += [] if inputs.channels is None else [f"channels {', '.join(inputs.channels)}"]
+        lines.append(f"It takes {inputs.kind} of {', '.join(facts)}.")
     few = sum(count < _FEW for count in tested)
     if few:
         lines.append(f"{few} of the {len(tested)} classes have fewer than {_FEW} samples in the test.")

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
+from longseq.encoders.drawing import pixels_of
 from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.training.attribution import Attribution, attribute
+from longseq.training.data import InputSpec, bounds
 from longseq.training.events import Event
+from longseq.training.predictions import batches_of
 
 
 def explain(
@@ -62,12 +65,12 @@ def explain(
     names = [f"{model.class_names[label]} {chances[label]:.2f}" for label in labels]
     row_seconds = model.encoder.row_seconds
     for name, attribution in zip(names, found, strict=True):
-        print(f"{name}: {_where(model.encoder, attribution, start)}")
+        print(f"{name}: {_where(model.encoder, attribution, start, predictor.data.inputs)}")
     with torch.no_grad():
         picture, rows = model.encoder.front_end(batch), model.encoder.rows(batch)
     picture = picture[0] if rows is None else picture[0, :, : int(rows)]
     if row_seconds is None:
-        figure = _draw_image(model.encoder, picture, names, found)
+        figure = _draw_image(model.encoder, picture, names, found, bounds(predictor.data.inputs))
     else:
         # a model of one class a sample names one in every frame
         events = predictor.events(input) if model.task.names_silence and model.encoder.any_length else []
@@ -83,8 +86,7 @@ def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[T
     parts = data.parts(path, None, None, model.encoder.any_length)
     best: tuple[Any, float, Tensor] | None = None
     for part in parts:
-        data.predict_parts = [part]
-        (batch,) = data.predict_dataloader()
+        (batch,) = batches_of(data, [part])
         with torch.inference_mode():
             chances = model.predict_step(batch, 0)[0]
         if best is None or chances.max() > best[2].max():
@@ -93,12 +95,13 @@ def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[T
     return best
 
 
-def _where(encoder: Any, attribution: Attribution, start: float) -> str:
-    """Where most of what decided is: the shortest time that holds half of it, or the share of pixels."""
+def _where(encoder: Any, attribution: Attribution, start: float, inputs: InputSpec) -> str:
+    """Where most of what decided is: the shortest time that holds half of it, or the share of pixels or numbers."""
     if encoder.row_seconds is None:
         size = attribution.gradient.abs().sum(0).flatten()
         pixels = int((size.sort(descending=True).values.cumsum(0) < size.sum() / 2).sum()) + 1
-        return f"half of what decided is in {pixels} of {len(size)} pixels"
+        what = "pixels" if inputs.kind == "images" else "numbers"
+        return f"half of what decided is in {pixels} of {len(size)} {what}"
     first, last = shortest_half(attribution.by_row())
     frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
     return f"half of what decided is between {start + first * frame:.2f} and {start + (last + 1) * frame:.2f} s"
@@ -147,7 +150,9 @@ def _lanes(events: Sequence[Event], start: float, end: float) -> Iterator[tuple[
 
 
 @styled
-def _draw_image(encoder: Any, picture: Tensor, names: list[str], found: list[Attribution]) -> Figure:
+def _draw_image(
+    encoder: Any, picture: Tensor, names: list[str], found: list[Attribution], limits: tuple[float, float] | None
+) -> Figure:
     rows = found[0].summaries
     columns, small = len(names) + 2, max(len(rows), 1)
     titles = ["input", _title(f"rollout, for {names[0].rpartition(' ')[0]}")]
@@ -155,8 +160,7 @@ def _draw_image(encoder: Any, picture: Tensor, names: list[str], found: list[Att
     spare = 0.14 * max(title.count("\n") for title in titles)  # inches of lines after the first
     figure = Figure((2.1 * columns, (4.0 if len(rows) else 2.4) + spare), dpi=120)
     grid = figure.add_gridspec(2 if len(rows) else 1, columns * small, height_ratios=[2, 1] if len(rows) else [1])
-    pixels = (picture / 255).clamp(0, 1)
-    shown = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
+    shown = pixels_of(picture, limits)
     size = encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])  # the grid of tokens
     heats = [None, found[0].rollout.reshape(size), *(attribution.gradient.abs().sum(0) for attribution in found)]
     for column, (title, heat) in enumerate(zip(titles, heats, strict=True)):

@@ -15,6 +15,7 @@ from longseq.deploy.formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx
 from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file, refuse_others_files
 from longseq.deploy.program import Program
 from longseq.reports.plots import machine
+from longseq.training.data import InputSpec, bounds
 from longseq.training.events import thresholds_of
 from longseq.training.predictions import batches_of
 from longseq.training.storage import refuse_foreign, replacing
@@ -72,7 +73,7 @@ def export(
         raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
     model = predictor.model
     batch, what = _real_inputs(predictor, input)
-    program = Program(model)
+    program = Program(model, predictor.data.inputs)
     write = write_onnx if format == "onnx" else write_torch
     with replacing(path) as part:  # an older file stays until this one is checked
         run = write(program, part, facts_of(predictor))
@@ -101,10 +102,13 @@ def export(
 def facts_of(predictor: Predictor) -> dict[str, Any]:
     """What a user of the exported file needs to know, as plain values."""
     encoder, task = predictor.model.encoder, type(predictor.model.task).__name__
+    inputs: InputSpec = predictor.data.inputs
     facts: dict[str, Any] = {"class_names": predictor.class_names, "task": task}
-    if encoder.takes_sounds:
-        facts |= {"sample_rate_hz": encoder.sample_rate_hz}
-        facts |= {} if encoder.any_length else {"longest_seconds": encoder.seconds}
+    if inputs.rate_hz is not None:
+        facts |= {"sample_rate_hz": inputs.rate_hz}
+        facts |= {"longest_seconds": encoder.seconds} if encoder.takes_sounds and not encoder.any_length else {}
+    if not encoder.takes_sounds and inputs.dtype.is_floating_point:
+        facts |= {"shape": list(inputs.shape), "unit": inputs.unit, "channels": inputs.channels}
     if not predictor.model.task.names_silence:
         return facts
     return facts | {"thresholds": thresholds_of(predictor.model).tolist()}
@@ -190,11 +194,14 @@ def _what_it_takes(program: Program, format: str) -> str:
             "resampled before), with silence behind the shorter ones; lengths, int64 (batch), in samples"
         )
     channels, height, width = encoder.picture_shape
+    limits = None if program.inputs is None else bounds(program.inputs)
+    what = f"{program.names[0]}, {str(program.dtype).removeprefix('torch.')}"
+    numbers = ", 0 to 255" if program.inputs is None else "" if limits is None else f", {limits[0]:g} to {limits[1]:g}"
     if not encoder.any_length:
-        return f"inputs: images, uint8 (batch, {channels}, {height}, {width}), 0 to 255"
+        return f"inputs: {what} (batch, {channels}, {height}, {width}){numbers}"
     sides = zip(("height", "width"), encoder.trunk.patch_embed.patch_size, strict=True)
     steps = ", ".join(f"{side} from {FEWEST_ROWS[format] * patch} in steps of {patch}" for side, patch in sides)
-    return f"inputs: images, uint8 (batch, {channels}, height, width), 0 to 255; {steps}"
+    return f"inputs: {what} (batch, {channels}, height, width){numbers}; {steps}"
 
 
 def _size(path: Path) -> str:

@@ -1,5 +1,6 @@
 """A trained model that answers: ``longseq.load``, from a checkpoint, a shared folder, or the Hugging Face Hub."""
 
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from longseq.arguments import ArgumentError
 from longseq.deploy import card
 from longseq.training.checkpoint import CheckpointError
 from longseq.training.classifier import Answers, Classifier
-from longseq.training.data import lacking
+from longseq.training.data import InputSpec, lacking
 from longseq.training.description import describe
 from longseq.training.events import Event, Settings
 from longseq.training.predictions import (
@@ -63,8 +64,9 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         """Predict the classes of files or arrays.
 
         Args:
-            inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats at the model's
-                rate, whose full scale is 1, or an image (channels, height, width), 0 to 255.
+            inputs: A path or an array, or a list of them. An array is what the data module says of an input: a waveform
+                (samples,) of floats at the model's rate, whose full scale is 1, an image (channels, height, width), 0
+                to 255, or what else a module of one's own reads.
             window: Hear sound files in windows of so many seconds, each with a prediction of its own.
             hop: Seconds from one window to the next.
             top: How many classes to name, the most probable first.
@@ -134,18 +136,23 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             return answers(self.model, batches_of(self.data, parts), parts, **wanted)
         refuse_windows_of_array(window is not None or hop is not None)
         values = _tensor_of(each)
-        seconds = values.numel() / self.data.sample_rate_hz if self.model.encoder.takes_sounds else None
+        inputs: InputSpec = self.data.inputs
+        seconds = None if inputs.rate_hz is None else values.shape[-1:].numel() / inputs.rate_hz
         return answers(self.model, self._batch_of(values), [("", 0.0, seconds)], **wanted)
 
     def _batch_of(self, values: Tensor) -> Iterator[Any]:
         if permutes_pixels(self.data):
             raise ArgumentError("inputs", "must be paths, because the pixels of files are permuted; give paths")
-        if self.model.encoder.takes_sounds:
+        inputs: InputSpec = self.data.inputs
+        if inputs.shape == (None,):
             refuse_no_waveform(values)
             yield {"waveforms": values[None].float(), "lengths": torch.tensor([len(values)])}
-        else:
+        elif inputs.dtype == torch.uint8:
             refuse_no_pixels(values)
             yield values[None]
+        else:
+            refuse_other_numbers(values, inputs)
+            yield values[None].to(inputs.dtype)
 
     def save_pretrained(self, save_directory: str | PathLike, **options: Any) -> str | None:
         """Write model.safetensors, config.json and the model card README.md into a folder.
@@ -267,6 +274,23 @@ def refuse_no_pixels(values: Tensor) -> None:
         raise ArgumentError("inputs", f"must be finite pixels in 0..255, {what}; scale them")
     if values.is_floating_point() and 0 < highest <= 1:
         raise ArgumentError("inputs", f"must be pixels in 0..255, got floats up to {float(highest):g}; times 255")
+
+
+def refuse_other_numbers(values: Tensor, inputs: InputSpec) -> None:
+    """Check an array against what the data module says of its inputs.
+
+    Raises:
+        ValueError: If it has another shape, or numbers that are not finite or out of their range.
+    """
+    sides = zip(values.shape, inputs.shape, strict=False)
+    if values.ndim != len(inputs.shape) or any(side not in (wanted, None) for side, wanted in sides if wanted):
+        wanted = tuple("any" if side is None else side for side in inputs.shape)
+        raise ArgumentError("inputs", f"must be {inputs.kind} {wanted}, got {tuple(values.shape)}; give one of them")
+    low, high = (-math.inf if inputs.low is None else inputs.low), (math.inf if inputs.high is None else inputs.high)
+    if values.numel() and not (values.isfinite().all() and low <= values.min() and values.max() <= high):
+        lowest, highest = map(float, values.aminmax())
+        what = f"must be finite numbers in {low:g}..{high:g}, got values from {lowest:g} to {highest:g}"
+        raise ArgumentError("inputs", f"{what}; scale them as the training data, fill gaps")
 
 
 def refuse_no_waveform(values: Tensor) -> None:

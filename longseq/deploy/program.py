@@ -13,6 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.spectrogram import LogMel
 from longseq.training.classifier import Classifier
+from longseq.training.data import InputSpec
 
 
 class Program(nn.Module):
@@ -25,18 +26,19 @@ class Program(nn.Module):
 
     Args:
         model: The classifier; it is copied.
+        inputs: What one input is; images of bytes, if it is absent and the model hears no sounds.
 
     Raises:
         SettingError: If its task predicts nothing.
         ValueError: If it hears clips through a pretrained stem, which runs once for each length in a batch.
     """
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: Classifier, inputs: InputSpec | None = None) -> None:
         super().__init__()
         model.task.require("classes", "amounts")
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
         encoder: Any = self.model.encoder
-        self.takes_sounds = encoder.takes_sounds
+        self.takes_sounds, self.inputs = encoder.takes_sounds, inputs
         if self.takes_sounds and isinstance(getattr(encoder, "stem", None), Pretrained):
             what = "must have no pretrained stem where clips have lengths of their own"
             raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
@@ -54,7 +56,22 @@ class Program(nn.Module):
     @property
     def names(self) -> list[str]:
         """The names of the inputs."""
-        return ["waveforms", "lengths"] if self.takes_sounds else ["images"]
+        if self.takes_sounds:
+            return ["waveforms", "lengths"]
+        return ["images" if self.inputs is None else self.inputs.kind]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first input."""
+        known = torch.float32 if self.takes_sounds else torch.uint8
+        return known if self.inputs is None else self.inputs.dtype
+
+    def _numbers(self, *shape: int) -> Tensor:
+        """Inputs that are no sounds, for a trial: bytes, or numbers of either sign."""
+        generator = torch.Generator().manual_seed(0)
+        if self.dtype.is_floating_point:
+            return torch.randn(*shape, generator=generator).to(self.dtype)
+        return torch.randint(256, shape, generator=generator).to(self.dtype)
 
     def examples(self) -> tuple[Tensor, ...]:
         """Two inputs to trace. Sounds are shorter than the longest one, which takes shorter ways. Images of any size
@@ -65,7 +82,7 @@ class Program(nn.Module):
             if encoder.any_length:
                 rows, columns = encoder.trunk.patch_embed.patch_size
                 height, width = max(height, 2 * rows), max(width, 2 * columns)
-            return (torch.zeros(2, channels, height, width, dtype=torch.uint8),)
+            return (torch.zeros(2, channels, height, width, dtype=self.dtype),)
         samples = 3 * encoder.num_samples // 4
         return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
 
@@ -83,7 +100,7 @@ class Program(nn.Module):
         channels, height, width = self.examples()[0].shape[1:]
         rows, columns = encoder.trunk.patch_embed.patch_size
         sizes = [(fewest_rows * rows, 3 * columns), (height + rows, 2 * width)]
-        return [(torch.randint(256, (2, channels, *size), generator=generator, dtype=torch.uint8),) for size in sizes]
+        return [(self._numbers(2, channels, *size),) for size in sizes]
 
     def free_dimensions(self, dim: Callable[[str], Any]) -> tuple[dict[int, Any], ...]:
         """Which dimensions of the inputs have no fixed size: for each input, what ``dim`` makes of their names."""

@@ -27,16 +27,34 @@ small: Any = rc_context(
 
 
 @small
-def draw_images(pictures: Sequence[Float[Tensor, "channels height width"]], names: Sequence[str]) -> Figure:
-    """Draw images (0..255) as they are, in grey unless they have three channels, under their names."""
+def draw_images(
+    pictures: Sequence[Float[Tensor, "channels height width"]],
+    names: Sequence[str],
+    limits: tuple[float, float] | None = (0, 255),
+) -> Figure:
+    """Draw images as they are, in grey unless they have three channels, under their names.
+
+    Args:
+        pictures: The images.
+        names: Of each.
+        limits: The numbers that are black and white; None for the lowest and the highest of each image.
+    """
     figure, grid = panels(len(names), 4, 1.1)
     for axes, picture, name in zip(grid, pictures, names, strict=True):
-        pixels = picture.permute(1, 2, 0) if len(picture) == 3 else picture[0]
-        axes.imshow((pixels / 255).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.imshow(pixels_of(picture, limits).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(name, parse_math=False)
         axes.set(xticks=[], yticks=[])
         axes.set_axis_off()
     return figure
+
+
+def pixels_of(
+    picture: Float[Tensor, "channels height width"], limits: tuple[float, float] | None
+) -> Float[Tensor, "rows columns *rgb"]:
+    """A picture as numbers from 0 (black) to 1 (white): in colour if it has three channels, else its first one."""
+    low, high = (float(end) for end in (picture.aminmax() if limits is None else limits))
+    shown = picture.permute(1, 2, 0) if len(picture) == 3 else picture[0]
+    return ((shown - low) / max(high - low, 1e-30)).clamp(0, 1)
 
 
 @small

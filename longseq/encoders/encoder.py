@@ -122,11 +122,17 @@ class Encoder(nn.Module, ABC):
         """How many rows of each picture come before its padding; None if no picture has padding."""
         return None
 
-    def draw(self, pictures: Sequence[Float[Tensor, "channels _ width"]], names: Sequence[str]) -> Any:
-        """A matplotlib figure of pictures as ``front_end`` makes them, without their padding, under their names."""
+    def draw(
+        self,
+        pictures: Sequence[Float[Tensor, "channels _ width"]],
+        names: Sequence[str],
+        limits: tuple[float, float] | None = (0, 255),
+    ) -> Any:
+        """A matplotlib figure of pictures as ``front_end`` makes them, without their padding, under their names. The
+        limits are the smallest and the largest number of an input, if it has such."""
         from longseq.encoders.drawing import draw_images  # matplotlib takes half a second to import
 
-        return draw_images(pictures, names)
+        return draw_images(pictures, names, limits)
 
     def sounds(self, inputs: Any) -> list[Float[Tensor, " samples"]]:
         """The waveforms of a batch, for people to listen to, without padding; an empty list for images."""

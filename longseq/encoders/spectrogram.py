@@ -188,7 +188,7 @@ class SpectrogramEncoder(SoundEncoder):
     def augment(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
         return picture if self.spec_augment is None else self.spec_augment(picture)
 
-    def draw(self, pictures: Sequence[Float[Tensor, "1 _ mels"]], names: Sequence[str]) -> Any:
+    def draw(self, pictures: Sequence[Float[Tensor, "1 _ mels"]], names: Sequence[str], limits: Any = None) -> Any:
         from longseq.encoders.drawing import draw_spectrograms  # matplotlib takes half a second to import
 
         return draw_spectrograms([picture[0].T for picture in pictures], names, self.sample_rate_hz, self.hop_ms)

@@ -87,7 +87,7 @@ class WaveformEncoder(SoundEncoder):
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 samples 1"]:
         return self.waveforms_of(inputs).to(self.mean.dtype)[:, None, :, None]
 
-    def draw(self, pictures: Sequence[Float[Tensor, "1 _ 1"]], names: Sequence[str]) -> Any:
+    def draw(self, pictures: Sequence[Float[Tensor, "1 _ 1"]], names: Sequence[str], limits: Any = None) -> Any:
         from longseq.encoders.drawing import draw_waveforms  # matplotlib takes half a second to import
 
         return draw_waveforms([picture[0, :, 0] for picture in pictures], names, self.sample_rate_hz)

@@ -56,13 +56,13 @@ def fit_baseline(encoder: Encoder, data: Any) -> Baseline | None:
         data: The data module, after setup; each sample has one class.
 
     Returns:
-        None if there are more than 10,000 samples, or if an encoder of another package has sounds of its own kind.
+        None if there are more than 10,000 samples, or if inputs are neither images nor sounds as longseq hears them.
 
     Raises:
         BaselineError: If the samples cannot be read any more or not within half a minute, if they are neither images
             nor sounds, or if all samples of the training split are of one class.
     """
-    is_known = isinstance(encoder, SoundEncoder) or not encoder.takes_sounds
+    is_known = isinstance(encoder, SoundEncoder) or data.inputs.kind == "images"
     if not is_known or sum(map(len, data.splits().values())) > MOST:
         return None
     rate = encoder.sample_rate_hz if isinstance(encoder, SoundEncoder) else None

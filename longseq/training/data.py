@@ -4,9 +4,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+
+
+class InputSpec(Protocol):
+    """What one input is (datamodules/inputs.py)."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def dtype(self) -> dtype: ...
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def unit(self) -> str | None: ...
+    @property
+    def channels(self) -> tuple[str, ...] | None: ...
+    @property
+    def rate_hz(self) -> float | None: ...
 
 
 @runtime_checkable
@@ -43,6 +64,9 @@ class DataContract(Protocol):
 
     @property
     def num_classes(self) -> int: ...
+
+    @property
+    def inputs(self) -> InputSpec: ...
 
     @property
     def identity(self) -> Mapping[str, int | str]:
@@ -112,3 +136,14 @@ def data_of(trainer: Any) -> Any:
     """The trainer's data module, if it fulfils the contract; else None. A training from Python may have any loaders."""
     datamodule = getattr(trainer, "datamodule", None)
     return None if datamodule is None or lacking(datamodule) else datamodule
+
+
+def limits_of(trainer: Any) -> tuple[float, float] | None:
+    """The smallest and the largest number that an input of the trainer's data may hold; None if it has no bounds.
+    Without a data module that says so, they are those of pixels."""
+    inputs: InputSpec | None = getattr(getattr(trainer, "datamodule", None), "inputs", None)
+    return (0, 255) if inputs is None else bounds(inputs)
+
+
+def bounds(inputs: InputSpec) -> tuple[float, float] | None:
+    return None if inputs.low is None or inputs.high is None else (inputs.low, inputs.high)

@@ -15,20 +15,23 @@ from longseq.training.classifier import Classifier
 
 
 @torch.no_grad()
-def draw_inputs(model: Classifier, inputs: Any, labels: Tensor) -> Figure:
+def draw_inputs(
+    model: Classifier, inputs: Any, labels: Tensor, limits: tuple[float, float] | None = (0, 255)
+) -> Figure:
     """Draw a batch as the model sees it, with class names above; in training mode the inputs are mixed and masked.
 
     Args:
         model: Its encoder has measured its inputs.
         inputs: As the data module yields them, on the model's device.
         labels: One for each input.
+        limits: The smallest and the largest number that an input may hold, if there are such.
     """
     encoder = model.encoder
     targets = labels
     if model.training and model.mix is not None and model.task.predicts is not None:
         inputs, targets = model.mix(inputs, model.task.targets(labels, model.num_classes).to(model.device))
     names = [model.task.names(target, model.class_names) for target in targets]
-    return encoder.draw(pictures_of(model, inputs), names)
+    return encoder.draw(pictures_of(model, inputs), names, limits)
 
 
 @torch.no_grad()

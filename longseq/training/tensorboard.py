@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
+from longseq.training.data import limits_of
 from longseq.training.description import settings_of
 from longseq.training.pictures import draw_confusions, draw_inputs
 from longseq.training.processes import data_group
@@ -152,7 +153,8 @@ class InputSamples(pl.Callback):
         samples = DataLoader(Subset(dataset, chosen.tolist()), len(chosen), collate_fn=loader.collate_fn)
         with isolate_rng():  # a data set may augment at random
             inputs, labels = next(iter(samples))
-            figure = draw_inputs(pl_module, move_data_to_device(inputs, pl_module.device), labels)
+            seen = move_data_to_device(inputs, pl_module.device)
+            figure = draw_inputs(pl_module, seen, labels, limits_of(trainer))
         logger.experiment.add_figure("inputs/samples", figure, step_of(trainer), close=False)
         for number, (clip, label) in enumerate(zip(pl_module.encoder.sounds(inputs), labels, strict=False)):
             name = re.sub(r"\W", "", pl_module.task.names(label, pl_module.class_names))

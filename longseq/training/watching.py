@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from longseq.arguments import ArgumentError
 from longseq.training.attribution import token_maps
 from longseq.training.classifier import Classifier
+from longseq.training.data import limits_of
 from longseq.training.pictures import draw_token_maps, pictures_of
 from longseq.training.processes import copies
 from longseq.training.tensorboard import View, add_sound, board_of, show, step_of
@@ -103,7 +104,7 @@ class Mistakes(View):
             answers = [mistake.answer.replace(", ", ",\n") for mistake in self._found]  # else they would meet
             titles = [f"{each.truth}\ntaken for {answer}" for each, answer in zip(self._found, answers, strict=True)]
             pictures = [mistake.picture for mistake in self._found]
-            show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles))
+            show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles, limits_of(trainer)))
 
 
 class AttentionMaps(View):
@@ -183,7 +184,7 @@ class Embeddings(View):
             [task.names(label, names), ", ".join(each.class_name for each in answer)]
             for label, answer in zip(seen["labels"][:wanted].cpu(), answers, strict=True)
         ]
-        thumbnails = None if model.encoder.takes_sounds else _thumbnails(batch[0][:wanted])
+        thumbnails = None if model.encoder.takes_sounds else _thumbnails(batch[0][:wanted], limits_of(trainer))
         self._rows.append((self._features[:wanted].float().cpu(), said, thumbnails))
 
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
@@ -214,7 +215,11 @@ class Embeddings(View):
             self._hook = None
 
 
-def _thumbnails(images: Shaped[Tensor, "b channels _ _"]) -> Float[Tensor, "b 3 24 24"]:
-    """Images of 0..255 as small ones of 0..1, grey unless they have three channels."""
-    small = F.interpolate(images.float(), (24, 24), mode="area") / 255
+def _thumbnails(
+    images: Shaped[Tensor, "b channels _ _"], limits: tuple[float, float] | None
+) -> Float[Tensor, "b 3 24 24"]:
+    """Images as small ones of 0..1, grey unless they have three channels."""
+    small = F.interpolate(images.float(), (24, 24), mode="area")
+    low, high = (float(end) for end in (small.aminmax() if limits is None else limits))
+    small = (small - low) / max(high - low, 1e-30)
     return (small if small.shape[1] == 3 else small[:, :1].expand(-1, 3, -1, -1)).cpu()
