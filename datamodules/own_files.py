@@ -40,6 +40,7 @@ class OwnFiles(FileDataModule):
         labels_separator: What stands between the classes of a label in the table, such as ";".
         amounts: The columns of the table whose numbers are to be predicted, such as age, in place of classes; for
             longseq's task Regression.
+        class_names: As in OnDisk; with amounts, these are the names.
         groups: What files have in common that must not be in two splits, such as a patient, a recording or a site: the
             name of a column of the table; without a table a regular expression that finds it in each path below root,
             such as "patient[0-9]+". If it has a part in parentheses, that part is the group.
@@ -56,10 +57,10 @@ class OwnFiles(FileDataModule):
         labels_separator: str | None = None,
         groups: str | None = None,
         amounts: list[str] | None = None,
+        class_names: list[str] | None = None,
         **common: Any,
     ) -> None:
-        names = common.pop("class_names", None)
-        super().__init__(root=root, class_names=None if amounts else names, **common)
+        super().__init__(root=root, class_names=None if amounts else class_names, **common)
         self.table, self.labels_separator, self.groups, self.amounts = table, labels_separator, groups, amounts
         if amounts is not None:
             is_alone = table is not None and labels_separator is None

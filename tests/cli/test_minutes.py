@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from several_runs import killed_in
 
+from longseq.cli import start
 from longseq.training import Classifier, timed
 from longseq.training.mix import MixUp
 from longseq.training.storage import read_whole
@@ -38,6 +40,8 @@ class Course:
 def course(monkeypatch: pytest.MonkeyPatch) -> Course:
     began, seen = time.monotonic(), Course()
     monkeypatch.setattr(timed, "clock", lambda: began + seen.passed)
+    # also where a command begins: on a busy machine seconds lie between two commands of a test
+    monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: began))
     for name, seconds in (("training_step", STEP), ("validation_step", VALIDATION), ("test_step", TEST)):
         monkeypatch.setattr(Classifier, name, _slow(getattr(Classifier, name), seconds, seen))
     return seen

@@ -82,7 +82,8 @@ class Scripted(Classifier):
         right = torch.arange(len(labels)) < share * len(labels)
         answers = torch.where(right, labels, 1)
         self.log("val/accuracy", (answers == labels).float().mean())
-        return {"outputs": torch.nn.functional.one_hot(answers, 3).float(), "labels": labels}
+        outputs = torch.nn.functional.one_hot(answers, 3).float()
+        return {"outputs": outputs, "predicted": outputs, "labels": labels}
 
 
 def fit(
