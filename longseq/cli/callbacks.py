@@ -17,6 +17,7 @@ from torch import Tensor
 from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import escaped, shown
 from longseq.cli.runs import CONFIG, METRICS, SERIES, SPLITS, config_of, numbered
+from longseq.compat.lightning import callbacks_of
 from longseq.tasks import Task
 from longseq.training.by_class import ByClass
 from longseq.training.data import data_of
@@ -60,8 +61,7 @@ class SavedConfig(SaveConfigCallback):
         super().__init__(parser, config, save_to_log_dir=False)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        (record,) = (callback for callback in callbacks if isinstance(callback, RunRecord))
+        (record,) = callbacks_of(trainer, RunRecord)
         write_text(record.run / CONFIG, self.parser.dump(self.config, skip_unset=False))
         if self.series:
             write_text(record.run / SERIES, json.dumps(self.series))
@@ -214,6 +214,7 @@ def _samples(data: Any) -> list[tuple[str, str]]:
 
 def take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
     """Take the callbacks of these kinds off a trainer, and return them."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    trainer.callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]  # type: ignore
-    return [callback for callback in callbacks if isinstance(callback, kinds)]
+    taken = callbacks_of(trainer, *kinds)
+    others = [callback for callback in callbacks_of(trainer, pl.Callback) if not isinstance(callback, kinds)]
+    trainer.callbacks = others  # type: ignore[attr-defined]
+    return taken

@@ -76,7 +76,7 @@ from longseq.cli.trainer import (
     warn_of_slow_precision,
     wrong_flag,
 )
-from longseq.compat.lightning import CommandLine
+from longseq.compat.lightning import CommandLine, callbacks_of
 from longseq.deploy.card import write_card
 from longseq.training import Classifier
 from longseq.training.by_class import ByClass
@@ -448,10 +448,9 @@ class Commands(CommandLine):
         if not self.trainer.is_global_zero:
             return
         assert self.record is not None
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        (by_class,) = (callback for callback in callbacks if isinstance(callback, ByClass))
-        (confusions,) = (callback for callback in callbacks if isinstance(callback, Confusions))
-        (of_events,) = (callback for callback in callbacks if isinstance(callback, EventFigures))
+        (by_class,) = callbacks_of(self.trainer, ByClass)
+        (confusions,) = callbacks_of(self.trainer, Confusions)
+        (of_events,) = callbacks_of(self.trainer, EventFigures)
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
@@ -464,7 +463,7 @@ class Commands(CommandLine):
             baseline = baseline_of(self.trainer, model, datamodule, figures.get("test/accuracy"))
             figures |= {} if baseline is None else baseline.figures
         found = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
-        course = "".join(item.summary(self.trainer) for item in callbacks if isinstance(item, Timed))
+        course = "".join(item.summary(self.trainer) for item in callbacks_of(self.trainer, Timed))
         write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line, baseline, course)
         write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
         print(shown(f"checkpoint:    {from_here(self.tested)}"))

@@ -90,7 +90,6 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     takers: list[Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
         takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
@@ -107,7 +106,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     wanted = {"features": asked.embeddings is not None, "scores": bool(takers)}
     model.predict_step = partial(model.predict_step, **wanted)  # Lightning calls it with a batch and its number
     writes = Writes(parts, gathering, output, hearing, [*takers, eventless.take])
-    callbacks.append(writes)
+    trainer.callbacks.append(writes)  # type: ignore[attr-defined]
     with output:
         if events is not None:
             events.begin(heard_before)

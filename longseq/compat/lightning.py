@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -16,6 +16,8 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from pytorch_lightning.tuner.lr_finder import _LRCallback
+
+_Kind = TypeVar("_Kind")
 
 
 class CommandLine(LightningCLI):
@@ -132,10 +134,15 @@ def is_followed_by_validation(trainer: pl.Trainer) -> bool:
     return trainer.enable_validation and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher)
 
 
+def callbacks_of(trainer: pl.Trainer, *kinds: type[_Kind]) -> list[_Kind]:
+    """The trainer's callbacks of some kinds, in their order."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kinds)]
+
+
 def is_finding_learning_rate(trainer: pl.Trainer) -> bool:
     """Whether a LearningRateFinder is running."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, _LRCallback) for callback in callbacks)
+    return bool(callbacks_of(trainer, _LRCallback))
 
 
 def is_resumed_averaging(callback: pl.Callback) -> bool:
@@ -151,8 +158,7 @@ def take_average(callback: StochasticWeightAveraging, model: pl.LightningModule)
 
 def running_averages(trainer: pl.Trainer) -> list[Any]:
     """The models, of the class of the one that is trained, that hold running averages of its weights and buffers."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    averages = [item._average_model for item in callbacks if isinstance(item, WeightAveraging)]
+    averages = [callback._average_model for callback in callbacks_of(trainer, WeightAveraging)]
     return [average.module for average in averages if average is not None]
 
 
@@ -165,9 +171,8 @@ def has_averaged(callback: WeightAveraging) -> bool:
 def keep_unbegun_averages(trainer: pl.Trainer, model: pl.LightningModule) -> None:
     """Give averages that were not updated yet the weights and buffers of the model. Lightning copies them from the
     model before it is set up, and validates, saves and tests this copy until the first update."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, WeightAveraging) and callback._average_model is not None and not has_averaged(callback):
+    for callback in callbacks_of(trainer, WeightAveraging):
+        if callback._average_model is not None and not has_averaged(callback):
             average = callback._average_model.module
             for theirs, ours in zip(_tensors_of(average), _tensors_of(model), strict=True):
                 theirs.copy_(ours)

@@ -17,6 +17,7 @@ from torchmetrics import MetricCollection
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import TokenMixer
 from longseq.compat.lightning import (
+    callbacks_of,
     hand_on_exact_inputs,
     is_resumed_averaging,
     keep_unbegun_averages,
@@ -280,8 +281,7 @@ class Classifier(pl.LightningModule):
         self._averages_are_swapped_in = False
         self.train_metrics.reset()  # an interrupted training in the same process has left its samples in them
         self.bad_steps.forget()
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        is_finetuning = any(isinstance(item, BaseFinetuning) for item in callbacks)
+        is_finetuning = bool(callbacks_of(self.trainer, BaseFinetuning))
         if is_finetuning and self.trainer.world_size > 1:  # DistributedDataParallel knows only what learns at first
             what = "must not hold BackboneFinetuning with several processes: each would train another encoder"
             raise SettingError(f"trainer.callbacks: {what}; train on one device, or leave it out")
@@ -301,7 +301,7 @@ class Classifier(pl.LightningModule):
     def on_train_start(self) -> None:
         """Let StochasticWeightAveraging go on in the middle of an epoch. It restores its learning rate schedule only
         when an epoch starts; without this call the rest of the resumed epoch would skip a step of that schedule."""
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in callbacks_of(self.trainer, pl.Callback):
             if is_resumed_averaging(callback):
                 callback.on_train_epoch_start(self.trainer, self)
 
@@ -481,8 +481,7 @@ class Classifier(pl.LightningModule):
     def _lengths(self) -> tuple[int | float, int | float, int | float]:
         """The batches of an epoch, infinite of a loader without a length, and the optimizer steps and the whole epochs
         of the training, as they are now."""
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):  # Lightning counts wrong
+        if callbacks_of(self.trainer, GradientAccumulationScheduler):  # Lightning counts wrong
             what = "GradientAccumulationScheduler changes the number of steps, on which the learning rate depends"
             raise SettingError(f"trainer.callbacks: {what}; give --trainer.accumulate_grad_batches instead")
         num_steps = self.trainer.estimated_stepping_batches

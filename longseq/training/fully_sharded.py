@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from longseq.arguments import ArgumentError
+from longseq.compat.lightning import callbacks_of
 from longseq.compat.torch import is_compiled
 from longseq.training.checkpoint import WholeCheckpoints
 from longseq.training.classifier import Classifier
@@ -88,9 +89,8 @@ class FullySharded(ModelParallelStrategy):
         epoch_loop: Any = trainer.fit_loop.epoch_loop
         for loop in (epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False  # weights that are gathered in it can never be trained
-        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, SameBatches) for callback in callbacks):
-            callbacks.append(SameBatches())  # the last, because others may meet the other ranks after a batch
+        if not callbacks_of(trainer, SameBatches):
+            trainer.callbacks.append(SameBatches())  # type: ignore[attr-defined]  # the last, because others may meet the other ranks after a batch
         Strategy.setup(self, trainer)  # ModelParallelStrategy's wants the model to shard itself
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

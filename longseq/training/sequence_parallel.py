@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from longseq.arguments import ArgumentError
 from longseq.attention.shard import Split
+from longseq.compat.lightning import callbacks_of
 from longseq.compat.torch import is_compiled
 from longseq.encoders.sharding import Sharding
 from longseq.training.classifier import Classifier
@@ -151,11 +152,9 @@ def refuse_callbacks(trainer: pl.Trainer, *kinds: type) -> None:
     Raises:
         ValueError: If one does.
     """
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, kinds):
-            what = f"must not hold {type(callback).__name__} where weights are sharded: it needs the whole model"
-            raise ArgumentError("trainer.callbacks", f"{what}; leave it out, or give --trainer.strategy ddp")
+    for callback in callbacks_of(trainer, *kinds):
+        what = f"must not hold {type(callback).__name__} where weights are sharded: it needs the whole model"
+        raise ArgumentError("trainer.callbacks", f"{what}; leave it out, or give --trainer.strategy ddp")
 
 
 StrategyRegistry.register("sequenceparallel", SequenceParallel, "Two devices share the tokens of a sequence.", tokens=2)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longseq.arguments import ArgumentError
+from longseq.compat.lightning import callbacks_of
 from longseq.training.classifier import Classifier
 from longseq.training.data import limits_of
 from longseq.training.description import settings_of
@@ -323,8 +324,7 @@ def show(trainer: pl.Trainer, tag: str, draw: Callable[[], Figure | None]) -> No
         if (figure := draw()) is not None:
             board.experiment.add_figure(tag, figure, step, close=False)
 
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    seldom = next((callback for callback in callbacks if isinstance(callback, DrawsSeldom)), None)
+    seldom = next(iter(callbacks_of(trainer, DrawsSeldom)), None)
     if seldom is not None and trainer.validating and trainer.state.fn == TrainerFn.FITTING:
         seldom.draw(tag, now)
     else:
