@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 from datamodules import Digits, Vowels
 from datamodules.errors import DataError
+from datamodules.inputs import InputSpec
 from longseq import ImageEncoder, SpectrogramEncoder, Verma
 from longseq.cli import main
 from longseq.reports import baseline
@@ -51,6 +52,8 @@ class Split:
 
 class Data:
     """The part of the contract of data that a baseline needs."""
+
+    inputs = InputSpec("images", torch.uint8, (1, 8, 8), 0, 255)
 
     def __init__(self, **splits: Split) -> None:
         self._splits, self.kept = splits, {}
