@@ -51,6 +51,7 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 ELSEWHERE = {
+    "benchmarks/front_door.py": "tests/reports/test_front_door.py",
     "benchmarks/gpu.py": "tests/reports/test_gpu.py",
     "benchmarks/verdict.py": "tests/reports/test_verdict.py",
     "docs/costs.py": "tests/attention/test_design.py",
