@@ -269,8 +269,8 @@ def test_a_data_module_that_lacks_a_part_of_the_contract_is_told_which(
     text += "    num_classes, class_names, shape = 2, ['a', 'b'], (1, 8, 8)\n    def read_part(self, part): ...\n"
     (tmp_path / "bare.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    lacks = "bad_files, identity, longest_batch, on_error, parts, predict_parts, predict_suffixes, remarks, remember, "
-    lacks += "save_splits, splits, statistics, true_events"
+    lacks = "bad_files, identity, inputs, longest_batch, on_error, parts, predict_parts, predict_suffixes, remarks, "
+    lacks += "remember, save_splits, splits, statistics, true_events"
     said = f"error: data: Bare lacks {lacks}; derive it from datamodules.DataModule (docs/design.md)"
     for name in ("fit", "stats", "check"):
         config = ["--config", DIGITS] if name == "fit" else []

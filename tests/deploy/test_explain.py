@@ -229,7 +229,7 @@ def test_long_names_do_not_overlap_in_the_picture_of_an_image(number: int) -> No
     batch = 255 * torch.rand(1, 3, 8, 8)
     found = attribute(model, batch, list(range(number)))
     names = [f"{name} 0.{label}1" for label, name in enumerate(LONG[:number])]
-    assert overlapping(_draw_image(model.encoder, batch[0], names, found)) == []
+    assert overlapping(_draw_image(model.encoder, batch[0], names, found, (0, 255))) == []
 
 
 def test_long_names_do_not_overlap_in_the_picture_of_a_sound() -> None:
