@@ -12,7 +12,7 @@ from torchmetrics.classification import MultilabelPrecisionRecallCurve
 from longseq.compat.torch import at_least_float32
 from longseq.compat.torchmetrics import AUROC, F1, AveragePrecision
 from longseq.encoders import Encoder
-from longseq.tasks.task import Answer, Task, shares_of
+from longseq.tasks.task import Answer, Task, binary_distillation, shares_of
 
 
 class MultiLabel(Task):
@@ -50,8 +50,7 @@ class MultiLabel(Task):
 
     def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
         """Binary cross entropy against the teacher's probabilities."""
-        chances = (taught.float() / temperature).sigmoid()
-        return temperature**2 * F.binary_cross_entropy_with_logits(outputs.float() / temperature, chances)
+        return binary_distillation(outputs, taught, temperature)
 
     def losses(self, outputs: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
         targets = self.targets(labels, outputs.shape[1])

@@ -8,14 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCohenKappa, MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCohenKappa
 
 from longseq.arguments import SettingError
 from longseq.compat.torch import at_least_float32
-from longseq.compat.torchmetrics import F1OfOne, PrecisionOfOne, RecallOfOne
 from longseq.encoders import Encoder
 from longseq.tasks.single_label import SingleLabel
-from longseq.tasks.task import Answer
+from longseq.tasks.task import Answer, binary_distillation
 
 
 class Ordinal(SingleLabel):
@@ -71,8 +70,7 @@ class Ordinal(SingleLabel):
 
     def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
         """Binary cross entropy against the teacher's answers."""
-        chances = (taught.float() / temperature).sigmoid()
-        return temperature**2 * F.binary_cross_entropy_with_logits(outputs.float() / temperature, chances)
+        return binary_distillation(outputs, taught, temperature)
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {
@@ -83,13 +81,6 @@ class Ordinal(SingleLabel):
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {"mae": MeanAbsoluteError()}
-
-    def by_class(self, num_classes: int) -> dict[str, Metric]:
-        kinds = {"precision": PrecisionOfOne, "recall": RecallOfOne, "f1": F1OfOne}
-        return {name: kind(num_classes, by_class=True, validate_args=False) for name, kind in kinds.items()}
-
-    def confusion(self, num_classes: int) -> Metric:
-        return MulticlassConfusionMatrix(num_classes, validate_args=False)
 
     def measured(self, head: Any, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted and true classes."""

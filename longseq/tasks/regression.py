@@ -23,7 +23,8 @@ class Regression(Task):
 
     The metrics are the mean absolute error, which chooses the best checkpoint, and R2, the share of the variance that
     is explained. Of several amounts they are means over these, so that amounts of unlike size deserve a training each.
-    Mixed samples have mixed amounts; class weights and label smoothing play no part.
+    Mixed samples have mixed amounts; class weights and label smoothing play no part. It takes no teacher, whose outputs
+    have a mean and a deviation of their own.
 
     Args:
         metrics: Further metrics by their names, as Task takes them, also of torchmetrics.regression.
@@ -66,10 +67,6 @@ class Regression(Task):
 
     def losses(self, outputs: Float[Tensor, "b amounts"], labels: Tensor) -> Float[Tensor, " b"]:
         return self._errors(outputs, labels).square().mean(1)
-
-    def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
-        """The mean squared difference from what the teacher predicts; the temperature plays no part."""
-        return (at_least_float32(outputs) - at_least_float32(taught)).square().mean()
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {"mae": MeanAbsoluteError(), "r2": Explained()}

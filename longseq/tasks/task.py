@@ -275,6 +275,12 @@ class Task(ABC):
         """How many samples each class has, (classes,)."""
 
 
+def binary_distillation(outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
+    """Binary cross entropy of logits against a teacher's probabilities, as ``Task.distillation`` wants it."""
+    chances = (taught.float() / temperature).sigmoid()
+    return temperature**2 * F.binary_cross_entropy_with_logits(outputs.float() / temperature, chances)
+
+
 def shares_of(target: Tensor, class_names: list[str]) -> list[str]:
     """The classes of a row of ``targets``, the largest share first, with shares that are not whole in percent."""
     there = [(float(share), name) for share, name in zip(target, class_names, strict=True) if share > 0.005]
