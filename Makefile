@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LOCK = $(wildcard constraints/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 # processes of the tests: each imports all libraries and makes the fixtures of its tests, so a third is no gain on two processors
 WORKERS ?= 2
-CHECKED := longseq.attention,longseq.encoders,longseq.tasks,longseq.training,longseq.reports,longseq.deploy,datamodules.images,datamodules.image_files,datamodules.mnist,datamodules.vowels
+CHECKED := longseq.attention,longseq.encoders,longseq.tasks,longseq.training,longseq.reports,longseq.deploy,datamodules.images,datamodules.decoding.image_files,datamodules.sets.mnist,datamodules.sets.vowels
 # install what the extra asks for: with uv, if it is there and reaches its registry, in a fifth of pip's time
 install = $(if $(LOCK),export PIP_CONSTRAINT="$(CURDIR)/$(LOCK)"; export UV_CONSTRAINT="$$PIP_CONSTRAINT" UV_BUILD_CONSTRAINT="$$PIP_CONSTRAINT";) \
 	$(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python --editable '.$(1)' ||) \

@@ -41,11 +41,11 @@ from torch import Tensor, nn
 
 from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Mechanism
-from longseq.attention.columns import ColumnSoftmax
-from longseq.attention.groups import attend_in_groups, num_groups
+from longseq.attention.column_softmax import ColumnSoftmax
 from longseq.attention.heads import Heads
 from longseq.attention.others.flex import attend_in_window
 from longseq.attention.others.pattern import Blocks, PatternFormula
+from longseq.attention.query_groups import attend_in_groups, num_groups
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.cell import largest, peak_of
 from longseq.reports.plots import Report, machine, markdown

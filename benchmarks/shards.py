@@ -19,7 +19,7 @@ import psutil
 from PIL import Image
 
 from datamodules import ImageShards
-from datamodules.write_shards import write_tar
+from datamodules.archives.write_shards import write_tar
 
 PER_SHARD = 10_000
 CLASSES = 100

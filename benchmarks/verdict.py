@@ -40,11 +40,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
 from longseq.arguments import ArgumentError
+from longseq.files.storage import write_text
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
 from longseq.reports.sweep import sweep
-from longseq.training.storage import write_text
 
 Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent

@@ -1,25 +1,25 @@
-"""Data sets, one in each file; base.py defines their contract."""
+"""Data sets: named ones (sets), users' own files (own), and archives. base.py has what they share."""
 
+from datamodules.archives.audio_shards import AudioShards
+from datamodules.archives.image_shards import ImageShards
 from datamodules.audio import AudioDataModule
-from datamodules.audio_folder import AudioFolder
-from datamodules.audio_shards import AudioShards
 from datamodules.augment import Gain, Noise, TimeShift
 from datamodules.base import DataModule
-from datamodules.cifar import CIFAR10, CIFAR100
-from datamodules.digits import Digits
 from datamodules.errors import DataError
-from datamodules.esc50 import ESC50
-from datamodules.fsdd import FSDD
 from datamodules.image_augment import Mirror, Shift
-from datamodules.image_folder import ImageFolder
-from datamodules.image_shards import ImageShards
 from datamodules.images import ImageDataModule
-from datamodules.mnist import MNIST, FashionMNIST
-from datamodules.needles import Needles
-from datamodules.pathfinder import Pathfinder
-from datamodules.speech_commands import SpeechCommands
-from datamodules.tiny_imagenet import TinyImageNet
-from datamodules.vowels import Vowels
+from datamodules.own.audio_folder import AudioFolder
+from datamodules.own.image_folder import ImageFolder
+from datamodules.sets.cifar import CIFAR10, CIFAR100
+from datamodules.sets.digits import Digits
+from datamodules.sets.esc50 import ESC50
+from datamodules.sets.fsdd import FSDD
+from datamodules.sets.mnist import MNIST, FashionMNIST
+from datamodules.sets.needles import Needles
+from datamodules.sets.pathfinder import Pathfinder
+from datamodules.sets.speech_commands import SpeechCommands
+from datamodules.sets.tiny_imagenet import TinyImageNet
+from datamodules.sets.vowels import Vowels
 
 __all__ = [
     "CIFAR10",

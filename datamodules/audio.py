@@ -14,10 +14,7 @@ from torch import Tensor
 
 from datamodules.augment import SoundTransform
 from datamodules.base import DataModule, Part
-from datamodules.errors import DataError, require, say
-from datamodules.inputs import InputSpec
-from datamodules.samples import Clips, Samples
-from datamodules.sound_files import (
+from datamodules.decoding.sound_files import (
     DECODED_ELSEWHERE,
     SUFFIXES,
     ValuesError,
@@ -26,6 +23,9 @@ from datamodules.sound_files import (
     read_middle,
     read_until_break,
 )
+from datamodules.errors import DataError, require, say
+from datamodules.inputs import InputSpec
+from datamodules.samples import Clips, Samples
 from datamodules.windows import starts_of_windows
 
 LONGEST_SECONDS = 10.0  # the most if `seconds` is not given

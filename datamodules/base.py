@@ -18,6 +18,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from datamodules.archives.write_shards import write_shards
 from datamodules.cache import kept
 from datamodules.compat import position_in_training
 from datamodules.errors import DataError, printable, require, say
@@ -26,7 +27,6 @@ from datamodules.inputs import InputSpec
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
 from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
-from datamodules.write_shards import write_shards
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
@@ -400,7 +400,8 @@ class DataModule(pl.LightningDataModule, ABC):
         return kept("statistics", f"{what}\n{self.train_set.digest()}", compute)
 
     def write_shards(self, folder: Path, samples_per_shard: int) -> int:
-        """Write every split as tar archives, after setup, and return how many there are (datamodules/write_shards.py).
+        """Write every split as tar archives, after setup, and return how many there are
+        (archives/write_shards.py).
 
         Raises:
             DataError: If the folder holds other shards already.

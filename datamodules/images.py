@@ -15,10 +15,10 @@ from torchvision.transforms.v2 import functional
 
 from datamodules.base import DataModule
 from datamodules.cache import kept
+from datamodules.decoding.image_files import SUFFIXES, bands, opened
+from datamodules.decoding.packed import Source
 from datamodules.errors import require
-from datamodules.image_files import SUFFIXES, bands, opened
 from datamodules.inputs import InputSpec
-from datamodules.packed import Source
 from datamodules.samples import LabelledTensors, Samples
 
 _VERSION = 1  # goes up when images are read in another way

@@ -25,7 +25,7 @@ class Columns:
     Attributes:
         sources: What the sample is read from.
         names, labels: Its name and its label.
-        splits, folds, groups: As in Item (datamodules/files.py).
+        splits, folds, groups: As in Item (datamodules/own/files.py).
     """
 
     sources: Sequence[Any] | Int64[Tensor, " n"]

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from torch.utils._pytree import tree_map
 
 from longseq.encoders import SpectrogramEncoder
+from longseq.files.checkpoint import read_checkpoint
+from longseq.files.description import build
 from longseq.training import Classifier
-from longseq.training.checkpoint import read_checkpoint
-from longseq.training.curves import read_curves
-from longseq.training.description import build
+from longseq.training.board.curves import read_curves
 
 INK, ACCENT = "#1f2933", "#c2410c"
 CLASS = 3

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from longseq import resize
 from longseq.attention.projection import LinearProjection
+from longseq.files.checkpoint import read_checkpoint
+from longseq.files.description import build
 from longseq.training import Classifier
-from longseq.training.checkpoint import read_checkpoint
-from longseq.training.description import build
 
 INK, COLOURS = "#1f2933", ("#c2410c", "#0f766e", "#6b7280", "#a8a29e")
 

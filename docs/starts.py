@@ -17,9 +17,9 @@ import torch
 
 from longseq import Linear, Linformer, Mechanism, Verma, resize
 from longseq.attention import start_from_inputs
+from longseq.files.checkpoint import read_checkpoint
+from longseq.files.description import build
 from longseq.training import Classifier
-from longseq.training.checkpoint import read_checkpoint
-from longseq.training.description import build
 
 
 @torch.no_grad()

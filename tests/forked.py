@@ -134,7 +134,8 @@ def draw_nothing() -> None:
 
     import longseq.cli.fit
     import longseq.deploy.card
-    from longseq.training import by_class, tensorboard, watching
+    from longseq.training.board import by_class, tensorboard
+    from longseq.training.board import samples as watching
 
     def blank(*_: Any, **__: Any) -> Figure:
         return Figure((0.1, 0.1))

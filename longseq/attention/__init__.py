@@ -1,6 +1,7 @@
 """Attention at linear cost, for any timm vision transformer: tensors only, no training and no data."""
 
 from longseq.attention.dynamic import Dynamic
+from longseq.attention.from_inputs import start_from_inputs
 from longseq.attention.grid import TokenGrid
 from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
@@ -21,7 +22,6 @@ from longseq.attention.plug import carry, plug
 from longseq.attention.projection import Gaussian, Linear, Projection
 from longseq.attention.separable import Separable
 from longseq.attention.softmax import Softmax
-from longseq.attention.start import start_from_inputs
 from longseq.attention.verma import EfficientAttention, Verma
 from longseq.attention.window import Conv, Max, Mean
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
 from longseq.attention.grid import TokenGrid
-from longseq.attention.groups import attend_in_groups, groups_for
 from longseq.attention.heads import Formula, Heads, Tokens
 from longseq.attention.mixer import TokenMixer, blank, copy_weights, masked_scores, present_tokens
 from longseq.attention.projection import ProjectionLayer, RaggedProjection, Shortening, carry_projections
+from longseq.attention.query_groups import attend_in_groups, groups_for
 from longseq.attention.rotary import Rotary
 from longseq.attention.shard import Split
 from longseq.compat.torch import is_plain
@@ -61,7 +61,7 @@ class AttentionLayer(TokenMixer):
             remedy = f"def {name}(heads): and then {', '.join(Heads._fields)} = heads"
             raise ArgumentError("formula", f"{what}; write {remedy}") from error
         self.rotary = rotary
-        self.turn: Any = getattr(trained, "turn", None)  # queries and keys by a trunk's rope: turned.py
+        self.turn: Any = getattr(trained, "turn", None)  # queries and keys by a trunk's rope: timm_rotary.py
         self.formula, self.independent_queries = formula, independent_queries
         self.num_heads = trained.num_heads
         self.attn_dim = trained.attn_dim

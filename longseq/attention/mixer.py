@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
-from longseq.attention.columns import ColumnSoftmax, suits_columns
+from longseq.attention.column_softmax import ColumnSoftmax, suits_columns
 from longseq.attention.grid import TokenGrid
 from longseq.attention.shard import Split
 

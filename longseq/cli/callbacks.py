@@ -18,16 +18,13 @@ from longseq.cli.errors import UserError, items_of
 from longseq.cli.names import escaped, shown
 from longseq.cli.runs import CONFIG, METRICS, SERIES, SPLITS, config_of, numbered
 from longseq.compat.lightning import callbacks_of
+from longseq.files.storage import write_text
 from longseq.tasks import Task
-from longseq.training.by_class import ByClass
-from longseq.training.data import data_of
-from longseq.training.decisions import Decisions
-from longseq.training.event_figures import EventFigures
-from longseq.training.generators import GeneratorStates
-from longseq.training.recovery import Sentinel
-from longseq.training.storage import write_text
-from longseq.training.summary import SequenceSummary
-from longseq.training.tensorboard import (
+from longseq.training.board.by_class import ByClass
+from longseq.training.board.event_figures import EventFigures
+from longseq.training.board.samples import AttentionMaps, Embeddings, Mistakes
+from longseq.training.board.summary import SequenceSummary
+from longseq.training.board.tensorboard import (
     BestFigure,
     Confusions,
     DrawsSeldom,
@@ -36,9 +33,12 @@ from longseq.training.tensorboard import (
     RateAndNorm,
     TaskPicture,
 )
+from longseq.training.data import data_of
+from longseq.training.decisions import Decisions
+from longseq.training.generators import GeneratorStates
+from longseq.training.recovery import Sentinel
 from longseq.training.throughput import ThroughputLogger
 from longseq.training.timed import Timed
-from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
 # Settings of data that change no sample.
 _OF_SPLITS_AND_BATCHES = ("seed", "folds", "fold", "val_fraction", "balanced", "batch_size", "num_workers", "in_memory")

@@ -78,13 +78,13 @@ from longseq.cli.trainer import (
 )
 from longseq.compat.lightning import CommandLine, callbacks_of
 from longseq.deploy.card import write_card
+from longseq.files.checkpoint import CheckpointError, WholeCheckpoints, changed_settings, refuse_other_shapes
+from longseq.files.description import describe
 from longseq.training import Classifier
-from longseq.training.by_class import ByClass
-from longseq.training.checkpoint import CheckpointError, WholeCheckpoints, changed_settings, refuse_other_shapes
-from longseq.training.description import describe
-from longseq.training.event_figures import EventFigures
-from longseq.training.events import Settings
-from longseq.training.tensorboard import Confusions
+from longseq.training.answers.events import Settings
+from longseq.training.board.by_class import ByClass
+from longseq.training.board.event_figures import EventFigures
+from longseq.training.board.tensorboard import Confusions
 from longseq.training.timed import Timed
 
 # Lightning's callbacks have devices and enums as defaults, and torchvision's transforms take any kind of number.

@@ -31,7 +31,7 @@ from longseq.cli.spinning import give_way
 from longseq.cli.start import FUNCTIONS
 from longseq.compat.lightning import count_epochs_without_end
 from longseq.compat.torch import message_of_worker
-from longseq.training.description import OURS
+from longseq.files.description import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
 from longseq.training.signals import said

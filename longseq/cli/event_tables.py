@@ -11,7 +11,7 @@ import soundfile
 
 from longseq.cli.errors import UserError
 from longseq.cli.outputs import Growing, csv_lines
-from longseq.training.predictions import Heard
+from longseq.training.answers.predictions import Heard
 
 _LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # Audacity's begin and end; its labels have no header
 

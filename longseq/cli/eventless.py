@@ -5,8 +5,8 @@ import sys
 
 from longseq.cli.names import shown
 from longseq.training import Classifier
-from longseq.training.events import Settings, thresholds_of
-from longseq.training.predictions import Heard
+from longseq.training.answers.events import Settings, thresholds_of
+from longseq.training.answers.predictions import Heard
 
 
 class Eventless:

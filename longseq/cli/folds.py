@@ -12,8 +12,8 @@ from longseq.cli.errors import UserError
 from longseq.cli.names import shown
 from longseq.cli.resuming import folds_begun
 from longseq.cli.runs import METRICS, config_of
+from longseq.files.storage import write_text
 from longseq.reports.plots import machine, markdown, write_csv
-from longseq.training.storage import write_text
 
 # Settings that may differ between the folds of one cross-validation, because they decide no result.
 _FREE = (

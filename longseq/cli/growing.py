@@ -15,8 +15,8 @@ from longseq.cli.errors import UserError, refused_in_building
 from longseq.cli.runs import METRICS, config_of, numbered
 from longseq.cli.trainer import refuse_wrong_numbers
 from longseq.encoders import resize
+from longseq.files.description import build, build_from, describe
 from longseq.training import Classifier
-from longseq.training.description import build, build_from, describe
 from longseq.training.distillation import Teacher
 
 # height, width if it is another one, epochs, learning rate: 16x16:40, 32:8@1e-3

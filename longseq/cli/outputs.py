@@ -14,8 +14,8 @@ from typing import Any
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped
 from longseq.cli.runs import lock
-from longseq.training.predictions import Prediction
-from longseq.training.storage import refuse_foreign, write_text
+from longseq.files.storage import refuse_foreign, write_text
+from longseq.training.answers.predictions import Prediction
 
 COLUMNS = ("path", "start", "end", "class", "probability")
 

@@ -28,14 +28,22 @@ from longseq.cli.inputs import files_of, parts_of, say_of_windows
 from longseq.cli.names import shown
 from longseq.cli.outputs import Output, output_for, writable
 from longseq.encoders.spectrogram import LogMel
+from longseq.files.checkpoint import Checkpoint
+from longseq.files.storage import refuse_foreign, replacing
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.tasks import Task
 from longseq.training import Classifier
-from longseq.training.checkpoint import Checkpoint
+from longseq.training.answers.events import Settings
+from longseq.training.answers.predictions import (
+    Dividing,
+    Gathering,
+    Heard,
+    Hearing,
+    Prediction,
+    batches_of,
+    features_of_files,
+)
 from longseq.training.data import Part
-from longseq.training.events import Settings
-from longseq.training.predictions import Dividing, Gathering, Heard, Hearing, Prediction, batches_of, features_of_files
-from longseq.training.storage import refuse_foreign, replacing
 
 _DRAWN_COLUMNS = 1500
 _READ_SECONDS = 60.0  # of a recording at a time, to draw it

@@ -20,9 +20,9 @@ from longseq.cli.errors import Finder, UserError, items_of, keys_of
 from longseq.cli.growing import is_given_up
 from longseq.cli.names import shown
 from longseq.cli.runs import CONFIG, METRICS, config_of, experiment_of, numbered
+from longseq.files.checkpoint import Checkpoint, good_checkpoints, has_checkpoint
+from longseq.files.storage import CheckpointError, write_text
 from longseq.training import Classifier
-from longseq.training.checkpoint import Checkpoint, good_checkpoints, has_checkpoint
-from longseq.training.storage import CheckpointError, write_text
 
 # A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
 _RESTORED = ("learning_rate", "weight_decay", "betas")

@@ -17,8 +17,8 @@ from jsonargparse import Namespace
 from torch import Tensor, nn
 
 from longseq.cli.errors import UserError
+from longseq.files.storage import StorageError, write_text
 from longseq.training import Classifier
-from longseq.training.storage import StorageError, write_text
 
 CONFIG = "config.yaml"  # Lightning's name
 SERIES = "series.json"  # --folds or --grow, if the run is one of several
@@ -93,7 +93,7 @@ def from_here(path: str) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run: datamodules/scan.py leaves the same ones out of data."""
+    """Whether a folder is that of a run: datamodules/own/scan.py leaves the same ones out of data."""
     lock = folder / LOCK
     is_locked = lock.is_file() and lock.read_bytes().startswith(b"process ")
     is_copy = (folder / CONFIG).is_file() and (folder / SPLITS).is_file()  # without its hidden file

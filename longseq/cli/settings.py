@@ -19,10 +19,10 @@ from longseq.cli.resuming import find_resumed, newest_checkpoint, without_append
 from longseq.cli.runs import config_of, sole_use_of
 from longseq.cli.start import UserError, add_working_folder
 from longseq.cli.trainer import refuse_missing_devices, refuse_wrong_numbers
+from longseq.files.checkpoint import Checkpoint, CheckpointError, data_of, read_checkpoint
+from longseq.files.description import allow_classes, naming, planned, planned_arguments
 from longseq.training import Classifier
-from longseq.training.checkpoint import Checkpoint, CheckpointError, data_of, read_checkpoint
 from longseq.training.data import lacking
-from longseq.training.description import allow_classes, naming, planned, planned_arguments
 
 # Values that the data module gives to the model; an encoder takes those that its class has as arguments.
 LINKS = {

@@ -22,8 +22,8 @@ from longseq.cli.names import escaped, shown
 from longseq.compat.torch import has_bfloat16
 from longseq.reports.plots import can_be_drawn, refuse_foreign_picture, save
 from longseq.training import Classifier
+from longseq.training.board.pictures import draw_inputs
 from longseq.training.data import bounds
-from longseq.training.pictures import draw_inputs
 from longseq.training.statistics import measure_inputs
 
 

@@ -9,9 +9,9 @@ from longseq.arguments import SettingError
 from longseq.attention import Mechanism, Projection
 from longseq.contract import data, mechanism, projection, task
 from longseq.contract.promise import BrokenPromise, Promise
+from longseq.files.description import allow_classes, class_named, planned_arguments
+from longseq.files.storage import CheckpointError
 from longseq.tasks import Task
-from longseq.training.description import allow_classes, class_named, planned_arguments
-from longseq.training.storage import CheckpointError
 
 # What is promised of each kind of class; a class of more kinds belongs to the first.
 KINDS: dict[type, Sequence[Promise]] = {

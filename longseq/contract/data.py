@@ -9,8 +9,8 @@ import torch
 
 from longseq.arguments import arguments_of
 from longseq.contract.promise import promise, require
+from longseq.files.description import describe
 from longseq.training.data import lacking
-from longseq.training.description import describe
 
 
 def _set_up(data: Any) -> None:

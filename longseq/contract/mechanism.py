@@ -16,7 +16,7 @@ from longseq.attention import Linformer, Mechanism, Reformer, Softmax, TokenMixe
 from longseq.attention.heads import Tokens
 from longseq.attention.layer import AttentionLayer
 from longseq.contract.promise import promise, require, require_close
-from longseq.training.description import describe
+from longseq.files.description import describe
 
 PLAIN = (Softmax(), Linformer([5, 7]), Verma(7))
 

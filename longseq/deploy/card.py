@@ -10,15 +10,15 @@ from typing import Any
 from torch import Tensor
 
 import longseq
+from longseq.files.description import settings_of
+from longseq.files.storage import refuse_foreign, write_text
 from longseq.reports.baseline import Baseline
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, panels, refuse_foreign_picture, save, styled
+from longseq.training.board.curves import read_curves
+from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
-from longseq.training.curves import read_curves
 from longseq.training.data import InputSpec
-from longseq.training.description import settings_of
-from longseq.training.storage import refuse_foreign, write_text
-from longseq.training.summary import summary
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
 

@@ -16,10 +16,10 @@ from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.encoders.drawing import pixels_of
 from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
-from longseq.training.attribution import Attribution, attribute
+from longseq.training.answers.attribution import Attribution, attribute
+from longseq.training.answers.events import Event
+from longseq.training.answers.predictions import batches_of
 from longseq.training.data import InputSpec, bounds
-from longseq.training.events import Event
-from longseq.training.predictions import batches_of
 
 
 def explain(

@@ -14,11 +14,11 @@ from longseq.arguments import ArgumentError
 from longseq.deploy.formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file, refuse_others_files
 from longseq.deploy.program import Program
+from longseq.files.storage import refuse_foreign, replacing
 from longseq.reports.plots import machine
+from longseq.training.answers.events import thresholds_of
+from longseq.training.answers.predictions import batches_of
 from longseq.training.data import InputSpec, bounds
-from longseq.training.events import thresholds_of
-from longseq.training.predictions import batches_of
-from longseq.training.storage import refuse_foreign, replacing
 
 _ROUNDS = 20  # of a latency
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.deploy.program import Program
-from longseq.training.storage import replacing
+from longseq.files.storage import replacing
 
 Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
 

@@ -18,12 +18,11 @@ from torch import Tensor
 import longseq
 from longseq.arguments import ArgumentError
 from longseq.deploy import card
-from longseq.training.checkpoint import CheckpointError
-from longseq.training.classifier import Answers, Classifier
-from longseq.training.data import InputSpec, lacking
-from longseq.training.description import describe
-from longseq.training.events import Event, Settings
-from longseq.training.predictions import (
+from longseq.files.checkpoint import CheckpointError
+from longseq.files.description import describe
+from longseq.files.model_folder import FILES, refuse_other_model, write_model_folder
+from longseq.training.answers.events import Event, Settings
+from longseq.training.answers.predictions import (
     Gathering,
     Hearing,
     Prediction,
@@ -32,7 +31,8 @@ from longseq.training.predictions import (
     features_of_files,
     model_and_data,
 )
-from longseq.training.shared import FILES, refuse_other_model, write_shared
+from longseq.training.classifier import Answers, Classifier
+from longseq.training.data import InputSpec, lacking
 
 _LOUDEST = 100.0  # of a waveform with full scale 1: no recorder has 40 dB more; larger values have another unit
 
@@ -170,7 +170,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     def _save_pretrained(self, save_directory: Path) -> None:
         described = {"hyper_parameters": dict(self.model.hparams), "data": describe(self.data)}
         weights = self.model.state_dict()
-        write_shared({**described, "state_dict": weights, "version": longseq.__version__}, save_directory)
+        write_model_folder({**described, "state_dict": weights, "version": longseq.__version__}, save_directory)
         if self.source is not None:
             of_run = Path(self.source) if Path(self.source).is_dir() else Path(self.source).parent
             for name in card.FILES:

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 
 from longseq.arguments import ArgumentError
-from longseq.training.curves import read_curves
+from longseq.training.board.curves import read_curves
 
 # flags of a short training that only shows its speed
 TRIAL = [

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.files.checkpoint import CheckpointError
 from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
-from longseq.training.checkpoint import CheckpointError
+from longseq.training.answers.predictions import model_and_data
 from longseq.training.memory import keep_freed_memory
-from longseq.training.predictions import model_and_data
 from longseq.training.throughput import peak_memory_gib, timed
 
 

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from longseq.training.storage import refuse_foreign, replacing, write_text
+from longseq.files.storage import refuse_foreign, replacing, write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ["#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]

@@ -15,11 +15,11 @@ from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
 from longseq.attention.heads import Tokens
 from longseq.attention.layer import AttentionLayer
-from longseq.attention.watch import inputs_of, watched
+from longseq.attention.sources import inputs_of, watched
+from longseq.files.checkpoint import CheckpointError
 from longseq.reports.plots import Report, machine, markdown, panels, styled
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError
-from longseq.training.predictions import model_and_data
+from longseq.training.answers.predictions import model_and_data
 
 EXACT = 4096  # tokens up to which all singular values are computed
 _LEADING = 512  # how many are computed for longer sequences

@@ -15,12 +15,12 @@ import yaml
 
 from longseq.arguments import ArgumentError
 from longseq.compat.lightning import watched_figure
+from longseq.files.checkpoint import read_any
+from longseq.files.storage import write_text
 from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
-from longseq.training.checkpoint import read_any
 from longseq.training.divergence import DivergenceError
-from longseq.training.storage import write_text
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
 

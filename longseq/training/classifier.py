@@ -26,15 +26,17 @@ from longseq.compat.lightning import (
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.encode import shard_of
+from longseq.files.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
+from longseq.files.description import build_from, describe, naming
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
-from longseq.training.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
 from longseq.training.data import data_of
-from longseq.training.description import build_from, describe, naming
+from longseq.training.devices.processes import is_spare_batch, last_step_factor, shared_loss
 from longseq.training.distillation import Teacher
 from longseq.training.divergence import BadSteps
 from longseq.training.freezing import freeze_encoder, keep_frozen_statistics
+from longseq.training.initial_weights import start_from_checkpoint, start_from_data
 from longseq.training.mix import Mix
 from longseq.training.optimizer import (
     CourseName,
@@ -46,8 +48,6 @@ from longseq.training.optimizer import (
     torch_scheduler,
     warmup_course,
 )
-from longseq.training.processes import is_spare_batch, last_step_factor, shared_loss
-from longseq.training.starting import start_from_checkpoint, start_from_data
 
 
 class Answers(NamedTuple):
@@ -225,7 +225,7 @@ class Classifier(pl.LightningModule):
         compile; every rank does the same.
 
         A model on the meta device first gets the weights that it would have had elsewhere. Where weights are sharded
-        only the first rank needs them: the others get their parts from it (fully_sharded.py).
+        only the first rank needs them: the others get their parts from it (devices/fully_sharded.py).
 
         Raises:
             CheckpointError: If the teacher, or the checkpoint to start from, cannot be used.

@@ -7,8 +7,8 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from longseq.compat.lightning import running_averages
+from longseq.training.board.tensorboard import View, show
 from longseq.training.classifier import Classifier
-from longseq.training.tensorboard import View, show
 
 
 class Decisions(View):

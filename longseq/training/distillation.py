@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq.training.checkpoint import CheckpointError
-from longseq.training.description import naming
+from longseq.files.checkpoint import CheckpointError
+from longseq.files.description import naming
 
 
 class Teacher:

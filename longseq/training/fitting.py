@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longseq.compat.torch import has_bfloat16
-from longseq.training.checkpoint import CheckpointError
+from longseq.files.checkpoint import CheckpointError
+from longseq.files.description import build_from
 from longseq.training.classifier import Classifier
-from longseq.training.description import build_from
 from longseq.training.memory import give_back_freed_memory, map_large_blocks
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from longseq.compat.torchmetrics import restore_states, state_of
 from longseq.training.classifier import Classifier
-from longseq.training.processes import copies, data_rank
+from longseq.training.devices.processes import copies, data_rank
 
 
 class GeneratorStates(pl.Callback):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.training.classifier import Classifier
+from longseq.training.devices.processes import copies
 from longseq.training.flops import flops_per_sample, peak_flops
-from longseq.training.processes import copies
 
 clock = time.perf_counter
 

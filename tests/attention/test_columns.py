@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longseq.attention import mixer
-from longseq.attention.columns import ColumnSoftmax, suits_columns
+from longseq.attention.column_softmax import ColumnSoftmax, suits_columns
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -2])

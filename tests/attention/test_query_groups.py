@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from fake_gpu import DEVICE, fake_gpu
 
 from longseq import Linformer
-from longseq.attention import groups
-from longseq.attention.groups import attend_in_groups, num_groups
+from longseq.attention import query_groups as groups
 from longseq.attention.heads import Heads
+from longseq.attention.query_groups import attend_in_groups, num_groups
 from longseq.encoders import ImageEncoder
 
 

@@ -8,8 +8,8 @@ from timm.layers.attention import Attention
 from longseq.attention import Conv, Linear, Linformer, Max, Mean, Mechanism, Projection, Softmax, Verma
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
+from longseq.attention.sources import sources, summary_rows
 from longseq.attention.verma import VermaLayer
-from longseq.attention.watch import sources, summary_rows
 
 HEADS, CHANNELS, GRID = 4, 4, TokenGrid((8, 3))
 

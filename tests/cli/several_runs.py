@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq.files.storage import read_whole
 from longseq.training import Classifier
-from longseq.training.storage import read_whole
 
 
 def weights(run: str, runs: Path = Path("runs")) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ import torch
 from tones import tone
 
 import longseq
-from longseq.training.events import Settings
-from longseq.training.predictions import Hearing, answers, batches_of
+from longseq.training.answers.events import Settings
+from longseq.training.answers.predictions import Hearing, answers, batches_of
 
 
 @pytest.fixture

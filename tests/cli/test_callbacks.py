@@ -16,9 +16,9 @@ from pytorch_lightning.callbacks import EarlyStopping
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
+from longseq.files.storage import read_whole
 from longseq.training import Classifier
 from longseq.training.recovery import Sentinel
-from longseq.training.storage import read_whole
 
 ROOT = Path(__file__).parents[2]
 BATCHES = 4  # in an epoch

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from tones import SMALL, tone
 
 import longseq
-from longseq.training.event_figures import joined, pairs
+from longseq.training.board.event_figures import joined, pairs
 
 WINDOW = 0.5
 

@@ -17,9 +17,9 @@ from longseq.arguments import ArgumentError
 from longseq.cli.eventless import Eventless
 from longseq.cli.predict import draw, say_if_long
 from longseq.tasks import MultiLabel
+from longseq.training.answers.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
+from longseq.training.answers.predictions import Dividing, Heard, Hearing
 from longseq.training.classifier import Answers, Classifier
-from longseq.training.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
-from longseq.training.predictions import Dividing, Heard, Hearing
 
 
 def found_in(probabilities: torch.Tensor, pieces: list[int] | None = None, **settings) -> list[Event]:

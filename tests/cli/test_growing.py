@@ -12,7 +12,7 @@ import yaml
 from several_runs import killed_in, same, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from longseq.training.storage import read_whole
+from longseq.files.storage import read_whole
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.limit_train_batches", "3"]

@@ -12,9 +12,9 @@ import pytest
 from several_runs import killed_in
 
 from longseq.cli import start
+from longseq.files.storage import read_whole
 from longseq.training import Classifier, timed
 from longseq.training.mix import MixUp
-from longseq.training.storage import read_whole
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.logger", "false", "--experiment", "x"]

@@ -26,9 +26,9 @@ from longseq.cli.errors import UserError
 from longseq.cli.outputs import COLUMNS, Json, JsonLines, Lines, Table, Text
 from longseq.cli.predict import progress_bars
 from longseq.encoders import SpectrogramEncoder
+from longseq.files.storage import write_checkpoint
 from longseq.tasks.task import Answer
-from longseq.training.predictions import Prediction
-from longseq.training.storage import write_checkpoint
+from longseq.training.answers.predictions import Prediction
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from longseq.cli.callbacks import RunRecord
 from longseq.cli.commands import Commands
 from longseq.cli.errors import UserError
 from longseq.cli.runs import experiment_of, new_run, sole_use_of
+from longseq.files.storage import write_checkpoint
 from longseq.training import Classifier
-from longseq.training.storage import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")

@@ -16,9 +16,9 @@ from PIL import Image
 
 import datamodules
 from longseq.cli import settings
+from longseq.files.storage import read_whole
 from longseq.training import Classifier, classifier, signals
 from longseq.training.recovery import Sentinel
-from longseq.training.storage import read_whole
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")

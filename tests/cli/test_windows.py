@@ -13,8 +13,8 @@ from PIL import Image
 from tones import SMALL, rows, tone
 
 from datamodules import AudioFolder
+from datamodules.decoding.sound_files import change_rate
 from datamodules.errors import DataError
-from datamodules.sound_files import change_rate
 from longseq.training import Classifier
 
 

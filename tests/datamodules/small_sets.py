@@ -36,7 +36,7 @@ from datamodules import (
     TinyImageNet,
     Vowels,
 )
-from datamodules.speech_commands import TEN
+from datamodules.sets.speech_commands import TEN
 
 SMALL: dict[type[DataModule], Callable[[Path, pytest.MonkeyPatch], DataModule]] = {}
 

@@ -9,8 +9,8 @@ import pytest
 import soundfile
 
 from datamodules import AudioFolder, DataError
-from datamodules.clips import cut_into_clips
-from datamodules.files import Item
+from datamodules.own.clips import cut_into_clips
+from datamodules.own.files import Item
 
 ROWS = [
     ("a.wav", "bird", 0.5, 1.5),

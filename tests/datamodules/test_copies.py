@@ -10,8 +10,8 @@ import soundfile
 import torch
 
 from datamodules import AudioFolder, DataError, ImageFolder
-from datamodules.copies import merged
 from datamodules.hold_out import hold_out_files
+from datamodules.own.copies import merged
 
 
 def copy(root: Path, *pairs: tuple[str, str]) -> None:

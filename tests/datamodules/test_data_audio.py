@@ -14,10 +14,11 @@ import soundfile
 import torch
 from small_sets import noise
 
-from datamodules import FSDD, AudioFolder, AudioShards, DataError, Gain, audio, sound_files
+from datamodules import FSDD, AudioFolder, AudioShards, DataError, Gain, audio
+from datamodules.decoding import sound_files
+from datamodules.decoding.sound_files import SUFFIXES, change_rate, clip_of, read_sound, read_until_break, seconds_of
 from datamodules.errors import ArgumentError
 from datamodules.samples import Clips
-from datamodules.sound_files import SUFFIXES, change_rate, clip_of, read_sound, read_until_break, seconds_of
 
 DATA = FSDD("nowhere", seconds=0.5, sample_rate_hz=8000)
 TONE_HZ = 440.0

@@ -16,7 +16,7 @@ from torchvision import datasets
 from torchvision.transforms.v2 import functional
 
 from datamodules import MNIST, DataError, Digits, ImageFolder, ImageShards
-from datamodules.image_files import examine_image
+from datamodules.decoding.image_files import examine_image
 from datamodules.images import ImageDataModule
 
 
@@ -316,7 +316,7 @@ def test_colours_and_places_survive_in_formats_of_telephones_scanners_and_games(
 
 
 def test_an_image_of_a_telephone_without_its_decoder_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("datamodules.image_files._has_heif", lambda: False)
+    monkeypatch.setattr("datamodules.decoding.image_files._has_heif", lambda: False)
     (tmp_path / "x.HEIC").touch()
     with pytest.raises(DataError, match=r"x\.HEIC: \.heic needs pillow-heif; pip install 'longseq\[heic\]', or conve"):
         GREY.read(tmp_path / "x.HEIC")

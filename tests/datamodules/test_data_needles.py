@@ -141,7 +141,7 @@ def test_recordings_of_any_duration_are_made_again_from_their_number(root: str) 
 
 def test_noise_has_the_spectra_of_the_recordings_and_never_repeats(root: str) -> None:
     data = needles(root, background="noise")
-    from datamodules.needles import _noise_like
+    from datamodules.sets.needles import _noise_like
 
     clip = data.train_set.maker.backgrounds[0]
     generator = torch.Generator().manual_seed(0)
@@ -154,7 +154,7 @@ def test_noise_has_the_spectra_of_the_recordings_and_never_repeats(root: str) ->
 
 
 def test_a_colour_makes_each_frequency_as_loud_as_its_gain_says() -> None:
-    from datamodules.needles import _coloured
+    from datamodules.sets.needles import _coloured
 
     gains = torch.tensor([-12.0, 5.0, 6.0, 5.0, -12.0, -12.0, 12.0, 12.0, 0.0])
     for number, gain in enumerate(gains[:-1].tolist()):

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from datamodules import Vowels
-from datamodules.vowels import PETERSON_BARNEY_HZ, render
+from datamodules.sets.vowels import PETERSON_BARNEY_HZ, render
 
 RATE_HZ = 10_000
 

@@ -10,8 +10,8 @@ from datamodules import FSDD, DataError, Digits, Gain, Noise, TimeShift
 from datamodules.order import CountedSampler
 from datamodules.samples import Clips, ForTraining, LabelledTensors
 from longseq import Linformer, SpecAugment, SpectrogramEncoder
+from longseq.files.description import build, describe
 from longseq.training import Classifier, CutMix, MixUp
-from longseq.training.description import build, describe
 
 FLIPS = [v2.RandomHorizontalFlip(), v2.RandomErasing(p=0.5)]
 

@@ -19,10 +19,10 @@ from PIL import Image
 from small_sets import picture
 
 from datamodules import AudioFolder, DataError, ImageFolder
+from datamodules.decoding.sound_files import examine_sound, header_of
 from datamodules.labels import written
+from datamodules.own.table import read_table
 from datamodules.samples import Clips
-from datamodules.sound_files import examine_sound, header_of
-from datamodules.table import read_table
 
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",
          "--model.encoder.attention", "Verma", "--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false",

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from datamodules import DataError, ImageShards
-from datamodules.fetch import unpack
+from datamodules.archives.shard_index import index_of
 from datamodules.labels import labels_of
-from datamodules.shard_index import index_of
+from datamodules.sets.fetch import unpack
 from longseq.reports.cell import peak_of
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import soundfile
 from PIL import Image
 
 from datamodules import AudioFolder, DataError, ImageFolder
-from datamodules.find import SPLITS
+from datamodules.own.find import SPLITS
 
 RUN = {  # the files of a run that are pictures, and those by which it is known
     ".lock": b"process 1 on host\n", "config.yaml": b"", "splits.csv": b"",

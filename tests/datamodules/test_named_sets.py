@@ -32,7 +32,7 @@ from datamodules import (
     pathfinder,
     speech_commands,
 )  # fmt: skip
-from datamodules.fetch import unpack
+from datamodules.sets.fetch import unpack
 
 # Images
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from datamodules import AudioFolder, DataError, ImageFolder
 from longseq.encoders.drawing import draw_images
-from longseq.training.pictures import draw_confusions
+from longseq.training.board.pictures import draw_confusions
 
 
 def test_a_link_that_leads_up_gives_no_file_the_label_of_another(tmp_path):

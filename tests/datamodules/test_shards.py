@@ -34,8 +34,8 @@ from datamodules import (
     SpeechCommands,
     Vowels,
 )
-from datamodules.shard_index import index_of
-from datamodules.write_shards import write_tar
+from datamodules.archives.shard_index import index_of
+from datamodules.archives.write_shards import write_tar
 
 PNG = frozenset({".png"})
 

@@ -10,9 +10,10 @@ import pytest
 import soundfile
 import torch
 
-from datamodules import AudioFolder, DataError, sound_mended
-from datamodules.packed import Packed
-from datamodules.sound_files import examine_sound, read_sound, read_until_break, seconds_of
+from datamodules import AudioFolder, DataError
+from datamodules.decoding import sound_mended
+from datamodules.decoding.packed import Packed
+from datamodules.decoding.sound_files import examine_sound, read_sound, read_until_break, seconds_of
 
 RATE = 16_000
 

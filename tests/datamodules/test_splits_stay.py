@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from datamodules import ESC50, FSDD, AudioFolder, DataError, DataModule, ImageFolder, ImageShards
-from datamodules.write_shards import write_tar
+from datamodules.archives.write_shards import write_tar
 
 GOLDEN = Path(__file__).with_name("splits.json")
 

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from datamodules import AudioFolder, DataError, ImageFolder
-from datamodules.files import Item
+from datamodules.own.files import Item
 
 # two calls of each of two recordings of 12 s, as every one of these programs would write them
 CALLS = [("r0.wav", "frog", 1.0, 2.5), ("r0.wav", "bird", 6.0, 7.0), ("r1.wav", "frog", 3.5, 4.0)]

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from datamodules import Needles
-from datamodules.needles import Maker
+from datamodules.sets.needles import Maker
 from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Verma
 from longseq.deploy.explain import _draw_image, _draw_sound, shortest_half
@@ -21,8 +21,8 @@ from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.local import Conv1d
 from longseq.tasks import MultiLabel
 from longseq.training import Classifier
-from longseq.training.attribution import attribute
-from longseq.training.events import Event
+from longseq.training.answers.attribution import attribute
+from longseq.training.answers.events import Event
 
 RATE = 8000
 DIGITS = 5  # zero to four

@@ -29,9 +29,9 @@ from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import Conv1d
 from longseq.encoders.spectrogram import LogMel
+from longseq.files.storage import is_foreign
 from longseq.tasks import Masked, MultiLabel
 from longseq.training import Classifier
-from longseq.training.storage import is_foreign
 
 FORMATS = {"onnx": write_onnx, "torch": write_torch}
 THOROUGH = pytest.mark.thorough

@@ -16,12 +16,12 @@ import longseq
 from datamodules import DataError, Digits
 from longseq import ImageEncoder, Softmax, TimmEncoder, Verma
 from longseq.encoders import Encoder
+from longseq.files.checkpoint import CheckpointError, read_checkpoint
+from longseq.files.description import describe
+from longseq.files.model_folder import write_model_folder
 from longseq.reports.cell import peak_of
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, read_checkpoint
-from longseq.training.description import describe
-from longseq.training.predictions import model_and_data
-from longseq.training.shared import write_shared
+from longseq.training.answers.predictions import model_and_data
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_weights_that_are_no_finite_floats_are_named(kind: str, checkpoint: dict[str, Any], tmp_path: Path) -> None:
     checkpoint["state_dict"]["head.bias"] = WEIGHTS[kind](checkpoint["state_dict"]["head.bias"])
     torch.save(checkpoint, tmp_path / "wrong.ckpt")
-    write_shared(checkpoint, tmp_path / "shared")
+    write_model_folder(checkpoint, tmp_path / "shared")
     for path in (tmp_path / "wrong.ckpt", tmp_path / "shared"):
         with pytest.raises(CheckpointError, match=rf"^{path}: (head\.bias )?holds .*; give another$"):
             longseq.load(path)
@@ -119,7 +119,7 @@ NAMES: list[Any] = [[3] * 10, ["a", None], "0123456789", {"a": 1}, [["a"]] * 10,
 def test_class_names_that_are_no_texts_are_named(names: Any, checkpoint: dict[str, Any], tmp_path: Path) -> None:
     checkpoint["hyper_parameters"]["class_names"] = names
     torch.save(checkpoint, tmp_path / "wrong.ckpt")
-    write_shared(checkpoint, tmp_path / "shared")
+    write_model_folder(checkpoint, tmp_path / "shared")
     for path in (tmp_path / "wrong.ckpt", tmp_path / "shared"):
         with pytest.raises(
             CheckpointError, match=rf"^{path}: class_names holds something else than texts; give another$"
@@ -191,7 +191,7 @@ def test_a_model_with_any_byte_changed_is_read_or_one_line(
     trials: int, form: str, checkpoint: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.save(checkpoint, tmp_path / "model.ckpt")
-    write_shared(checkpoint, tmp_path / "shared")
+    write_model_folder(checkpoint, tmp_path / "shared")
     path = tmp_path / ("model.ckpt" if form == "file" else "shared")
     file = path if form == "file" else path / "model.safetensors"
     whole, chance = file.read_bytes(), random.Random(1)

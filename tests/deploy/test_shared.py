@@ -18,10 +18,10 @@ from longseq.attention.examples import every_mechanism
 from longseq.attention.sharing import Sharing
 from longseq.deploy import predictor
 from longseq.encoders import SpectrogramEncoder
+from longseq.files.checkpoint import CheckpointError, read_checkpoint
+from longseq.files.description import build, build_from, describe
+from longseq.files.model_folder import read_model_folder, write_model_folder
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, read_checkpoint
-from longseq.training.description import build, build_from, describe
-from longseq.training.shared import read_shared, write_shared
 
 SHARED = {"README.md", "card.png", "config.json", "model.safetensors"}
 
@@ -52,8 +52,8 @@ def test_every_mechanism_comes_back_from_json() -> None:
 def test_shared_weights_are_written_once_and_come_back_to_every_name(mechanism: Mechanism, tmp_path: Path) -> None:
     model = Classifier(SpectrogramEncoder(8000, 0.4, mechanism, num_mels=20, dim=16, depth=2, heads=4), 3)
     settings = {"hyper_parameters": dict(model.hparams), "data": None}
-    write_shared({**settings, "state_dict": model.state_dict()}, tmp_path)
-    came_back = read_shared(tmp_path)
+    write_model_folder({**settings, "state_dict": model.state_dict()}, tmp_path)
+    came_back = read_model_folder(tmp_path)
     assert came_back["state_dict"].keys() == model.state_dict().keys()
     for name, weight in model.state_dict().items():
         assert torch.equal(came_back["state_dict"][name], weight), name

@@ -14,11 +14,11 @@ from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassificati
 from longseq import ASTEncoder, Linear, Linformer, Softmax, SpecAugment, Verma, resize
 from longseq.encoders.encode import encode
 from longseq.encoders.kaldi import KaldiLogMel
+from longseq.files.description import build, describe
 from longseq.tasks import Masked
 from longseq.training import Classifier
-from longseq.training.description import build, describe
-from longseq.training.events import Settings
-from longseq.training.predictions import Hearing, answers
+from longseq.training.answers.events import Settings
+from longseq.training.answers.predictions import Hearing, answers
 
 RATE = 16000
 SECONDS = (400 + 75 * 160) / RATE  # 76 frames: 7 rows of patches, without a rest

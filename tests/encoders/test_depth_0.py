@@ -15,10 +15,10 @@ from longseq.encoders import Conv2d, Residual
 from longseq.encoders.sharding import refuse_unsharded
 from longseq.reports.spectrum import context_matrices
 from longseq.training import Classifier
-from longseq.training.attribution import attribute, token_maps
+from longseq.training.answers.attribution import attribute, token_maps
+from longseq.training.board.summary import summary
 from longseq.training.flops import flops_per_sample
 from longseq.training.optimizer import make_optimizer
-from longseq.training.summary import summary
 
 STEM = Residual([4, 6], [1, 2])
 SMALL: Any = {"dim": 16, "depth": 0, "heads": 2, "stem": STEM}

@@ -9,8 +9,8 @@ from encoder_kinds import KINDS
 from longseq import Linformer, Softmax, Verma
 from longseq.arguments import arguments_of
 from longseq.encoders import Encoder, resize
+from longseq.files.description import describe
 from longseq.training import Classifier
-from longseq.training.description import describe
 from longseq.training.flops import flops_per_sample
 
 MECHANISMS = [Softmax(), Linformer(7), Verma()]

@@ -9,8 +9,8 @@ import timm
 import torch
 
 from longseq import ImageEncoder, Linear, Linformer, Softmax, TimmEncoder, Verma
+from longseq.files.description import build, describe
 from longseq.training import Classifier
-from longseq.training.description import build, describe
 
 PLAIN = [
     "vit_tiny_patch16_224",

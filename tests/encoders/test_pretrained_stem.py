@@ -13,8 +13,8 @@ from longseq.deploy.export import largest_difference
 from longseq.deploy.formats import write_onnx
 from longseq.deploy.program import Program
 from longseq.encoders import Pretrained, Residual, resize
+from longseq.files.description import build, describe
 from longseq.training import Classifier
-from longseq.training.description import build, describe
 from longseq.training.flops import flops_per_sample
 
 SMALL: Any = {"dim": 16, "depth": 1, "heads": 2}

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from longseq.arguments import argument_hints, argument_names
 from longseq.attention import Softmax
 from longseq.encoders import ASTEncoder, ImageEncoder, Sizes, SpectrogramEncoder, TimmEncoder, WaveformEncoder
-from longseq.training.description import build, describe
+from longseq.files.description import build, describe
 
 # the flags, and the arguments in checkpoints, that each encoder had before it shared a description with the others
 TRAINED: dict[str, Any] = {"dropout": 0.0, "drop_path": 0.0, "checkpointing": False, "local": None}

@@ -20,10 +20,10 @@ from test_resume import DIE, FIT, ROOT, SETTINGS, run
 from datamodules import Digits
 from longseq import ImageEncoder, Softmax
 from longseq.cli.faults import replace_port_in_use, said_of_the_machine
+from longseq.files.checkpoint import good_checkpoints
+from longseq.files.storage import CheckpointError, StorageError, read_whole, write_checkpoint
 from longseq.training import Classifier
-from longseq.training.checkpoint import good_checkpoints
 from longseq.training.divergence import DivergenceError
-from longseq.training.storage import CheckpointError, StorageError, read_whole, write_checkpoint
 
 SHORT = [*FIT, "--trainer.max_epochs", "1"]
 
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(small_disk: Pa
 @pytest.mark.timeout(7200)
 def test_a_checkpoint_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys, torch; from longseq.training.storage import write_checkpoint\n"
+        "import sys, torch; from longseq.files.storage import write_checkpoint\n"
         "for step in range(10**6):\n"
         "    write_checkpoint({'global_step': step, 'w': torch.full((2**20,), step)}, sys.argv[1])"
     )

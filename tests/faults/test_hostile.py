@@ -20,9 +20,9 @@ from datamodules import Digits
 from datamodules.augment import SoundTransform
 from longseq.attention import Mechanism, Projection
 from longseq.encoders import Encoder
+from longseq.files.checkpoint import CheckpointError
+from longseq.files.description import build, describe
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError
-from longseq.training.description import build, describe
 from longseq.training.mix import Mix
 
 ROOT = Path(__file__).parents[2]

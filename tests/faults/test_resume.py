@@ -19,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from longseq.cli.runs import numbered
 from longseq.deploy.formats import run_onnx
-from longseq.training.checkpoint import read_any
-from longseq.training.storage import write_checkpoint
+from longseq.files.checkpoint import read_any
+from longseq.files.storage import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DIE = Path(__file__).with_name("fit_and_die.py")
@@ -171,7 +171,7 @@ def test_a_run_killed_before_a_validation_in_the_middle_of_an_epoch_goes_on_with
 KILLED_IN_ITS_FIRST_CHECKPOINT = """
 import os, signal, sys
 from longseq.cli import main
-from longseq.training import sharded
+from longseq.files import parts as sharded
 sharded.write_checkpoint = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """

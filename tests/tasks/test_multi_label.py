@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from longseq import ImageEncoder, Softmax
 from longseq.tasks import MultiLabel
 from longseq.training import Classifier
-from longseq.training.by_class import ByClass
+from longseq.training.board.by_class import ByClass
 from longseq.training.mix import MixUp
 
 SMALL = ["--model.encoder.dim", "16", "--model.encoder.depth", "1", "--model.encoder.heads", "1",

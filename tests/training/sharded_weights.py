@@ -25,7 +25,7 @@ from longseq.attention import Linear, Mechanism, Softmax
 from longseq.attention.examples import every_mechanism
 from longseq.encoders import ASTEncoder, Conv2d, Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.training import Classifier
-from longseq.training.fully_sharded import shard_weights
+from longseq.training.devices.fully_sharded import shard_weights
 
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 4, "mlp_ratio": 2.0}
 SHARED = Linformer(7, sharing="layerwise")

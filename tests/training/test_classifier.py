@@ -14,9 +14,9 @@ from datamodules import Digits, Vowels
 from longseq.arguments import SettingError
 from longseq.attention import Linformer, Verma
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
+from longseq.files.checkpoint import CheckpointError, read_checkpoint
+from longseq.files.description import build, describe
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, read_checkpoint
-from longseq.training.description import build, describe
 from longseq.training.optimizer import make_optimizer
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}

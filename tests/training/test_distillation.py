@@ -15,11 +15,11 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
+from longseq.files.storage import CheckpointError, read_whole
 from longseq.tasks import Masked, MultiLabel
 from longseq.training import Classifier, MixUp
 from longseq.training.distillation import Teacher
 from longseq.training.flops import flops_per_sample
-from longseq.training.storage import CheckpointError, read_whole
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.limit_train_batches", "3"]

@@ -16,9 +16,9 @@ from test_sequence_parallel import FIT, tensors, trained
 import longseq
 from longseq import ImageEncoder, Linformer
 from longseq.arguments import ArgumentError
+from longseq.files.checkpoint import CheckpointError, read_any
 from longseq.training import Classifier
-from longseq.training.checkpoint import CheckpointError, read_any
-from longseq.training.fully_sharded import _refuse_unsharded_training
+from longseq.training.devices.fully_sharded import _refuse_unsharded_training
 
 SCRIPT = Path(__file__).with_name("sharded_weights.py")
 SHARDED = ["--trainer.strategy", "FullySharded", "--trainer.devices", "2"]

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from longseq.training import storage
-from longseq.training.checkpoint import good_checkpoints, has_checkpoint, read_any
-from longseq.training.sharded import META, write_sharded
+from longseq.files import storage
+from longseq.files.checkpoint import good_checkpoints, has_checkpoint, read_any
+from longseq.files.parts import META, write_sharded
 
 
 def test_a_text_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from datamodules import Digits
 from longseq.attention import Linformer, Softmax
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.training import Classifier
+from longseq.training.board.summary import SequenceSummary, summary
 from longseq.training.flops import flops_per_sample
-from longseq.training.summary import SequenceSummary, summary
 
 
 def test_a_layerwise_projection_is_counted_once() -> None:

@@ -32,9 +32,9 @@ from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
 from longseq.tasks import MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
-from longseq.training.curves import read_curves
-from longseq.training.pictures import draw_confusions
-from longseq.training.tensorboard import BestFigure, Confusions, DrawsSeldom, InputSamples, Overview, RateAndNorm
+from longseq.training.board.curves import read_curves
+from longseq.training.board.pictures import draw_confusions
+from longseq.training.board.tensorboard import BestFigure, Confusions, DrawsSeldom, InputSamples, Overview, RateAndNorm
 
 pytestmark = pytest.mark.draws
 
@@ -139,8 +139,8 @@ def test_figures_that_take_longer_than_an_epoch_are_drawn_at_the_end(
         def on_train_epoch_start(self, *_: Any) -> None:
             now[0] += seconds
 
-    monkeypatch.setattr("longseq.training.tensorboard.draw_confusions", draw)
-    monkeypatch.setattr("longseq.training.tensorboard.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("longseq.training.board.tensorboard.draw_confusions", draw)
+    monkeypatch.setattr("longseq.training.board.tensorboard.time.perf_counter", lambda: now[0])
     fit(tmp_path, [DrawsSeldom(), Confusions(), Clock()])
     shown = read(tmp_path).Images("val/confusion")
     assert [image.step for image in shown] == steps
@@ -156,7 +156,7 @@ def test_the_confusion_matrix_counts_what_validation_has_seen(tmp_path: Path, mo
         drawn.append(matrix)
         return draw_confusions(matrix, class_names)
 
-    monkeypatch.setattr("longseq.training.tensorboard.draw_confusions", draw)
+    monkeypatch.setattr("longseq.training.board.tensorboard.draw_confusions", draw)
     fit(tmp_path, [Confusions()], max_epochs=2)
     assert drawn[0].tolist() == [[2, 2, 0], [0, 4, 0], [0, 2, 2]]  # the first six are right; the others are called dogs
     assert drawn[1].tolist() == [[4, 0, 0], [0, 4, 0], [0, 0, 4]]

@@ -24,7 +24,7 @@ from longseq.cli.callbacks import BestCheckpoint, RunRecord, callbacks_of_traini
 from longseq.encoders import Encoder, WaveformEncoder
 from longseq.tasks import Masked, MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
-from longseq.training.tensorboard import InputSamples
+from longseq.training.board.tensorboard import InputSamples
 
 
 def step(encoder: Encoder, inputs: Any, device: torch.device) -> None:

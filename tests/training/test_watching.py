@@ -17,10 +17,10 @@ from longseq.attention import Linformer, Softmax, Verma
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.tasks import Masked, MultiLabel, Task
 from longseq.training import Classifier
-from longseq.training.attribution import token_maps
-from longseq.training.by_class import ByClass
+from longseq.training.answers.attribution import token_maps
+from longseq.training.board.by_class import ByClass
+from longseq.training.board.samples import AttentionMaps, Embeddings, Mistakes
 from longseq.training.decisions import Decisions
-from longseq.training.watching import AttentionMaps, Embeddings, Mistakes
 
 pytestmark = pytest.mark.draws
 

@@ -1,0 +1,1 @@
+"""Samples in shards: tar archives and Parquet files."""

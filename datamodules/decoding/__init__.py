@@ -1,0 +1,1 @@
+"""Reading image and sound files."""

@@ -1,0 +1,366 @@
+"""Reading sound files of any format that soundfile knows, and finding broken ones."""
+
+import io
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+from torchaudio.transforms import Resample
+
+from datamodules.cache import stamp
+from datamodules.decoding.packed import Packed, Source
+from datamodules.decoding.quiet import without_noise
+from datamodules.decoding.sound_mended import StandIn, mended
+from datamodules.errors import DataError
+
+SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
+DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
+_LOUDEST = 100.0  # of floats with full scale 1: no recorder or mixture has 40 dB more; larger values have another unit
+_MISSING = 0.02  # of the frames that a header declares, which some writers estimate; a file that lacks more is cut off
+# Lines of libsndfile's log that say how long the sound is, and how long the file is. Other chunks hold no sound.
+_OF_THE_SOUND = frozenset({"data", "SSND", "Data Size"})
+_OF_THE_FILE = frozenset({"RIFF", "riff", "Riff size", "FORM"})
+_BLOCK = 2**20  # samples that are read at once when a file is only examined
+_LAST_PAGE = 2**18  # samples of a page of Ogg: 255 packets of 1024
+
+
+class ValuesError(DataError):
+    """Values of a sound that are not finite, or far beyond full scale.
+
+    Args:
+        path: The file.
+        what: What it holds.
+        remedy: What to do.
+    """
+
+    def __init__(self, path: Source, what: str, remedy: str) -> None:
+        super().__init__(f"{path}: {what}; {remedy}")
+        self.what = what
+
+
+def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
+    """A waveform (s,) with its channels averaged, and its rate in Hz; only the part from start to end, in seconds.
+
+    Raises:
+        DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite or
+            far beyond full scale.
+    """
+    waveform, rate_hz, damage = read_until_break(path, start, end)
+    if damage is not None:
+        raise damage
+    return waveform, rate_hz
+
+
+def read_until_break(
+    path: Source, start: float = 0.0, end: float | None = None, in_order: bool = False
+) -> tuple[Tensor, int, DataError | None]:
+    """As read_sound; but of a file whose data is cut off, damaged or wrong within the part, what is there before that,
+    and the error. With nothing before it, the waveform is (0,)."""
+    blocks: list[np.ndarray] = []
+    rate_hz, damage = 0, None
+    for blocks_a_second in (1, 100):  # an error loses all that was asked for with it
+        damage = None
+        try:
+            with opened(path, in_order) as file:
+                rate_hz = file.samplerate
+                first, stop = frames_between(start, end, rate_hz, file.frames)
+                for block in _blocks(file, first + sum(map(len, blocks)), stop, rate_hz // blocks_a_second):
+                    _peak(path, block)
+                    blocks.append(block)
+                if stop - file.tell() > _MISSING * file.frames or (first < stop and not blocks):
+                    damage = _cut_off(path, file.tell(), file.frames)
+            break
+        except DataError as error:
+            if not rate_hz:
+                raise
+            damage = error
+    frames = np.concatenate(blocks or [np.zeros(0, np.float32)])
+    if not len(frames) and damage is None:
+        raise DataError(
+            f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
+        )
+    return torch.from_numpy(frames), rate_hz, damage
+
+
+def _blocks(file: Any, first: int, stop: int, most: int) -> Iterator[np.ndarray]:
+    """A part of a file from one frame up to another, so many frames at a time, with its channels averaged."""
+    return map(_averaged, _read(file, first, stop, most))
+
+
+def _read(file: Any, first: int, stop: int, most: int, dtype: str = "float32") -> Iterator[np.ndarray]:
+    """A part of a file from one frame up to another, so many frames at a time.
+
+    An MP3 is decoded from a second before them: after a seek, which soundfile does after every read too, its first
+    frames lack the bits that they share with those before, and would be silent. So is Opus, whose decoder needs some
+    time to be exact, and Vorbis, of which libsndfile finds other samples after a seek into the last page.
+    """
+    if file.format == "OGG" and file.tell() != first:
+        file.seek(max(min(first, file.frames - _LAST_PAGE) - file.samplerate, 0))
+        while file.tell() < first and len(file.read(min(_BLOCK, first - file.tell()), dtype=dtype, always_2d=True)):
+            pass
+    else:
+        file.seek(first)
+    is_mp3 = file.format == "MP3"
+    while (at := file.tell()) < stop:
+        before = min(at, file.samplerate) if is_mp3 else 0
+        if before:
+            file.seek(at - before)
+        block = file.read(before + min(most, stop - at), dtype=dtype, always_2d=True)[before:]
+        if not len(block):
+            return
+        yield block
+
+
+def _cut_off(path: Source, there: int, declared: int) -> DataError:
+    return DataError(f"{path}: cut off, {there} of {declared} samples are there; copy it again")
+
+
+def frames_between(start: float, end: float | None, rate_hz: int, frames: int) -> tuple[int, int]:
+    """The first frame of a part of a recording, and the one after its last.
+
+    Args:
+        start, end: The part, in seconds; to the end of the recording if end is None.
+        rate_hz: Frames a second.
+        frames: Frames of the whole recording.
+    """
+    return round(min(start * rate_hz, frames)), frames if end is None else round(min(end * rate_hz, frames))
+
+
+def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tuple[str, bytes]:
+    """A part of a recording as a file of its own with the same samples: its suffix, and its bytes.
+
+    It is FLAC where the recording has integers of 16 or 24 bits at a rate that FLAC takes, else WAV with floats.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    with opened(path) as file:
+        first, stop = frames_between(start, end, file.samplerate, file.frames)
+        bits = file.subtype
+        has_rate = file.samplerate <= 65535 or (file.samplerate % 10 == 0 and file.samplerate <= 655350)  # in FLAC
+        is_integer = bits in ("PCM_16", "PCM_24") and file.channels <= 8 and has_rate
+        blocks = [*_read(file, first, stop, file.samplerate, "int32" if is_integer else "float32")]
+        clip = np.concatenate(blocks or [np.zeros((0, file.channels), np.float32)])
+        rate_hz, written = file.samplerate, io.BytesIO()
+    if is_integer:
+        soundfile.write(written, clip, rate_hz, bits, format="FLAC")
+    else:
+        soundfile.write(written, clip, rate_hz, "FLOAT", format="WAV")
+    return ".flac" if is_integer else ".wav", written.getvalue()
+
+
+def header_of(path: str | os.PathLike[str]) -> tuple[float, str]:
+    """What the header of a sound file says: its length in seconds, and where it contradicts the file, or "".
+
+    Raises:
+        DataError: If the file is absent or of an unknown format.
+    """
+    with opened(path) as file:
+        return file.frames / file.samplerate, _contradiction(file.extra_info)
+
+
+def seconds_of(path: str | os.PathLike[str]) -> float:
+    """The length of a sound file, as its header says.
+
+    Raises:
+        DataError: If the file is absent or of an unknown format.
+    """
+    return header_of(path)[0]
+
+
+def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
+    """The middle of a sound file. The rest is not read, so a file of an hour costs no more than its middle."""
+    length = seconds_of(path)
+    start = max(length - seconds, 0) / 2
+    return read_sound(path, start, None if length <= seconds else start + seconds)
+
+
+def examine_sound(path: Source) -> dict[str, Any]:
+    """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel. Of
+    several channels also "kept", the power of their average as a share of their own: 0 if they cancel each other.
+
+    Raises:
+        DataError: If the file is broken, even if it could be read: cut off, or with values that are not finite or far
+            beyond full scale.
+    """
+    with opened(path) as file:
+        declared = file.frames
+        what = _contradiction(file.extra_info)
+        num_frames, peak, power, power_kept = 0, 0.0, 0.0, 0.0
+        while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+            num_frames += len(block)
+            peak = max(peak, _peak(path, block))
+            if block.shape[1] > 1:
+                average = _averaged(block)
+                power += float(np.vdot(block, block)) / block.shape[1]
+                power_kept += float(np.vdot(average, average))
+        rate_hz, channels = file.samplerate, file.channels
+    if what:
+        raise DataError(f"{path}: {what}; record, copy or convert it again")
+    if num_frames < (1 - _MISSING) * declared:
+        raise _cut_off(path, num_frames, declared)
+    if not num_frames:
+        raise DataError(f"{path}: holds no sound; leave it out or record it again")
+    facts = {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "peak": peak}
+    return {**facts, "kept": power_kept / power} if power else facts
+
+
+_kept = threading.local()  # the last MP3 of a thread, as `file` of `key`
+
+
+@contextmanager
+def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
+    """soundfile.SoundFile, whose errors become DataErrors, without what libmpg123 says of an MP3.
+
+    Args:
+        path: The file.
+        in_order: Whether its parts are read one after the other: an MP3 then stays open, because a new handle looks for
+            a part from the start of the file, for each part of a day anew. What was read before changes a decoder's
+            last bits, so trainings, which are bit-equal in any order, do without.
+    """
+    with without_noise(path):
+        file, key = _open(path, in_order)
+        is_kept = False
+        try:
+            yield file
+            is_kept = key is not None and (file.format == "MP3" or isinstance(file, StandIn))
+        except (soundfile.SoundFileError, OSError) as error:
+            raise _unreadable(path, error) from error
+        finally:
+            if is_kept:
+                _kept.key, _kept.file = key, file
+            else:
+                file.close()
+
+
+def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
+    """An open file, and the key under which it is kept, if its parts are read in order."""
+    source: Any = path
+    key = None
+    if not isinstance(path, Packed):
+        if not Path(path).is_file():
+            what = "is a folder; give the files in it" if Path(path).is_dir() else "no such file; check the path"
+            raise DataError(f"{path}: {what}")
+        if Path(path).suffix.lower() in DECODED_ELSEWHERE:
+            return _Decoded(path), None
+        if in_order:  # of this process alone: a fork would share the place in the file
+            key = os.getpid(), stamp(Path(path))
+        source = os.fsencode(path)  # as text the path would have to be UTF-8
+    if key is not None and getattr(_kept, "key", None) == key:
+        file, _kept.key = _kept.file, None
+        return file, key
+    try:
+        file = soundfile.SoundFile(source)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if not 1000 <= file.samplerate <= 1_000_000:
+        rate_hz = file.samplerate
+        file.close()
+        raise DataError(f"{path}: says {rate_hz} samples a second; give it its true rate")
+    try:
+        return mended(path, file), key
+    except (soundfile.SoundFileError, OSError, ValueError) as error:  # mmap raises ValueError for an empty file
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Source, error: Exception) -> DataError:
+    what = str(getattr(error, "error_string", error)).strip().rstrip(".") or "its data is cut off or damaged"
+    return DataError(f"{path}: not a readable sound ({what}); convert it to WAV or FLAC")
+
+
+class _Decoded(StandIn):
+    """A file that torchcodec decodes."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses from the rate of its bits, some percent off
+            what = "a bare AAC stream does not say how long it is; put it into a file that does"
+            raise DataError(f"{path}: {what}: ffmpeg -i NAME.aac -c copy NAME.m4a")
+        try:
+            from torchcodec.decoders import AudioDecoder  # type: ignore[import-not-found]
+
+            self._decoder = AudioDecoder(str(path))
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            suffix = Path(path).suffix
+            raise DataError(
+                f"{path}: {suffix} needs torchcodec and FFmpeg, which are not here or cannot read it; install them, or "
+                "convert it to FLAC"
+            ) from error
+        found: Any = self._decoder.metadata
+        self.samplerate, self.channels, self._begin = found.sample_rate, found.num_channels, found.begin_stream_seconds
+        self.frames = round(found.duration_seconds * self.samplerate)
+        self._path = path
+
+    def read(self, count: int, **_: Any) -> np.ndarray:
+        """The next frames, of which FFmpeg decodes no others: (frames, channels)."""
+        stop = min(self._at + count, self.frames)
+        if stop <= self._at:
+            return np.zeros((0, self.channels), np.float32)
+        times = (self._begin + frame / self.samplerate for frame in (self._at, stop))
+        try:
+            block = self._decoder.get_samples_played_in_range(*times).data.T.numpy()[: stop - self._at]
+        except (RuntimeError, ValueError) as error:
+            raise DataError(f"{self._path}: cannot be decoded ({str(error).splitlines()[0]}); copy it again") from error
+        self._at += len(block)
+        return block
+
+
+@lru_cache(maxsize=64)
+def _resampler(from_hz: int, to_hz: int) -> nn.Module:
+    """The resampler of a pair of rates, made once. A ratio of large numbers is replaced by a near one: the filter of
+    the exact ratio would take minutes and gigabytes. So 16001 Hz is taken for 16000 Hz, an error of 6e-5 that cannot be
+    heard. The largest error is 3e-4; ``change_rate`` keeps it from adding up."""
+    ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
+    return Resample(ratio.denominator, ratio.numerator)
+
+
+def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
+    """Resample, if the rates differ. Where a near ratio would shift the end by more than 10 ms, single samples are left
+    out or repeated, as far apart as can be."""
+    if from_hz == to_hz:
+        return waveform
+    resampled = _resampler(from_hz, to_hz)(waveform)
+    missing = round(len(waveform) * to_hz / from_hz) - len(resampled)
+    if abs(missing) <= to_hz / 100:
+        return resampled
+    *pieces, last = resampled.tensor_split(abs(missing) + 1)
+    return torch.cat([torch.cat([piece, piece[-1:]]) if missing > 0 else piece[:-1] for piece in pieces] + [last])
+
+
+def _averaged(frames: np.ndarray) -> np.ndarray:
+    return frames[:, 0].copy() if frames.shape[1] == 1 else frames.mean(axis=1)
+
+
+def _peak(path: Source, frames: np.ndarray) -> float:
+    peak = float(np.abs(frames).max())
+    if not np.isfinite(peak):
+        raise ValuesError(path, "holds values that are not finite", "write it again")
+    if peak > _LOUDEST:
+        what = f"values up to {peak:g}, beyond full scale 1"
+        raise ValuesError(path, what, "divide by 32768, or whatever full scale is, or write 16 bits")
+    return peak
+
+
+def _contradiction(header: str) -> str:
+    """Where a header contradicts its file, as libsndfile's log says; empty if all is well."""
+    for chunk, declared, actual in re.findall(r"(\w[\w ]*?) *: (\d+) \(should be (\d+)\)", header):
+        missing = int(declared) - int(actual)
+        # many writers give RIFF the size of the file, which is 8 too many; in W64 and RF64 no other line shows a cut
+        least = 0 if chunk in _OF_THE_SOUND else max(8, _MISSING * int(declared))
+        is_judged = chunk in _OF_THE_SOUND | _OF_THE_FILE
+        if is_judged and missing > least and int(declared) < 2**31:  # a recorder that streams declares 2**32 - 1
+            return f"cut off, {actual} of {declared} bytes are there"
+    bits = re.search(r"WAVE_FORMAT_PCM.*?Bit Width\s+: (\d+)", header, re.DOTALL)
+    if bits and int(bits[1]) % 8:
+        return f"says {bits[1]} bits a sample, which no player writes"
+    return ""

@@ -1,0 +1,1 @@
+"""Users' own files: folders of classes, and tables."""

@@ -1,0 +1,204 @@
+"""The user's own recordings: a folder of class folders, or a table of paths and labels."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from datamodules.audio import SoundsOfAnyRate
+from datamodules.decoding.sound_files import (
+    DECODED_ELSEWHERE,
+    change_rate,
+    clip_of,
+    examine_sound,
+    frames_between,
+    read_sound,
+    seconds_of,
+)
+from datamodules.errors import DataError, counted, require, say
+from datamodules.own.clips import cut_into_clips
+from datamodules.own.files import FileDataModule, Item
+from datamodules.own.own_files import OwnFiles
+from datamodules.own.scan import Facts
+from datamodules.samples import Samples
+
+_CANCELLED = 0.01  # of the channels' power: 20 dB; a channel alone, or two without relation, keep half of it
+
+
+class AudioFiles(FileDataModule, SoundsOfAnyRate):
+    """A data set of sound files.
+
+    Args:
+        common: Arguments of FileDataModule and SoundsOfAnyRate.
+    """
+
+    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        if stage == "predict":
+            return
+        peaks = {path: facts["peak"] for path, facts in self.facts.items() if facts.get("peak", 0.0) > 1}
+        if peaks:
+            path = max(peaks, key=lambda path: peaks[path])
+            has = "has a peak" if len(peaks) == 1 else "have peaks"
+            what = f"{has} above full scale 1, the largest {peaks[path]:.3g} in {path}"
+            self.remark(f"{counted(len(peaks), 'file')} of {len(self.facts)} {what}; the values are kept as they are")
+        cancelled = [path for path, facts in self.facts.items() if facts.get("kept", 1.0) < _CANCELLED]
+        if cancelled:
+            what = f"channels that cancel each other when they are averaged, such as {cancelled[0]}"
+            number = (
+                f"{counted(len(cancelled), 'file')} of {len(self.facts)} {'has' if len(cancelled) == 1 else 'have'}"
+            )
+            self.remark(f"{number} {what}, so it is nearly silent; save one channel, or turn one over")
+
+    def rates_hz(self) -> Int64[Tensor, " n"]:
+        return torch.tensor([facts["rate_hz"] for facts in self._readable().values()])
+
+    def longest_seconds(self) -> float:
+        readable = self._readable()
+        longest = max(self._seconds_of(item) for item in self.items if item.path in readable)
+        if not longest:
+            raise DataError(f"{self.root}: each row starts after its recording's end; give start and end in seconds")
+        return longest
+
+    def _readable(self) -> dict[str, Facts]:
+        readable = {path: facts for path, facts in self.facts.items() if "error" not in facts}
+        if not readable:
+            raise DataError(f"{self.root}: no readable sound; python train.py check says what is wrong with each")
+        return readable
+
+    def _seconds_of(self, item: Item) -> float:
+        """The length of what is read of a row, which begins and ends with a sample of its file."""
+        rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
+        start, stop = frames_between(item.start, item.end, rate_hz, frames)
+        return max(stop - start, 0) / rate_hz
+
+    @cached_property
+    def facts(self) -> dict[str, Facts]:
+        facts = super().facts
+        lengths = {path: found["frames"] / found["rate_hz"] for path, found in facts.items() if "error" not in found}
+        self._tell_of_late(self.items, lengths)
+        return facts
+
+    def _tell_of_late(self, items: Sequence[Item], lengths: Mapping[str, float]) -> None:
+        """Say how many rows end behind their recordings, by more than the rounding of a table."""
+        late = [
+            item
+            for item in items
+            if item.end is not None and item.start < lengths.get(item.path, 0.0) < item.end - 0.001
+        ]
+        if late:
+            end, length = late[0].end, lengths[late[0].path]
+            what = f"line {late[0].line} ends at {end:g} s, {late[0].path} has {length:g} s"
+            last = "lasts beyond its recording" if len(late) == 1 else "last beyond their recordings"
+            say(f"{self.root}: {counted(len(late), 'row')} of the table {last} ({what}); cut there")
+
+    def examine(self, path: Path) -> Facts:
+        return examine_sound(path)
+
+    def read_item(self, item: Item) -> Float32[Tensor, " s"]:
+        waveform, rate_hz = read_sound(self.folder / item.path, item.start, item.end)
+        return change_rate(waveform, rate_hz, self.sample_rate_hz)
+
+    def wrong_part(self, item: Item) -> str:
+        if self._seconds_of(item):
+            return ""
+        rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
+        line = f"line {item.line} of the table: " if item.line else ""
+        return f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; mend start and end"
+
+    def bytes_of(self, sources: Sequence[Item]) -> int:
+        return 4 * int(self.details(sources)["lengths"].sum())
+
+    def details(self, items: Sequence[Item]) -> dict[str, Any]:
+        lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in items]
+        return {"lengths": torch.tensor(lengths, dtype=torch.int64)}
+
+    def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
+        item = self._item_of[samples.names[index]]
+        if item.name != item.path or Path(item.path).suffix.lower() in DECODED_ELSEWHERE:
+            return clip_of(self.folder / item.path, item.start, item.end)
+        return super().file_of(samples, index)
+
+
+class AudioFolder(OwnFiles, AudioFiles):
+    """Recordings in one folder for each class, or in such folders inside train, val and test, or listed in a table.
+
+    Recordings may have any rate, channels and length. A row of a table may be a part of a recording. Where rows say
+    what is heard when, and several things are heard at once, clip_seconds cuts the recordings into clips.
+
+    Args:
+        clip_seconds: Cut every recording of the table into clips of so many seconds, each with the classes of all rows
+            that are heard in it; if absent, every row is a clip of its own.
+        min_overlap: A row is heard in a clip that holds so many seconds of it, or half of it, which may be less. If
+            absent, 0.25 s, or half of clip_seconds if that is less.
+        common: Arguments of OwnFiles and AudioFiles.
+
+    Raises:
+        DataError: From setup, if there is no clip, the table lacks a column, or a file is broken.
+    """
+
+    kind: ClassVar[str] = "sound"
+
+    def __init__(
+        self, root: str, clip_seconds: float | None = None, min_overlap: float | None = None, **common: Any
+    ) -> None:
+        super().__init__(root=root, **common)
+        self.clip_seconds, self.min_overlap = clip_seconds, min_overlap
+        self._events: list[Item] = []  # the rows of the table, before clips are cut of it
+        if clip_seconds is not None:
+            require(0.01 <= clip_seconds < math.inf, "clip_seconds", "0.01 or more", clip_seconds, "3 is usual")
+            has_labels = self.labels_separator is not None
+            remedy = "a clip may hold several classes or none: ';' is usual"
+            require(has_labels, "labels_separator", "given with clip_seconds", self.labels_separator, remedy)
+        if min_overlap is not None:
+            require(clip_seconds is not None, "clip_seconds", "given with min_overlap", clip_seconds, "3 is usual")
+            assert clip_seconds is not None
+            rule = f"in 0..{clip_seconds:g}, the seconds of a clip"
+            require(0 <= min_overlap <= clip_seconds, "min_overlap", rule, min_overlap, "0.25 is usual")
+
+    def find(self) -> list[Item]:
+        items = super().find()
+        if self.clip_seconds is None:
+            points = [item for item in items if item.start == item.end]
+            if points:
+                what = f"line {points[0].line}: a point in time, at {points[0].start:g} s, is no clip"
+                raise DataError(f"{self.table or self.root}: {what}; give it an end, or give --data.clip_seconds")
+            return items
+        self._events = items
+        assert self.labels_separator is not None  # as __init__ has checked
+        nameless = [item for item in items if item.line and not item.label and (item.start or item.end is not None)]
+        if nameless:
+            what = "row has times and no label" if len(nameless) == 1 else "rows have times and no label"
+            where = f"line {nameless[0].line}, {nameless[0].path}"
+            say(f"{self.root}: {len(nameless)} {what} ({where}); nothing is heard there")
+        lengths = {path: self._length_of(path) for path in dict.fromkeys(item.path for item in items)}
+        self._tell_of_late(items, lengths)
+        overlap = min(0.25, self.clip_seconds / 2) if self.min_overlap is None else self.min_overlap
+        return cut_into_clips(items, self.clip_seconds, lengths.__getitem__, self.labels_separator, overlap)
+
+    def true_events(self, split: str) -> dict[str, list[tuple[float, float, str]]]:
+        names = self.splits()[split].names
+        rows = self._events if self.clip_seconds is not None else []
+        if not any(row.start or row.end is not None for row in rows if self._classes_of(row)):
+            return {}  # labels of whole recordings
+        heard: dict[str, list[tuple[float, float, str]]] = {self._item_of[name].path: [] for name in names}
+        for row in rows:
+            if row.path in heard:
+                length = self._seconds_of(replace(row, start=0.0, end=None))
+                end = length if row.end is None else min(row.end, length)
+                heard[row.path] += [(row.start, end, name) for name in self._classes_of(row) if row.start < end]
+        return {str(self.folder / path): events for path, events in heard.items()}
+
+    def _length_of(self, path: str) -> float:
+        try:
+            return seconds_of(self.folder / path)
+        except (DataError, OSError):  # the scan of all files will say what is wrong with it
+            return 0.0

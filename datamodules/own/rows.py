@@ -1,0 +1,184 @@
+"""The rows of a table, as texts: CSV, TSV, JSON Lines or Parquet."""
+
+import codecs
+import csv
+import io
+import itertools
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from datamodules.archives.parquet import classes_of, features_of, opened_parquet, rows_of
+from datamodules.errors import DataError, say
+from datamodules.own.column_names import BEGIN_TIME
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table.
+
+    Attributes:
+        names: Of all its columns, as they are wanted.
+        rows: The line of each row (of Parquet the number of the row), from 1, and the values of the wanted columns that
+            it has: a list of texts, or a text, which is empty where there is no value.
+    """
+
+    names: list[str]
+    rows: list[tuple[int, dict[str, str | list[str]]]]
+
+
+def read_rows(path: Path, wanted: Sequence[str], numbers: Collection[str] = ()) -> Rows:
+    """Read a table; its suffix says of which form it is (.txt may be of three), and other suffixes are CSV.
+
+    Labels of Audacity, a .txt without a line of names, have the columns start, end and label.
+
+    Args:
+        path: The table.
+        wanted: The columns to read, if they are there.
+        numbers: Those in which a comma may stand for a decimal point, if no comma stands between cells.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _rows_of_parquet(path, wanted)
+    try:
+        file = io.StringIO(_text_of(path), newline="")
+        if suffix == ".jsonl":
+            return _rows_of_json(path, file, wanted)
+        if suffix == ".txt" and _AUDACITYS.match(file.getvalue()):
+            return _rows_of_audacity(file)
+        return _rows_of_csv(path, file, wanted, numbers)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check the path") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: not a readable table ({what}); give CSV, TSV or JSON Lines in UTF-8") from error
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file in UTF-8, in UTF-16 if it says so in its first bytes, or in Windows-1252, as Raven and Excel
+    write tables on Windows: then a line says so."""
+    content = path.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if not content.decode("utf-8-sig", "ignore").isascii():  # UTF-8 in other places, so no Windows-1252
+            raise
+        try:
+            text = content.decode("cp1252")
+        except UnicodeDecodeError:
+            raise error from None
+        line = next(line for line in text.splitlines() if not line.isascii())
+        word = next(word for word in line.split() if not word.isascii())
+        say(f"{path}: not in UTF-8, and read as Windows-1252, such as {word}; write it again as UTF-8 if this is wrong")
+        return text
+
+
+_DECIMAL_COMMA = re.compile(r"\s*([+-]?\d+),(\d+)\s*")
+_NUMBER = r"[+-]?\d+([.,]\d+)?(e[+-]?\d+)?"
+_AUDACITYS = re.compile(rf"{_NUMBER}\t{_NUMBER}(\t|\s*$)", re.MULTILINE)
+
+
+def _rows_of_audacity(file: TextIO) -> Rows:
+    """Labels of Audacity. A line that begins with a backslash has the frequencies of the one before it."""
+    names = ("start", "end", "label")
+    rows = []
+    for line, text in enumerate(file, start=1):
+        if text.strip() and not text.startswith("\\"):
+            start, end, label, *_ = *text.rstrip("\r\n").split("\t"), "", "", ""
+            cells = [_DECIMAL_COMMA.sub(r"\1.\2", start), _DECIMAL_COMMA.sub(r"\1.\2", end), label]
+            rows.append((line, dict(zip(names, cells, strict=True))))
+    return Rows(list(names), rows)
+
+
+def _rows_of_csv(path: Path, file: TextIO, wanted: Sequence[str], numbers: Collection[str]) -> Rows:
+    head, before = file.readline(), 0
+    if re.fullmatch(r"sep=[;,\t]", head.strip("\r\n")):  # Excel's own
+        head, before = file.readline(), 1
+    has_tabs = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".txt" and "\t" in head)
+    has_semicolons = not has_tabs and ";" in head and "," not in head  # Excel, where numbers have decimal commas
+    delimiter = "\t" if has_tabs else ";" if has_semicolons else ","
+    # Raven quotes nothing: a note that begins with " would take in the rows below it
+    quoting = csv.QUOTE_NONE if has_tabs and BEGIN_TIME.casefold() in head.casefold() else csv.QUOTE_MINIMAL
+    reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, quoting=quoting)
+    names = _as_wanted(next(reader, []), wanted)
+    used = [(number, name) for number, name in enumerate(names) if name in wanted]
+    rows = []
+    for cells in reader:
+        line = reader.line_num + before
+        if any(cell.strip() for cell in cells[len(names) :]):  # "speech,music" without quotes would be speech
+            what = f"more cells than columns; put quotes round those with {delimiter!r} in them"
+            raise DataError(f"{path}: line {line}: {what}")
+        if not cells:
+            continue
+        row: dict[str, str | list[str]] = {}
+        for number, name in used:
+            cell = cells[number] if number < len(cells) else ""
+            decimal = _DECIMAL_COMMA.fullmatch(cell) if has_semicolons or (has_tabs and name in numbers) else None
+            row[name] = f"{decimal[1]}.{decimal[2]}" if decimal else cell
+        rows.append((line, row))
+    return Rows(names, rows)
+
+
+def _as_wanted(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Names of columns as they are wanted, where blanks, capitals, "_" or the unit of seconds are all that differs and
+    no other has the name."""
+    plain = {each.casefold(): each for each in wanted}
+    loose = {_loose(each): each for each in wanted if "(" not in each}  # Begin Time (s) is Raven's, Begin Time anyone's
+    found = [plain.get(name.strip().casefold(), loose.get(_loose(name), name)) for name in names]
+    return [name if name in wanted or new in names else new for name, new in zip(names, found, strict=True)]
+
+
+def _loose(name: str) -> str:
+    words = re.sub(r"[\s_]+", " ", name.strip().casefold())
+    return re.sub(r" ?\((s|secs?|seconds)\)$| (s|secs?|seconds)$", "", words)
+
+
+def _rows_of_json(path: Path, file: TextIO, wanted: Sequence[str]) -> Rows:
+    names: dict[str, None] = {}
+    found: list[tuple[int, dict[str, Any]]] = []
+    for line, text in enumerate(file, start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {line}: no JSON ({error}); write an object in each line") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {line}: no object of JSON; write the columns of a row by their names")
+        names |= dict.fromkeys(row)
+        found.append((line, row))
+    new = dict(zip(names, _as_wanted([*names], wanted), strict=True))
+    rows = [
+        (line, {new[name]: _as_text(value) for name, value in row.items() if new[name] in wanted})
+        for line, row in found
+    ]
+    return Rows(list(new.values()), rows)
+
+
+def _rows_of_parquet(path: Path, wanted: Sequence[str]) -> Rows:
+    with opened_parquet(path) as file:
+        schema = file.schema_arrow
+        new = dict(zip(schema.names, _as_wanted(schema.names, wanted), strict=True))
+        noted = features_of(path, schema)
+        used = {name: classes_of(path, noted, name) for name in schema.names if new[name] in wanted}
+        rows = [
+            {new[name]: _as_text(value, classes) for (name, classes), value in zip(used.items(), values, strict=True)}
+            for values in rows_of(path, file, list(used))
+        ]
+    return Rows(list(new.values()), list(enumerate(rows, start=1)))
+
+
+def _as_text(value: Any, classes: list[str] | None = None) -> str | list[str]:
+    if isinstance(value, list):
+        return [str(_as_text(part, classes)) for part in value]
+    if classes and isinstance(value, int):
+        return classes[value] if 0 <= value < len(classes) else ""  # Hugging Face's -1 is no label
+    return "" if value is None else str(value)

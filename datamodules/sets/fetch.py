@@ -1,0 +1,123 @@
+"""Archives from the network: fetched whole or not at all, unpacked whole or not at all, never outside their folder."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from tqdm import tqdm
+
+from datamodules.archives.parquet_pages import SMALL, TIMES
+from datamodules.cache import cache_folder, locked, sha256_of
+from datamodules.errors import DataError
+
+
+def fetch_and_unpack(
+    url: str, root: Path, folder: str, is_whole: Callable[[], bool], sha256: str | None = None
+) -> None:
+    """Make root/folder, unless it is complete, from an archive in root, which is fetched if it is missing.
+
+    Args:
+        url: The address of a .zip or .tar.gz.
+        root: The folder of the archive, which stays there, and of its content.
+        folder: The name of the unpacked content. If all members are in one folder, that folder gets this name.
+        is_whole: Tells whether the content is complete. Incomplete content is deleted and made again.
+        sha256: The SHA-256 of the archive.
+
+    Raises:
+        DataError: If the archive cannot be fetched, is not the right one, or has a member that would leave the folder.
+    """
+    with locked(cache_folder() / f"fetch-{hashlib.sha256(url.encode()).hexdigest()[:16]}"):
+        if not is_whole():
+            _make(url, root, folder, sha256)
+
+
+def _make(url: str, root: Path, folder: str, sha256: str | None) -> None:
+    archive = root / url.rpartition("/")[2]
+    temporary = root / f".{Path(folder).name}.part"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not archive.is_file():
+            _fetch(url, archive)
+        if sha256 is not None:
+            digest = sha256_of(archive)
+            if digest != sha256:
+                raise DataError(f"{archive}: not the original file (SHA-256 {digest[:12]}...); delete it and run again")
+        shutil.rmtree(temporary, ignore_errors=True)
+        unpack(archive, temporary)
+        inner = list(temporary.iterdir())
+        whole = inner[0] if len(inner) == 1 and inner[0].is_dir() else temporary
+        if (root / folder).exists():  # incomplete, from a tool that was killed
+            shutil.rmtree(root / folder)
+        (root / folder).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(whole, root / folder)
+    except OSError as error:
+        raise DataError(
+            f"{url}: cannot be fetched or unpacked in {root} ({error.strerror or error}); check the network, "
+            f"make room, or put {archive.name} there"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fetch(url: str, archive: Path) -> None:
+    part = archive.with_name(f".{archive.name}.part")
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer, open(part, "wb") as file:
+            size = int(answer.headers.get("Content-Length") or 0)
+            with tqdm(total=size or None, unit="B", unit_scale=True, desc=archive.name, disable=None) as bar:
+                while block := answer.read(2**20):
+                    file.write(block)
+                    bar.update(len(block))
+            if size and file.tell() != size:
+                raise OSError(f"only {file.tell()} of {size} bytes arrived")
+        os.replace(part, archive)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack the plain files of a .zip or tar archive, and nothing else: no links, no devices.
+
+    Raises:
+        DataError: If the archive is broken or becomes far larger, or a member's name would leave the folder.
+    """
+    folder.mkdir(parents=True)
+    left = max(SMALL, TIMES * archive.stat().st_size)
+    try:
+        for name, source in _members(archive):
+            path = PurePosixPath(name.replace("\\", "/"))
+            if not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+                raise DataError(f"{archive}: member {name} is not inside its folder; do not trust this archive")
+            target = folder.joinpath(*path.parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with source, open(target, "wb") as file:
+                while block := source.read(2**20):
+                    left -= len(block)
+                    if left < 0:
+                        raise DataError(f"{archive}: becomes {TIMES} times its size or more; do not trust this archive")
+                    file.write(block)
+    # zipfile raises RuntimeError for a member that is encrypted, or packed in a way that it does not know
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{archive}: broken or cut off ({what}); delete it and run again") from error
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for member in packed.infolist():
+                if not member.is_dir():
+                    yield member.filename, packed.open(member)
+        return
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            source: Any = packed.extractfile(member) if member.isfile() else None
+            if source is not None:
+                yield member.name, source

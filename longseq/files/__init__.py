@@ -1,0 +1,1 @@
+"""Files that hold models: checkpoints, their descriptions, and folders to share."""

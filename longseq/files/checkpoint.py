@@ -1,0 +1,269 @@
+"""Checkpoints of a classifier: read as tensors and plain values, and compared with a model."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from operator import itemgetter
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.io import CheckpointIO
+from torch import Tensor
+
+from longseq.files.description import flatten, renew_paths
+from longseq.files.model_folder import read_model_folder
+from longseq.files.parts import is_sharded, read_sharded
+from longseq.files.storage import (
+    LAYOUT,
+    CheckpointError,
+    read_whole,
+    remove_checkpoint,
+    sha256_of,
+    write_checkpoint,
+)
+
+_FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
+_PLAIN = bool | int | float | str
+_WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # what tells an encoder to load no weights
+_VALUES = 2**20  # of the settings; with lists that hold a list twice, a few bytes may stand for any number
+_EXPANDED = 2**20  # bytes; a mean that all channels share may be one number in the file
+
+
+class Checkpoint(dict[str, Any]):
+    """A checkpoint that is open: its content, as tensors and plain values. Each of its files is read once and hashed
+    once, however many parts of the program need it.
+
+    Attributes:
+        path: A file or a folder of parts that a training has written, or a folder to share.
+    """
+
+    def __init__(self, path: str | PathLike) -> None:
+        self.path, self._sha256_of = path, cache(sha256_of)
+
+    def steps(self) -> int:
+        """The steps that its training had done. All of it is checked, but no tensor is read.
+
+        Raises:
+            CheckpointError: If it is damaged, or no checkpoint.
+        """
+        return self._content("meta").get("global_step", 0)
+
+    def read(self, map_location: Any = "cpu") -> "Checkpoint":
+        """Read the content.
+
+        Raises:
+            CheckpointError: If it is damaged, or no checkpoint.
+        """
+        self.update(self._content(map_location))
+        return self
+
+    def _content(self, map_location: Any) -> dict[str, Any]:
+        path = Path(self.path)
+        if is_sharded(path):
+            return read_sharded(path, map_location, self._sha256_of)
+        return read_model_folder(path) if path.is_dir() else read_whole(path, map_location, self._sha256_of)
+
+    def taken(self) -> dict[str, Any]:
+        """The content, which this object forgets: who restores it may change it, and free its memory."""
+        content = dict(self)
+        self.clear()
+        return content
+
+    @property
+    def digest(self) -> str:
+        """The digest of the file, or those of all files of the folder."""
+        whole = Path(self.path)
+        files = [whole] if whole.is_file() else sorted(file for file in whole.rglob("*") if file.is_file())
+        return " ".join(map(self._sha256_of, files))
+
+
+class WholeCheckpoints(CheckpointIO):
+    """Lightning writes and reads every checkpoint through this class.
+
+    Args:
+        opened: A checkpoint that is open already. Lightning gets its content the first time that it asks for it.
+    """
+
+    def __init__(self, opened: Checkpoint | None = None) -> None:
+        self._opened = opened
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | PathLike, storage_options: Any = None) -> None:
+        write_checkpoint(checkpoint, path)
+
+    def load_checkpoint(
+        self, path: str | PathLike, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        if self._opened and Path(self._opened.path) == Path(path):
+            return self._opened.taken()
+        return read_any(path, map_location or "cpu")
+
+    def remove_checkpoint(self, path: str | PathLike) -> None:
+        remove_checkpoint(path)
+
+
+def read_any(path: str | PathLike, map_location: Any = "cpu") -> Checkpoint:
+    """Open and read a checkpoint, which need not be one of longseq."""
+    return Checkpoint(path).read(map_location)
+
+
+def good_checkpoints(folder: Path) -> tuple[list[Checkpoint], list[str]]:
+    """The undamaged checkpoints of a run, not read yet, those with the most steps first, and what is wrong with the
+    others."""
+    good, bad = [], []
+    for path in folder.glob("*.ckpt"):
+        checkpoint = Checkpoint(path)
+        try:
+            good.append(((checkpoint.steps(), path.name == "last.ckpt", path), checkpoint))
+        except CheckpointError as error:
+            bad.append(str(error).partition(";")[0])
+    return [checkpoint for _, checkpoint in sorted(good, key=itemgetter(0), reverse=True)], bad
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has a checkpoint, perhaps a damaged one. Parts without what names them are none: an older longseq
+    was killed while it wrote its first."""
+    return any(path.is_file() or is_sharded(path) for path in folder.glob("*.ckpt"))
+
+
+def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
+    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape or as another kind of
+    numbers, and the remedy; empty if all fit."""
+    there, here = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
+    odd = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
+    if odd is None:
+        for name, weight in saved.items():
+            if weight.is_floating_point() != current[name].is_floating_point():
+                return f"{name} holds {weight.dtype}, and {current[name].dtype} by its own settings; give another"
+        return ""
+    shapes = f"{there.get(odd, 'absent')}, and {here.get(odd, 'absent')} by its own settings"
+    return f"{odd} is {shapes}; another version of longseq wrote it, or it was changed: take the one as it was"
+
+
+def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:
+    """Check that a checkpoint's weights fit a model.
+
+    Raises:
+        CheckpointError: If they do not fit; the message names the settings that differ, or a weight, with both values.
+    """
+    what = misfit(checkpoint["state_dict"], model.state_dict())
+    if not what:
+        return
+    old, new = _settings(checkpoint, model)
+    differing = [
+        f"model.{name} is {old.get(name)} in the checkpoint and {new.get(name)} here"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name) and re.match(r"(encoder|task|pool|num_classes)\b", name)
+    ]
+    if not differing:
+        raise CheckpointError(f"ckpt_path: {what}")
+    raise CheckpointError(
+        f"ckpt_path: does not fit the model: {', '.join(differing)}; "
+        "leave the flags out, or start a new training from it with --model.init_from"
+    )
+
+
+def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[str]:
+    """The settings of the encoder and of pooling that differ from the checkpoint's, each with both values.
+
+    With such a setting the model would compute something else from the same weights. Rates of dropout, masks,
+    recomputation and the source of pretrained weights may differ, so they are not listed.
+    """
+    old, new = _settings(checkpoint, model)
+    return [
+        f"model.{name} is {old[name]} in the checkpoint and {new[name]} here"
+        for name in old
+        if re.match(r"encoder\.|pool$", name) and not _FREE.match(name) and name in new and old[name] != new[name]
+    ]
+
+
+def _settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[dict[str, Any]]:
+    """The settings of the checkpoint's model and of the given model: plain values by path."""
+    return [dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams)]
+
+
+def read_checkpoint(
+    source: str | PathLike | Checkpoint, map_location: Any = "cpu", to_go_on: bool = False
+) -> Checkpoint:
+    """Read a checkpoint of longseq as tensors and plain types, never running code that it may hold.
+
+    Args:
+        source: The file, or a folder to share, or either of them opened.
+        map_location: Where to put its tensors.
+        to_go_on: Whether a training will go on from it, which needs more than weights.
+
+    Raises:
+        CheckpointError: If there is no such file, or it is not a checkpoint of longseq.
+    """
+    checkpoint = (source if isinstance(source, Checkpoint) else Checkpoint(source)).read(map_location)
+    path = checkpoint.path
+    settings = checkpoint.get("hyper_parameters", {})
+    if "state_dict" not in checkpoint or "encoder" not in settings or not _is_plain([settings, checkpoint.get("data")]):
+        raise CheckpointError(f"{path}: not a checkpoint of longseq; give one that fit has written")
+    names = settings.get("class_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{path}: class_names holds something else than texts; give another")
+    if wrong := _wrong_weight(checkpoint["state_dict"]):
+        raise CheckpointError(f"{path}: {wrong}; give another")
+    renew_paths([settings, checkpoint.get("data")])
+    _use_own_weights(settings["encoder"])
+    if to_go_on and (missing := [name for name in LAYOUT if name not in checkpoint]):
+        raise CheckpointError(
+            f"{path}: holds no {', '.join(missing)}, so no training can go on from it; start a new one from its "
+            "weights with --model.init_from"
+        )
+    return checkpoint
+
+
+def _wrong_weight(state: Mapping[str, Tensor]) -> str:
+    """What is wrong with the first weight that no training can have saved; empty if there is none."""
+    for name, weight in state.items():
+        is_short_float = weight.is_floating_point() and weight.itemsize == 1
+        if weight.layout != torch.strided or weight.is_quantized or weight.is_meta or is_short_float:
+            return f"{name} is of another kind than weights are"
+        # one number may stand for a tensor of any size
+        if weight.nbytes > max(weight.untyped_storage().nbytes(), _EXPANDED):
+            return f"{name} holds less than its shape {tuple(weight.shape)} says"
+        if weight.is_floating_point() and not weight.isfinite().all():
+            return "holds weights that are not finite"
+    return ""
+
+
+def _use_own_weights(encoder: Any) -> None:
+    """Let no encoder of ours load weights when it is built: the checkpoint has them. An encoder describes itself so
+    too, but a checkpoint of another origin may ask for a download, or for a file of this machine."""
+    if isinstance(encoder, dict) and isinstance(arguments := encoder.get("init_args"), dict):
+        name = str(encoder.get("class_path")).rpartition(".")[2]
+        if "pretrained" in arguments and name in _WITHOUT:
+            arguments["pretrained"] = _WITHOUT[name]
+
+
+def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, Any]:
+    """The description of the data module that a checkpoint was trained with, which fetches nothing: a checkpoint of
+    another origin may ask for it, and only the user may.
+
+    Raises:
+        CheckpointError: If it names none.
+    """
+    if not isinstance(checkpoint.get("data"), dict) or not isinstance(checkpoint["data"].get("init_args"), dict):
+        raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
+    arguments = checkpoint["data"]["init_args"]
+    return {**checkpoint["data"], "init_args": arguments | ({"download": False} if "download" in arguments else {})}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of plain values alone, and of a number that can be looked at."""
+    left = [value]
+    for _ in range(_VALUES):
+        if not left:
+            return True
+        now = left.pop()
+        if isinstance(now, dict) and all(isinstance(name, str) for name in now):
+            left += now.values()
+        elif isinstance(now, list):
+            left += now
+        elif not (now is None or isinstance(now, _PLAIN)):
+            return False
+    return not left

@@ -1,0 +1,282 @@
+"""Turn objects into plain values and back, so that a checkpoint holds only tensors and plain types.
+
+An object is described by its class path and its constructor's arguments.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from os import PathLike
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from jsonargparse import set_parsing_settings
+
+from longseq.arguments import ArgumentError, argument_hints, arguments_of
+from longseq.files.storage import CheckpointError
+
+# A configuration or a checkpoint may name classes of the packages listed here; no other package is imported for it.
+OURS = ("longseq", "datamodules")
+# A library's classes may be named only where an object of the same library is expected. torch is left out, because its
+# classes run programs and write files.
+LIBRARIES = (
+    "torchvision.transforms.v2", "pytorch_lightning.accelerators", "pytorch_lightning.callbacks",
+    "pytorch_lightning.loggers", "pytorch_lightning.plugins", "pytorch_lightning.profilers",
+    "pytorch_lightning.strategies",
+)  # fmt: skip
+ALLOWED_PACKAGES: list[str] = []  # the user's own packages: --allow_class
+
+Plan = Callable[[], Any]  # its call makes the described object
+
+
+def allow_classes(packages: list[str]) -> None:
+    """Let configurations and checkpoints name classes of these packages too, and configurations also their functions.
+
+    Raises:
+        ValueError: If one is not the name of a package.
+    """
+    for package in packages:
+        if not all(part.isidentifier() for part in package.split(".")) or package.partition(".")[0] == "jsonargparse":
+            raise ArgumentError("allow_class", f"must be the name of a package, got {package!r}; such as my_encoders")
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=[*OURS, *LIBRARIES, *packages],
+        instantiate_subclass_spec_in_any=False,  # a description stays one where any value is expected
+    )
+    ALLOWED_PACKAGES.extend(packages)
+
+
+def describe(value: Any) -> Any:
+    """Turn an object into plain values: numbers, strings, lists, and dictionaries {class_path, init_args}."""
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        raise TypeError(f"{value!r} cannot be kept in a checkpoint; leave the default")
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    kind = type(value)
+    return {
+        "class_path": f"{kind.__module__}.{kind.__qualname__}",
+        "init_args": {name: describe(argument) for name, argument in _constructor_arguments(value).items()},
+    }
+
+
+def _constructor_arguments(value: Any) -> dict[str, Any]:
+    """The constructor arguments of an object. torchvision's objects keep theirs in other forms, so for them only
+    the required arguments, and those that differ from the defaults, are returned."""
+    arguments, kind = arguments_of(value), type(value)
+    if kind.__module__.partition(".")[0] != "torchvision":
+        return arguments
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    required = {name: arguments[name] for name, default in defaults.items() if default is inspect.Parameter.empty}
+    plain = arguments_of(kind(**required))
+    needed = required | {name: argument for name, argument in arguments.items() if argument != plain[name]}
+    for name, argument in needed.items():
+        if isinstance(argument, list) and len(argument) == 1 and isinstance(defaults[name], int | float):
+            needed[name] = argument[0]  # RandomErasing keeps its value in a list
+    return needed
+
+
+def build(description: Any, expected: Any) -> Any:
+    """Make the object that ``describe`` described.
+
+    Args:
+        description: Plain values.
+        expected: The class of the object, or a type hint.
+
+    Raises:
+        CheckpointError: If a class stands where it is not expected; then nothing has been called yet. Also if a class
+            refuses its arguments.
+    """
+    return planned(description, expected)()
+
+
+def build_from(kind: type, arguments: Mapping[str, Any], **changes: Any) -> Any:
+    """Make an object of a class from the description of its arguments; changes are passed as they are."""
+    plans = planned_arguments(kind, arguments, kind)
+    return _construct(kind, plans | {name: partial(_as_it_is, value) for name, value in changes.items()})
+
+
+def planned(description: Any, expected: Any, key: str = "") -> Plan:
+    """Check that a description names classes only where they are expected, and return a function that makes the object.
+
+    At each place the type hint of the constructor's argument says which classes are expected, and a named class must be
+    a subclass of one of them. Nothing is called before the whole description is checked, and only packages that may be
+    named are imported.
+
+    Raises:
+        CheckpointError: If a class stands where it is not expected.
+    """
+    return _planned(description, expected, (), key)
+
+
+def planned_arguments(
+    kind: type, arguments: Mapping[str, Any], callables: type | tuple[type, ...], key: str = ""
+) -> dict[str, Plan]:
+    """Check the descriptions of a class's arguments, and return what makes each argument.
+
+    Args:
+        kind: The class.
+        arguments: Their descriptions.
+        callables: The classes expected where a type hint is Callable; a transform, for example, is made of transforms.
+        key: The path of the class in the description, for messages.
+    """
+    hints, defaults = argument_hints(kind), inspect.signature(kind).parameters
+    return {
+        name: partial(_as_it_is, value)
+        if name in defaults and callable(value) and value is defaults[name].default  # the library's own default
+        else _planned(value, hints.get(name), callables, f"{key}.{name}".lstrip("."))
+        for name, value in arguments.items()
+    }
+
+
+def _planned(value: Any, hint: Any, callables: type | tuple[type, ...], key: str) -> Plan:
+    expected = _classes_in(hint, callables)
+    if isinstance(value, list | tuple):
+        items = [_planned(item, hint, callables, key) for item in value]
+        return lambda: [item() for item in items]
+    if isinstance(value, Mapping) and "class_path" in value:
+        path, arguments = value["class_path"], value.get("init_args")
+        if set(value) != {"class_path", "init_args"} or not isinstance(arguments, Mapping):
+            raise CheckpointError(f"{key}: not the description of an object; another program has written it")
+        kind = class_named(path, expected, key)
+        return partial(_construct, kind, planned_arguments(kind, arguments, expected, key))
+    fields_alone = next((kind for kind in expected if isinstance(value, Mapping) and _has_fields(kind, value)), None)
+    if fields_alone is not None:  # jsonargparse reads a dataclass as its fields, without a class
+        return partial(_construct, fields_alone, planned_arguments(fields_alone, value, expected, key))
+    is_object = all(argument in (NoneType, *expected) for argument in get_args(hint))
+    if expected and is_object and not isinstance(value, (NoneType, *expected)):
+        raise CheckpointError(f"{key}: {type(value).__name__} where {_names(expected)} is expected; name a class")
+    if callable(value) and not isinstance(value, (type, *expected)):
+        _refuse_function(value, key)
+    if isinstance(value, Mapping):
+        parts = {name: _planned(item, hint, callables, f"{key}.{name}") for name, item in value.items()}
+        return lambda: {name: part() for name, part in parts.items()}
+    return partial(_as_it_is, value)
+
+
+def _has_fields(kind: type, names: Iterable[str]) -> bool:
+    return is_dataclass(kind) and set(names) <= {field.name for field in fields(kind) if field.init}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _classes_in(hint: Any, callables: type | tuple[type, ...]) -> tuple[type, ...]:
+    """The classes whose objects a type hint accepts, plain types and containers left out."""
+    origin = get_origin(hint)
+    if Callable in (hint, origin):
+        return callables if isinstance(callables, tuple) else (callables,)
+    if origin in (type, Literal):
+        return ()
+    inner = tuple(kind for argument in get_args(hint) for kind in _classes_in(argument, callables))
+    kind = hint if origin is None else origin
+    is_plain = not isinstance(kind, type) or kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return inner if is_plain else (*inner, kind)
+
+
+def class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
+    """Import the class at this path, if an object of it is expected."""
+    if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+        raise CheckpointError(f"{key}: {path!r} is not a class path; another program has written it")
+    if not expected:
+        raise CheckpointError(f"{key}: no object is expected here, got one of {path}; leave it out")
+    libraries = [package for package in LIBRARIES if any(_is_of(kind.__module__, [package]) for kind in expected)]
+    if not _is_of(path, [*OURS, *libraries, *ALLOWED_PACKAGES]):
+        package = path.partition(".")[0]
+        raise CheckpointError(f"{key}: {path} may not be named; --allow_class {package} if you trust it")
+    kind = _imported(path)
+    # refuse a function, which may do more than make an object
+    if not isinstance(kind, type) or not issubclass(kind, expected):
+        raise CheckpointError(f"{key}: {path} is no {_names(expected)}; name one")
+    return kind
+
+
+def renew_paths(description: Any) -> None:
+    """Change a description that an earlier version wrote: a class that this version has in another module gets the path
+    under which its package exports it."""
+    left = [description]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            path = value.get("class_path")
+            if isinstance(path, str) and _is_of(path, OURS):
+                value["class_path"] = _present_path(path)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
+def _present_path(path: str) -> str:
+    *packages, _, name = path.split(".")
+    places = (".".join(packages[:end]) for end in range(len(packages), 0, -1))
+    return next((new for new in (path, *(f"{place}.{name}" for place in places)) if _imported(new)), path)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    with suppress(ImportError):
+        return vars(importlib.import_module(module)).get(name)
+    return None
+
+
+def _refuse_function(value: Any, key: str) -> None:
+    """Refuse a function, which may do anything, unless it is in one of the user's own packages (--allow_class)."""
+    path = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    if not _is_of(path, ALLOWED_PACKAGES):
+        package = path.partition(".")[0]
+        raise CheckpointError(f"{key}: {path} may not be named; --allow_class {package} if you trust it")
+
+
+def _is_of(path: str, packages: Iterable[str]) -> bool:
+    return any(path.startswith(f"{package}.") for package in packages)
+
+
+def _names(kinds: tuple[type, ...]) -> str:
+    return " or ".join(kind.__name__ for kind in kinds)
+
+
+def _construct(kind: type, plans: Mapping[str, Plan]) -> Any:
+    arguments = {name: plan() for name, plan in plans.items()}
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+        message = " ".join(str(error).split())
+        raise CheckpointError(f"{kind.__name__} cannot be made: {message}; another version has written it") from error
+
+
+@contextmanager
+def naming(path: str | PathLike) -> Iterator[None]:
+    """Put the file's path in front of errors about the descriptions in the file."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def settings_of(hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's settings as plain values by path, for people: without the names of its classes, which are many."""
+    return {path: value for path, value in flatten(dict(hyper_parameters)) if path != "class_names"}
+
+
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values of a description with their paths, such as ("encoder.attention.k", 16). The value at an
+    object's own path is its class, without the package."""
+    if isinstance(value, Mapping) and set(value) == {"class_path", "init_args"}:
+        yield key, value["class_path"].rpartition(".")[2]
+        value = value["init_args"]
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from flatten(item, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, value

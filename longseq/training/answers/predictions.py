@@ -1,0 +1,248 @@
+"""Predictions of files and of parts of files, and the events in recordings."""
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, zip_longest
+from os import PathLike
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Float
+from lightning_fabric.utilities.apply_func import move_data_to_device
+from torch import Tensor
+
+from longseq.arguments import ArgumentError
+from longseq.encoders.patches import stride_of
+from longseq.files.checkpoint import data_of, read_checkpoint
+from longseq.files.description import allow_classes, build, naming
+from longseq.tasks.task import Answer
+from longseq.training.answers.events import Event, EventFinder, Settings, Stitching, row_probabilities, thresholds_of
+from longseq.training.classifier import Answers, Classifier
+from longseq.training.data import Part
+
+
+class Prediction(NamedTuple):
+    """What a model says of a file, or of a part of it.
+
+    Attributes:
+        path: The file; empty for an array.
+        start, end: The part, in seconds; None for the whole file.
+        answers: The classes that the task names, or the most probable ones if some number of them was asked for.
+        probabilities: Of all classes, (classes,).
+    """
+
+    path: str
+    start: float | None
+    end: float | None
+    answers: list[Answer]
+    probabilities: Tensor
+
+
+def answers(model: Classifier, batches: Iterable[Any], parts: Sequence[Part], **wanted: bool) -> Iterator[Answers]:
+    """The model's answers to parts of files, one after the other. Any number of threads may ask the same model.
+
+    Args:
+        model: The classifier, in evaluation.
+        batches: The inputs, as ``batches_of`` gives them.
+        parts: What they are, in their order, those of a file one after the other.
+        wanted: What is asked for, as ``Classifier.answers`` takes it.
+    """
+    divide, wanted = Dividing(parts), {"probabilities": True} | wanted
+    for number, batch in enumerate(batches):
+        with torch.inference_mode():
+            found = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
+        # scores become far fewer numbers before they leave the device
+        probabilities, features = move_data_to_device(found[:2], torch.device("cpu"))
+        yield from divide(found._replace(probabilities=probabilities, features=features))
+
+
+def batches_of(data: Any, parts: list[Part]) -> Iterable[Any]:
+    """The batches of some parts of files. The data module stays as it is, because other threads may ask it too."""
+    data = copy.copy(data)
+    data.predict_parts = parts
+    return data.predict_dataloader()
+
+
+class Dividing:
+    """Divides the answers to batches among the parts that are in them.
+
+    Args:
+        parts: The parts in their order, those of a file one after the other.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        following = [part[0] for part in parts[1:]]
+        self._parts = iter([(part, part[0] != path) for part, path in zip_longest(parts, following)])
+
+    def __call__(self, found: Answers) -> list[Answers]:
+        count = next(len(value) for value in found[:4] if value is not None)
+        rows = zip(*([None] * count if value is None else value for value in found[:4]), strict=True)
+        parts = zip(rows, self._parts, strict=False)
+        return [Answers(*row, part=part, is_last=is_last) for row, (part, is_last) in parts]
+
+
+class Gathering:
+    """Puts together the probabilities of a file's parts.
+
+    Args:
+        model: The classifier.
+        has_times: Whether every part has a prediction of its own.
+        top: How many classes to name, the most probable first; None for those that the task names.
+    """
+
+    def __init__(self, model: Classifier, has_times: bool, top: int | None = None) -> None:
+        if top is not None:
+            model.task.require("classes")
+        if top is not None and not 1 <= top <= model.num_classes:
+            raise ArgumentError("top", f"must be in 1..{model.num_classes} (the classes), got {top}; leave it out")
+        self.model, self.has_times, self.top = model, has_times, top
+        self._heard: list[tuple[Part, Tensor]] = []  # of the file whose parts come
+
+    def add(self, answered: Answers) -> list[Prediction]:
+        """The predictions of the file, if this is its last part."""
+        if not is_unheard(answered.part, answered.probabilities):
+            self._heard.append((answered.part, answered.probabilities))
+        return self.finish() if answered.is_last else []
+
+    def finish(self) -> list[Prediction]:
+        """The predictions of a file of which some parts are missing, because the number of batches was limited."""
+        heard, self._heard = self._heard, []
+        if self.has_times or not heard:
+            return [Prediction(*part, self._answers(row), row) for part, row in heard]
+        together = self.model.task.together(torch.stack([row for _, row in heard]))
+        return [Prediction(heard[0][0][0], None, None, self._answers(together), together)]
+
+    def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
+        names = self.model.class_names
+        if self.top is None:
+            return self.model.task.answer(self.model.head, probabilities, names)
+        highest = probabilities.topk(self.top)
+        return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
+
+
+def is_unheard(part: Part, scores: Tensor) -> bool:
+    """Whether a part could not be read: where a file breaks off, the later parts are not numbers."""
+    return part[1] > 0 and bool(scores.isnan().any())
+
+
+def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
+    """Path and features of each file: the mean of those of its parts, except for parts that could not be read.
+
+    Args:
+        features: Parts in their order, those of a file one after the other, and the features (dim,) of each.
+    """
+    for path, of_file in groupby(features, key=lambda pair: pair[0][0]):
+        yield path, torch.stack([row for part, row in of_file if not is_unheard(part, row)]).mean(0)
+
+
+class Heard(NamedTuple):
+    """A recording that was heard to its end.
+
+    Attributes:
+        path: The recording.
+        seconds: How much of it was heard.
+        rows: The probabilities of its rows of tokens, (rows, classes), if they were kept.
+        events: What is heard in it, and when.
+        windows: Its parts, and the probabilities of each.
+    """
+
+    path: str
+    seconds: float
+    rows: Tensor | None
+    events: list[Event]
+    windows: Sequence[tuple[Part, Tensor]] = ()
+
+
+class Hearing:
+    """Finds the events of recordings from the scores of their frames.
+
+    Args:
+        model: The classifier.
+        settings: How probabilities of frames become events.
+        keeps_rows: Whether to keep the probabilities of a recording's rows, which take memory by its length.
+
+    Raises:
+        ValueError: If the inputs are images, or a setting is out of its range.
+    """
+
+    def __init__(self, model: Classifier, settings: Settings, keeps_rows: bool = False) -> None:
+        model.task.require("classes")
+        if model.encoder.row_seconds is None:
+            raise ArgumentError("events", "must be of sounds, but this model sees images; leave it out")
+        self.model, self.settings, self.keeps_rows = model, settings.check(), keeps_rows
+        self.row_seconds: float = model.encoder.row_seconds
+        embed: Any = model.encoder.trunk.patch_embed
+        self._overlap = -(-embed.patch_size[0] // stride_of(embed)[0])  # rows that a patch spans
+        self._stitching: Stitching | None = None  # of the recording that is being heard
+        self._heard: list[Heard] = []
+
+    def heard(self) -> list[Heard]:
+        """Each recording that was heard to its end since the last call."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def add(self, answered: Answers) -> None:
+        """Hear the next part."""
+        path, start, end = answered.part
+        there = answered.scores if answered.present is None else answered.scores[answered.present]
+        if self._stitching is None:
+            self._stitching = Stitching(self.row_seconds)
+            names, thresholds = self.model.class_names, thresholds_of(self.model)
+            self._finder = EventFinder(self.row_seconds, names, thresholds, self.settings)
+            self._rows: list[Tensor] = []
+            self._windows: list[tuple[Part, Tensor]] = []
+        self._windows.append((answered.part, answered.probabilities))
+        self._path, self._end = path, math.inf if end is None else end
+        if not is_unheard(answered.part, there):
+            rows = row_probabilities(self.model, there)
+            if end is not None:  # an encoder may fill its input with silence
+                rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
+                missing = round((end - start) / self.row_seconds) - len(rows)
+                if 0 < missing <= self._overlap:  # overlapping patches end before the last rows
+                    rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
+            self._take(self._stitching.add(start, rows))
+        if answered.is_last:
+            self.finish()
+
+    def finish(self) -> None:
+        """Hear no more of the recording that is being heard, if there is one."""
+        if self._stitching is None:
+            return
+        self._take(self._stitching.finish())
+        # the last frame reaches beyond the last sample, at which the last part ends
+        found = [event for event in self._finder.finish() if event.start < self._end]
+        events = [event._replace(end=min(event.end, self._end)) for event in found]
+        seconds = min(self._finder.num_rows * self.row_seconds, self._end)
+        rows = torch.cat(self._rows) if self.keeps_rows else None
+        self._heard.append(Heard(self._path, seconds, rows, events, self._windows))
+        self._stitching = None
+
+    def _take(self, rows: Float[Tensor, "rows classes"]) -> None:
+        self._finder.add(rows)
+        if self.keeps_rows:
+            self._rows.append(rows)
+
+
+def model_and_data(
+    ckpt_path: str | PathLike, allow_class: Sequence[str] = (), root: str | None = None
+) -> tuple[Classifier, Any]:
+    """The model of a checkpoint, in evaluation, and the data module that it was trained with.
+
+    Args:
+        ckpt_path: A checkpoint of fit.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        root: Folder of the data, if it has moved.
+
+    Raises:
+        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
+    """
+    allow_classes(list(allow_class))
+    checkpoint = read_checkpoint(ckpt_path)
+    description = data_of(checkpoint, ckpt_path)
+    model = Classifier.from_checkpoint(checkpoint).eval()
+    if root is not None:
+        description = {**description, "init_args": {**description["init_args"], "root": root}}
+    with naming(ckpt_path):
+        return model, build(description, pl.LightningDataModule)

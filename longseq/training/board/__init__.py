@@ -1,0 +1,1 @@
+"""What a training shows in TensorBoard."""
