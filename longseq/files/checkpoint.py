@@ -131,15 +131,15 @@ def has_checkpoint(folder: Path) -> bool:
 def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
     """A weight of a checkpoint that a model of the same settings lacks, or has in another shape or as another kind of
     numbers, and the remedy; empty if all fit."""
-    there, here = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
-    odd = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
+    saved_shapes, shapes = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
+    odd = next((name for name in {**shapes, **saved_shapes} if shapes.get(name) != saved_shapes.get(name)), None)
     if odd is None:
         for name, weight in saved.items():
             if weight.is_floating_point() != current[name].is_floating_point():
                 return f"{name} holds {weight.dtype}, and {current[name].dtype} by its own settings; give another"
         return ""
-    shapes = f"{there.get(odd, 'absent')}, and {here.get(odd, 'absent')} by its own settings"
-    return f"{odd} is {shapes}; another version of longseq wrote it, or it was changed: take the one as it was"
+    both = f"{saved_shapes.get(odd, 'absent')}, and {shapes.get(odd, 'absent')} by its own settings"
+    return f"{odd} is {both}; another version of longseq wrote it, or it was changed: take the one as it was"
 
 
 def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:

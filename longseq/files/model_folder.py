@@ -31,14 +31,14 @@ def refuse_other_model(folder: Path, argument: str) -> None:
 
 def write_model_folder(checkpoint: Mapping[str, Any], folder: Path) -> None:
     """Write the weights and the descriptions of a checkpoint. Weights that several names share are written once."""
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     names: dict[Any, str] = {}
     for name, weight in checkpoint["state_dict"].items():
         place = weight.data_ptr(), weight.shape, weight.stride()
         first = names.setdefault(place, name) if weight.numel() else name
         if first == name:
-            kept[name] = weight.detach().cpu().contiguous()
+            tensors[name] = weight.detach().cpu().contiguous()
         else:
             same[name] = first
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def write_model_folder(checkpoint: Mapping[str, Any], folder: Path) -> None:
         "same_weights": same,
     }
     with replacing(folder / WEIGHTS) as path:  # both files are there, or both old ones
-        path.write_bytes(save(kept, {"format": "pt"}))
+        path.write_bytes(save(tensors, {"format": "pt"}))
         path.with_name(CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What a task decides after each validation, such as thresholds of classes: the checkpoint that follows holds it."""
+"""What a task decides after each validation, such as thresholds of classes. The next checkpoint holds it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ class Decisions(View):
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         if self._metric is not None and not trainer.sanity_checking:
             result = self._metric.compute()
-            # which of them the averaging of weights has put into place now depends on the order of the callbacks
-            for each in (model, *running_averages(trainer)):
-                each.task.decide(each.head, result)
+            # the order of the callbacks decides which of these are the model's weights now
+            for weights in (model, *running_averages(trainer)):
+                weights.task.decide(weights.head, result)
             show(trainer, "val/decision", lambda: model.task.draw_decision(model.head, result, model.class_names))

@@ -45,7 +45,7 @@ class Known(Mistakes):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         super().on_validation_epoch_end(trainer, pl_module)
-        self.last = list(self._found)
+        self.last = list(self._worst)
 
 
 @pytest.mark.parametrize("kind", [images, sounds])

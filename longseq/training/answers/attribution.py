@@ -19,10 +19,10 @@ class Attribution(NamedTuple):
     """What decided for a class.
 
     Attributes:
-        gradient: Gradient times input of every number of the normalised picture: how much the class's score would fall,
-            to first order, if it were the mean of the training set.
-        rollout: The share of every token in what the encoder puts out, (n,), without prefix tokens: it sums to one.
-        summaries: What some of the last layer's summary tokens look at: rows of E, or of L for Verma without E.
+        gradient: Gradient times input, for each value of the normalised image or spectrogram: to first order, how much
+            the class's score would fall if the value were the mean of the training set.
+        rollout: The share of each token in the encoder's output, (n,), without prefix tokens; it sums to one.
+        summaries: What some summary tokens of the last layer look at: rows of E, or of L for Verma without E.
     """
 
     gradient: Float[Tensor, "channels height width"]
@@ -30,18 +30,18 @@ class Attribution(NamedTuple):
     summaries: Float[Tensor, "rows n"]
 
     def by_row(self) -> Float[Tensor, " height"]:
-        """The share of every row of the picture, for sound of every frame, in the size of the gradient."""
+        """The share of each row, for sound of each frame, in the gradient's absolute values."""
         size = self.gradient.abs().sum((0, 2))
         return size / size.sum().clamp(min=1e-30)
 
 
 def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Attribution]:
-    """Attribute the scores of some classes for one input.
+    """Attribute the scores of some classes to the parts of one input.
 
-    The rollout follows values back through the layers (Abnar and Zuidema, arXiv:2005.00928): a token's result comes
-    half from itself, as the residual says, and half from the tokens that the attention takes values from, through E for
-    Linformer and through H L for Verma. Perceptrons and local mixing leave tokens where they are. A model without
-    blocks has no summaries, and its rollout is what the pooling takes.
+    The rollout follows values back through the layers (Abnar and Zuidema, arXiv:2005.00928). Half of a token's output
+    comes from itself, through the residual, and half from the tokens that the attention takes values from, through E
+    for Linformer and H L for Verma. MLPs and local mixing count as if they moved nothing between tokens. A model
+    without blocks has no summaries, and its rollout is what the pooling takes.
 
     Args:
         model: The classifier, in evaluation.
@@ -67,7 +67,7 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
             outputs, wanted = model.pooling(grid, scores, there), [picture, scores]
     prefix = encoder.trunk.num_prefix_tokens
     summaries = summary_rows(layers[-1], *seen[-1])[:, prefix:] if layers else picture.new_zeros(0, tokens.shape[1])
-    found = []
+    attributions = []
     evidence = model.task.evidence(outputs)
     for label in labels:
         gradient, *of_scores = torch.autograd.grad(evidence[0, label], wanted, retain_graph=True)
@@ -79,15 +79,15 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
         else:
             weights[prefix:] = 1 if present is None else present[0, prefix:].float()
         rollout = _rolled_out(layers, seen, weights)[prefix:]
-        found.append(Attribution((gradient * picture)[0].detach(), rollout / rollout.sum(), summaries))
-    return found
+        attributions.append(Attribution((gradient * picture)[0].detach(), rollout / rollout.sum(), summaries))
+    return attributions
 
 
 class TokenMaps(NamedTuple):
     """What the attention of a block looks at, on the grid of tokens of one input, without prefix tokens.
 
     Attributes:
-        mean: The share of every token in the mean of all results.
+        mean: The share of each token in the mean of all outputs.
         summaries: What some of its summary tokens look at: rows of E, or of L for Verma without E; none for exact
             attention.
     """
@@ -102,8 +102,8 @@ def token_maps(model: Classifier, inputs: Any, most_blocks: int, most: int = 4) 
     Args:
         model: The classifier, in evaluation.
         inputs: A batch of one input.
-        most_blocks: How many blocks, spread over all.
-        most: How many summary tokens.
+        most_blocks: The most blocks, spread evenly over all.
+        most: The most summary tokens.
     """
     encoder = model.encoder
     blocks: Any = encoder.trunk.blocks
@@ -130,7 +130,7 @@ def _rolled_out(
     seen: Sequence[tuple[Tensor, Tensor | None, Tensor | None]],
     weights: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """From which tokens a weighted sum of the last layer's results comes, back through all layers."""
+    """The tokens that a weighted sum of the last layer's outputs comes from, back through all layers."""
     for layer, (x, present, rope) in zip(reversed(layers), reversed(seen), strict=True):
         weights = weights / weights.sum().clamp(min=1e-30)
         through = sources(layer, x, present, weights, rope).abs()

@@ -1,4 +1,4 @@
-"""Predictions of files and of parts of files, and the events in recordings."""
+"""Predictions for files and parts of files, and the events in recordings."""
 
 import copy
 import math
@@ -24,12 +24,12 @@ from longseq.training.data import Part
 
 
 class Prediction(NamedTuple):
-    """What a model says of a file, or of a part of it.
+    """A model's answer for a file, or for a part of it.
 
     Attributes:
         path: The file; empty for an array.
         start, end: The part, in seconds; None for the whole file.
-        answers: The classes that the task names, or the most probable ones if some number of them was asked for.
+        answers: The classes that the task names, or the ``top`` most probable ones.
         probabilities: Of all classes, (classes,).
     """
 
@@ -41,32 +41,32 @@ class Prediction(NamedTuple):
 
 
 def answers(model: Classifier, batches: Iterable[Any], parts: Sequence[Part], **wanted: bool) -> Iterator[Answers]:
-    """The model's answers to parts of files, one after the other. Any number of threads may ask the same model.
+    """Yield the model's answers for parts of files. Any number of threads may use the same model.
 
     Args:
         model: The classifier, in evaluation.
         batches: The inputs, as ``batches_of`` gives them.
         parts: What they are, in their order, those of a file one after the other.
-        wanted: What is asked for, as ``Classifier.answers`` takes it.
+        wanted: What to return, as keywords of ``Classifier.answers``.
     """
     divide, wanted = Dividing(parts), {"probabilities": True} | wanted
     for number, batch in enumerate(batches):
         with torch.inference_mode():
-            found = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
-        # scores become far fewer numbers before they leave the device
-        probabilities, features = move_data_to_device(found[:2], torch.device("cpu"))
-        yield from divide(found._replace(probabilities=probabilities, features=features))
+            of_batch = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
+        # scores of tokens stay on the device, where they become far fewer numbers
+        probabilities, features = move_data_to_device(of_batch[:2], torch.device("cpu"))
+        yield from divide(of_batch._replace(probabilities=probabilities, features=features))
 
 
 def batches_of(data: Any, parts: list[Part]) -> Iterable[Any]:
-    """The batches of some parts of files. The data module stays as it is, because other threads may ask it too."""
+    """The batches of some parts of files. The data module is copied, because other threads may use it too."""
     data = copy.copy(data)
     data.predict_parts = parts
     return data.predict_dataloader()
 
 
 class Dividing:
-    """Divides the answers to batches among the parts that are in them.
+    """Divide the answers for batches into those for the parts in them.
 
     Args:
         parts: The parts in their order, those of a file one after the other.
@@ -76,15 +76,15 @@ class Dividing:
         following = [part[0] for part in parts[1:]]
         self._parts = iter([(part, part[0] != path) for part, path in zip_longest(parts, following)])
 
-    def __call__(self, found: Answers) -> list[Answers]:
-        count = next(len(value) for value in found[:4] if value is not None)
-        rows = zip(*([None] * count if value is None else value for value in found[:4]), strict=True)
+    def __call__(self, of_batch: Answers) -> list[Answers]:
+        count = next(len(value) for value in of_batch[:4] if value is not None)
+        rows = zip(*([None] * count if value is None else value for value in of_batch[:4]), strict=True)
         parts = zip(rows, self._parts, strict=False)
         return [Answers(*row, part=part, is_last=is_last) for row, (part, is_last) in parts]
 
 
 class Gathering:
-    """Puts together the probabilities of a file's parts.
+    """Combine the answers for the parts of each file into predictions.
 
     Args:
         model: The classifier.
@@ -98,21 +98,21 @@ class Gathering:
         if top is not None and not 1 <= top <= model.num_classes:
             raise ArgumentError("top", f"must be in 1..{model.num_classes} (the classes), got {top}; leave it out")
         self.model, self.has_times, self.top = model, has_times, top
-        self._heard: list[tuple[Part, Tensor]] = []  # of the file whose parts come
+        self._rows: list[tuple[Part, Tensor]] = []  # parts and probabilities of the file whose parts come
 
     def add(self, answered: Answers) -> list[Prediction]:
         """The predictions of the file, if this is its last part."""
         if not is_unheard(answered.part, answered.probabilities):
-            self._heard.append((answered.part, answered.probabilities))
+            self._rows.append((answered.part, answered.probabilities))
         return self.finish() if answered.is_last else []
 
     def finish(self) -> list[Prediction]:
         """The predictions of a file of which some parts are missing, because the number of batches was limited."""
-        heard, self._heard = self._heard, []
-        if self.has_times or not heard:
-            return [Prediction(*part, self._answers(row), row) for part, row in heard]
-        together = self.model.task.together(torch.stack([row for _, row in heard]))
-        return [Prediction(heard[0][0][0], None, None, self._answers(together), together)]
+        rows, self._rows = self._rows, []
+        if self.has_times or not rows:
+            return [Prediction(*part, self._answers(row), row) for part, row in rows]
+        together = self.model.task.together(torch.stack([row for _, row in rows]))
+        return [Prediction(rows[0][0][0], None, None, self._answers(together), together)]
 
     def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
         names = self.model.class_names
@@ -123,7 +123,7 @@ class Gathering:
 
 
 def is_unheard(part: Part, scores: Tensor) -> bool:
-    """Whether a part could not be read: where a file breaks off, the later parts are not numbers."""
+    """Whether a part could not be read: after the place where a file breaks off, all values are NaN."""
     return part[1] > 0 and bool(scores.isnan().any())
 
 
@@ -138,13 +138,13 @@ def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple
 
 
 class Heard(NamedTuple):
-    """A recording that was heard to its end.
+    """The events in a recording.
 
     Attributes:
         path: The recording.
-        seconds: How much of it was heard.
-        rows: The probabilities of its rows of tokens, (rows, classes), if they were kept.
-        events: What is heard in it, and when.
+        seconds: The length that was read.
+        rows: The probabilities of its rows of tokens, (rows, classes), if they were asked for.
+        events: The events.
         windows: Its parts, and the probabilities of each.
     """
 
@@ -156,12 +156,12 @@ class Heard(NamedTuple):
 
 
 class Hearing:
-    """Finds the events of recordings from the scores of their frames.
+    """Find the events in recordings from the scores of their frames.
 
     Args:
         model: The classifier.
         settings: How probabilities of frames become events.
-        keeps_rows: Whether to keep the probabilities of a recording's rows, which take memory by its length.
+        keeps_rows: Whether to return the probabilities of a recording's rows; memory grows with its length.
 
     Raises:
         ValueError: If the inputs are images, or a setting is out of its range.
@@ -175,18 +175,18 @@ class Hearing:
         self.row_seconds: float = model.encoder.row_seconds
         embed: Any = model.encoder.trunk.patch_embed
         self._overlap = -(-embed.patch_size[0] // stride_of(embed)[0])  # rows that a patch spans
-        self._stitching: Stitching | None = None  # of the recording that is being heard
-        self._heard: list[Heard] = []
+        self._stitching: Stitching | None = None  # of the recording whose parts come
+        self._finished: list[Heard] = []
 
     def heard(self) -> list[Heard]:
-        """Each recording that was heard to its end since the last call."""
-        heard, self._heard = self._heard, []
-        return heard
+        """The recordings that were finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def add(self, answered: Answers) -> None:
-        """Hear the next part."""
+        """Take the next part."""
         path, start, end = answered.part
-        there = answered.scores if answered.present is None else answered.scores[answered.present]
+        scores = answered.scores if answered.present is None else answered.scores[answered.present]
         if self._stitching is None:
             self._stitching = Stitching(self.row_seconds)
             names, thresholds = self.model.class_names, thresholds_of(self.model)
@@ -195,8 +195,8 @@ class Hearing:
             self._windows: list[tuple[Part, Tensor]] = []
         self._windows.append((answered.part, answered.probabilities))
         self._path, self._end = path, math.inf if end is None else end
-        if not is_unheard(answered.part, there):
-            rows = row_probabilities(self.model, there)
+        if not is_unheard(answered.part, scores):
+            rows = row_probabilities(self.model, scores)
             if end is not None:  # an encoder may fill its input with silence
                 rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
                 missing = round((end - start) / self.row_seconds) - len(rows)
@@ -207,16 +207,16 @@ class Hearing:
             self.finish()
 
     def finish(self) -> None:
-        """Hear no more of the recording that is being heard, if there is one."""
+        """End the recording whose parts come, if there is one."""
         if self._stitching is None:
             return
         self._take(self._stitching.finish())
         # the last frame reaches beyond the last sample, at which the last part ends
-        found = [event for event in self._finder.finish() if event.start < self._end]
-        events = [event._replace(end=min(event.end, self._end)) for event in found]
+        events = self._finder.finish()
+        events = [event._replace(end=min(event.end, self._end)) for event in events if event.start < self._end]
         seconds = min(self._finder.num_rows * self.row_seconds, self._end)
         rows = torch.cat(self._rows) if self.keeps_rows else None
-        self._heard.append(Heard(self._path, seconds, rows, events, self._windows))
+        self._finished.append(Heard(self._path, seconds, rows, events, self._windows))
         self._stitching = None
 
     def _take(self, rows: Float[Tensor, "rows classes"]) -> None:

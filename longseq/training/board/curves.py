@@ -1,4 +1,4 @@
-"""The curves of a run, read back from what it has logged for TensorBoard."""
+"""Read the curves of a run from its TensorBoard logs."""
 
 import logging
 from pathlib import Path
@@ -7,12 +7,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def read_curves(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What a run has logged for TensorBoard: the values of each tag, in the order of steps; none without events."""
+    """The steps and values of each tag that a run has logged; empty without logs."""
     folders = {events.parent for events in run.glob("*/events.out.tfevents.*")}
     if len(folders) != 1:
         return {}
     (folder,) = folders
-    # it says that a run which went on takes the place of what is behind its checkpoint, which is as it should be
+    # it warns that the events of a resumed run replace those after its checkpoint, which is intended
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     one = {"images": 1, "audio": 1, "tensors": 1, "histograms": 1}
     events = EventAccumulator(str(folder), {**one, "scalars": 0}).Reload()

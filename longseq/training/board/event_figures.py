@@ -1,4 +1,4 @@
-"""How many of the events that a table names are found in held-out recordings: recall and precision."""
+"""Recall and precision of events: how many of those in a table the model finds in held-out recordings."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,13 @@ Span = tuple[float, float]  # start and end, in seconds
 
 
 class EventFigures(pl.Callback):
-    """Find the events of the test's recordings, or of the validation's in the command validate, and log event_recall
-    and event_precision: the shares of the true and of the found events, of all classes together, that make a pair.
+    """Find the events in the recordings of the test, and in the command validate in those of the validation. Log
+    event_recall and event_precision: the shares of true events and of predicted events that make a pair, over all
+    classes.
 
-    A recording is heard in windows of the model's usual length, with the default settings of events. A figure without
-    an event to count is not logged. Nothing is logged where the data says of no recording what is heard when, the model
-    has no frames, only some batches are evaluated, or a process has only some of the tokens.
+    A recording is read in windows of the model's usual length, with the default settings of events. A figure without an
+    event to count is not logged. Nothing is logged if the data has no time-stamped labels, the model has no frames,
+    only some batches are evaluated, or a process has only some of the tokens.
 
     Attributes:
         by_class: Event recall and event precision of the last test for each class; NaN where a class has no event.
@@ -47,26 +48,26 @@ class EventFigures(pl.Callback):
         true = data.true_events(split) if data is not None and is_whole and has_frames else {}
         if not true:
             return {}
-        counts = {name: [0, 0, 0] for name in model.class_names}  # pairs, true events and found ones
-        for path, found in self._found(trainer, model, data, list(true)):
+        counts = {name: [0, 0, 0] for name in model.class_names}  # pairs, true events, predicted events
+        for path, events in self._events_of(trainer, model, data, list(true)):
             for name, of_class in counts.items():
-                spans = [event[:2] for event in found if event.class_name == name]
-                heard = joined([event[:2] for event in true[path] if event[2] == name])
-                for index, count in enumerate((pairs(spans, heard), len(heard), len(spans))):
+                predicted = [event[:2] for event in events if event.class_name == name]
+                actual = joined([event[:2] for event in true[path] if event[2] == name])
+                for index, count in enumerate((pairs(predicted, actual), len(actual), len(predicted))):
                     of_class[index] += count
-        both, of_truth, of_found = map(sum, zip(*counts.values(), strict=True))
-        for name, value in (("recall", _share(both, of_truth)), ("precision", _share(both, of_found))):
+        both, actual, predicted = map(sum, zip(*counts.values(), strict=True))
+        for name, value in (("recall", _share(both, actual)), ("precision", _share(both, predicted))):
             if not math.isnan(value):
                 model.log(f"{split}/event_{name}", value, sync_dist=True)  # it is the same on all ranks
         return {
-            "event recall": [_share(both, heard) for both, heard, _ in counts.values()],
-            "event precision": [_share(both, found) for both, _, found in counts.values()],
+            "event recall": [_share(both, actual) for both, actual, _ in counts.values()],
+            "event precision": [_share(both, predicted) for both, _, predicted in counts.values()],
         }
 
-    def _found(
+    def _events_of(
         self, trainer: pl.Trainer, model: Classifier, data: Any, paths: Sequence[str]
     ) -> Iterator[tuple[str, list[Event]]]:
-        """The events of each recording. Every rank hears all, because weights that are sharded need all ranks."""
+        """The events of each recording. Every rank reads all recordings, because sharded weights need all ranks."""
         encoder: Any = model.encoder
         window = encoder.seconds if encoder.any_length else None  # others have windows of that length anyway
         parts = [part for path in paths for part in data.parts(path, window, None, encoder.any_length)]
@@ -79,22 +80,22 @@ class EventFigures(pl.Callback):
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """The stretches that are in any of these, each as long as it can be."""
-    found: list[Span] = []
+    """The union of spans, as spans that do not touch."""
+    union: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if union and start <= union[-1][1]:
+            union[-1] = union[-1][0], max(end, union[-1][1])
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
-def pairs(found: Sequence[Span], true: Sequence[Span]) -> int:
-    """How many pairs of a found event and a true one can be made of those that overlap in time, each in one pair at
-    most. Both are in order, and none overlaps another of its kind; so the first two that overlap are always a pair."""
+def pairs(predicted: Sequence[Span], true: Sequence[Span]) -> int:
+    """The most pairs of a predicted and a true event that overlap in time, with each event in one pair at most. Both
+    lists are in order, and no two events of a list overlap. So the first two that overlap are always a pair."""
     count = first = second = 0
-    while first < len(found) and second < len(true):
-        (start, end), (begin, stop) = found[first], true[second]
+    while first < len(predicted) and second < len(true):
+        (start, end), (begin, stop) = predicted[first], true[second]
         is_pair = start < stop and begin < end
         count += is_pair
         first, second = first + (is_pair or end <= begin), second + (is_pair or stop <= start)

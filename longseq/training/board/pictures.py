@@ -18,13 +18,13 @@ from longseq.training.classifier import Classifier
 def draw_inputs(
     model: Classifier, inputs: Any, labels: Tensor, limits: tuple[float, float] | None = (0, 255)
 ) -> Figure:
-    """Draw a batch as the model sees it, with class names above; in training mode the inputs are mixed and masked.
+    """Draw a batch as the model sees it, with class names above. In training mode the inputs are mixed and masked.
 
     Args:
         model: Its encoder has measured its inputs.
         inputs: As the data module yields them, on the model's device.
         labels: One for each input.
-        limits: The smallest and the largest number that an input may hold, if there are such.
+        limits: The smallest and the largest number that an input may hold; None if there are no limits.
     """
     encoder = model.encoder
     targets = labels
@@ -36,7 +36,7 @@ def draw_inputs(
 
 @torch.no_grad()
 def pictures_of(model: Classifier, inputs: Any) -> list[Float[Tensor, "channels _ width"]]:
-    """The pictures or spectrograms that a model sees of a batch, without padding; in training mode they are masked."""
+    """The images or spectrograms of a batch after the front end, without padding; masked in training mode."""
     encoder = model.encoder
     pictures, rows = encoder.front_end(inputs), encoder.rows(inputs)
     if model.training:
@@ -75,7 +75,7 @@ def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequenc
 
 @small
 def draw_by_class(figures: Mapping[str, Sequence[float]], class_names: Sequence[str], most: int = 20) -> Figure:
-    """Draw figures of each class as dots on a line from 0 to 1: the worst classes by the last figure, the worst on top.
+    """Draw figures of each class as dots on a line from 0 to 1, for the worst classes by the last figure.
 
     Args:
         figures: Of each metric, a figure for each class; NaN where a class has none.

@@ -1,4 +1,4 @@
-"""What a model gets wrong, looks at, and makes of its inputs, in TensorBoard.
+"""Samples in TensorBoard: the worst mistakes, attention maps, and features in the projector.
 
 These callbacks need a TensorBoardLogger; with another logger, or none, they do nothing. Under several processes they
 show samples of the first.
@@ -27,11 +27,11 @@ from longseq.training.devices.processes import copies
 
 
 class Mistake(NamedTuple):
-    """A sample that was named wrongly.
+    """A sample with a wrong answer.
 
     Attributes:
         loss: Its loss.
-        truth, answer: Its classes, and those that the model names.
+        truth, answer: Its classes, and those of the model's answer.
         picture: What the model sees of it.
         sound: To listen to; None for an image.
     """
@@ -44,11 +44,11 @@ class Mistake(NamedTuple):
 
 
 class Mistakes(View):
-    """Show the samples with the highest loss that the model names wrongly: the images val/mistakes and test/mistakes,
-    and those of the test as sounds to hear.
+    """Show the wrong answers with the highest loss: the images val/mistakes and test/mistakes, and those of the test as
+    sounds to listen to.
 
     Args:
-        num_samples: At most so many are shown, and so many of each batch, those with its highest losses, are looked at.
+        num_samples: The most that are shown. Of each batch as many are examined, those with its highest losses.
 
     Raises:
         ValueError: If num_samples is not positive.
@@ -59,10 +59,10 @@ class Mistakes(View):
         if num_samples < 1:
             raise ArgumentError("num_samples", f"must be positive, got {num_samples}; 8 are usual")
         self.num_samples = num_samples
-        self._found: list[Mistake] = []
+        self._worst: list[Mistake] = []
 
     def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
-        self._found = []
+        self._worst = []
 
     def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
         if board_of(trainer) is None or not trainer.is_global_zero or model.task.predicts != "classes":
@@ -70,21 +70,21 @@ class Mistakes(View):
         losses = model.task.losses(seen["outputs"], seen["labels"])
         highest = losses.topk(min(self.num_samples, len(losses)))
         for loss, place in zip(highest.values.tolist(), highest.indices.tolist(), strict=True):
-            if len(self._found) < self.num_samples or loss > self._found[-1].loss:
+            if len(self._worst) < self.num_samples or loss > self._worst[-1].loss:
                 sample = tree_map(lambda part, at=place: part[at : at + 1].clone(), (batch[0], dict(seen)))
                 self._keep(model, loss, *sample)
 
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         self._show(trainer, model, stage)
         board, encoder = board_of(trainer) if stage == "test" else None, cast(Any, model.encoder)
-        for number, mistake in enumerate(self._found):
+        for number, mistake in enumerate(self._worst):
             if board is not None and mistake.sound is not None:
                 truth, answer = (re.sub(r"\W", "", name) for name in (mistake.truth, mistake.answer))
                 tag = f"mistakes/{number}_{truth}_taken_for_{answer}"
                 add_sound(board, tag, mistake.sound, encoder.sample_rate_hz, step_of(trainer))
 
     def _keep(self, model: Classifier, loss: float, inputs: Any, seen: Mapping[str, Tensor]) -> None:
-        """Keep a sample, a batch of one, if it is named wrongly."""
+        """Keep a sample, given as a batch of one, if its answer is wrong."""
         task, names, label = model.task, model.class_names, seen["labels"]
         (chances,) = seen["predicted"].cpu()
         (shares,) = task.targets(label, model.num_classes).tolist()
@@ -92,29 +92,30 @@ class Mistakes(View):
         right = {name for name, share in zip(names, shares, strict=True) if share > 0.5}
         if {answer.class_name for answer in answers} == right:
             return
-        named = [f"{answer.class_name} {answer.probability:.2f}" for answer in answers]
-        said = ", ".join(named[:2] + ["..."] * (len(named) > 2)) or "no class"  # more would not fit above a picture
+        named = [f"{class_name} {probability:.2f}" for class_name, probability in answers]
+        answer = ", ".join(named[:2] + ["..."] * (len(named) > 2)) or "no class"  # more would not fit above a picture
         (picture,), sounds = pictures_of(model, inputs), model.encoder.sounds(inputs)
         truth = task.names(label[0].cpu(), names)
-        self._found.append(Mistake(loss, truth, said, picture, sounds[0].cpu() if sounds else None))
-        self._found = sorted(self._found, key=lambda mistake: -mistake.loss)[: self.num_samples]
+        self._worst.append(Mistake(loss, truth, answer, picture, sounds[0].cpu() if sounds else None))
+        self._worst = sorted(self._worst, key=lambda mistake: -mistake.loss)[: self.num_samples]
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
-        if self._found:
-            answers = [mistake.answer.replace(", ", ",\n") for mistake in self._found]  # else they would meet
-            titles = [f"{each.truth}\ntaken for {answer}" for each, answer in zip(self._found, answers, strict=True)]
-            pictures = [mistake.picture for mistake in self._found]
+        if self._worst:
+            answers = [mistake.answer.replace(", ", ",\n") for mistake in self._worst]  # else they would overlap
+            truths = [f"{mistake.truth}\ntaken for " for mistake in self._worst]
+            titles = list(map(str.__add__, truths, answers))
+            pictures = [mistake.picture for mistake in self._worst]
             show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles, limits_of(trainer)))
 
 
 class AttentionMaps(View):
-    """Show every few epochs what the attention looks at in the first sample of the validation: the images
-    val/attention, the share of each token in the mean of a block's results, and val/summary_tokens, what some of these
-    look at (rows of E, or of L for Verma without E).
+    """Show every few epochs what the attention looks at in the first sample of the validation. The image val/attention
+    is the share of each token in the mean of a block's outputs. The image val/summary_tokens is what some summary
+    tokens look at: rows of E, or of L for Verma without E.
 
     Args:
         every_n_epochs: How often; also after the last of max_epochs.
-        blocks: At most so many blocks, spread over all.
+        blocks: The most blocks, spread evenly over all.
 
     Raises:
         ValueError: If a number is not positive.
@@ -147,10 +148,10 @@ class AttentionMaps(View):
 
 class Embeddings(View):
     """Show the features of the last validation in the projector when a training ends, with class, answer and, for
-    images, a thumbnail; not where scores of tokens are pooled, because then an input has no features of its own.
+    images, a thumbnail. Where scores of tokens are pooled, an input has no features, and nothing is shown.
 
     Args:
-        num_samples: At most so many.
+        num_samples: The most samples.
 
     Raises:
         ValueError: If num_samples is not positive.
@@ -180,12 +181,12 @@ class Embeddings(View):
             return
         task, names = model.task, model.class_names
         answers = [task.answer(model.head, row, names) for row in seen["predicted"][:wanted].cpu()]
-        said = [
-            [task.names(label, names), ", ".join(each.class_name for each in answer)]
+        texts = [
+            [task.names(label, names), ", ".join(named.class_name for named in answer)]
             for label, answer in zip(seen["labels"][:wanted].cpu(), answers, strict=True)
         ]
         thumbnails = None if model.encoder.takes_sounds else _thumbnails(batch[0][:wanted], limits_of(trainer))
-        self._rows.append((self._features[:wanted].float().cpu(), said, thumbnails))
+        self._rows.append((self._features[:wanted].float().cpu(), texts, thumbnails))
 
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         self._unhook()
@@ -194,11 +195,11 @@ class Embeddings(View):
         board = board_of(trainer)
         if board is None or not self._rows:
             return
-        features, said, thumbnails = zip(*self._rows, strict=True)
+        features, texts, thumbnails = zip(*self._rows, strict=True)
         board.experiment.add_embedding(
             torch.cat(features),
             [
-                [" ".join(name.split()) for name in names] for of_batch in said for names in of_batch
+                [" ".join(name.split()) for name in names] for of_batch in texts for names in of_batch
             ],  # a tab ends a column
             None if thumbnails[0] is None else torch.cat(thumbnails),
             step_of(trainer),

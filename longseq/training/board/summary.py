@@ -43,8 +43,8 @@ def summary(model: Classifier) -> str:
 
 
 def _flops_of(model: Classifier) -> Flops:
-    """FLOPs a sample. A training asks for them up to three times, so they are counted again only if the inputs, the
-    weights, which of them are trained, or the teacher have changed."""
+    """FLOPs per sample. A training asks up to three times, so they are counted again only if inputs, weights, the set
+    of trained weights or the teacher have changed."""
     weights = [(name, weight.shape, weight.requires_grad) for name, weight in model.named_parameters()]
     state = (model.encoder.picture_shape, weights, model.teaching is None)
     if model not in _known or _known[model][0] != state:

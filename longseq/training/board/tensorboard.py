@@ -34,7 +34,7 @@ from longseq.training.devices.sequence_parallel import gradient_norm
 
 
 class View(pl.Callback):
-    """What looks at validations and tests: it begins, sees each batch with what the model makes of it, and ends."""
+    """A callback that collects from validations and tests: ``begin``, ``see`` for each batch, ``end``."""
 
     def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         """Start anew.
@@ -51,13 +51,13 @@ class View(pl.Callback):
         Args:
             trainer: Runs the evaluation.
             model: The classifier.
-            seen: The model's ``outputs``, the ``labels``, and what the task makes of both: ``predicted``.
+            seen: The model's ``outputs``, the ``labels``, and the task's ``predicted`` of the outputs.
             batch: As the data module yields it.
             number: Of the batch, from 0.
         """
 
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
-        """Show what was seen."""
+        """Show what was collected."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self.begin(trainer, pl_module, "val")
@@ -80,8 +80,8 @@ class View(pl.Callback):
 
 
 class Confusions(View):
-    """Count how often one class is taken for another, in validation and in the test, over the samples of all ranks, and
-    show it as the images val/confusion and test/confusion.
+    """The confusion matrix of validation and test, over the samples of all ranks: the images val/confusion and
+    test/confusion.
 
     Attributes:
         of_test: The matrix of the test; None before, and where the task has none.
@@ -114,7 +114,7 @@ class Confusions(View):
 
 
 class TaskPicture(View):
-    """Show what the model puts out for the first batch of a validation, as its task draws it: the image val/outputs."""
+    """Show the outputs for the first batch of a validation, as the task draws them: the image val/outputs."""
 
     def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
         if not number and not trainer.testing:
@@ -202,10 +202,10 @@ class Overview(pl.Callback):
 
 
 class DrawsSeldom(pl.Callback):
-    """Keep the drawing of a training's figures below a twentieth of its time, and that of figures when it ends.
+    """Keep the time for drawing figures below a twentieth of a training.
 
-    An epoch of a small set takes less time than its figures. Those of a validation that would exceed the share wait,
-    until later ones replace them or the training ends.
+    An epoch of a small data set takes less time than its figures. Figures that would exceed the share wait, until those
+    of a later validation replace them or the training ends.
     """
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class DrawsSeldom(pl.Callback):
         self._waiting = {}
 
     def draw(self, tag: str, draw: Callable[[], None]) -> None:
-        """Draw now if it is time, or keep it."""
+        """Draw now, or later if too much time went into drawing."""
         now = time.perf_counter()
         if self._spent > (now - self._start) / 20:
             self._waiting[tag] = draw
@@ -290,8 +290,7 @@ class BestFigure(pl.Callback):
 
 
 def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
-    """What a person compares runs by, and then all settings of the model. The tab sorts names, and ticks the first
-    five."""
+    """What people compare runs by, then all settings of the model. The tab sorts names, and ticks the first five."""
     data: Any = getattr(trainer, "datamodule", None)
     attention, seed = model.encoder.attention, os.environ.get("PL_GLOBAL_SEED")  # which seed_everything has set
     compared = {

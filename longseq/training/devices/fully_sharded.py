@@ -1,4 +1,4 @@
-"""Training with the weights on several devices, each of which holds a part: a Lightning strategy."""
+"""Training with each weight split over several devices: a Lightning strategy."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,23 +35,24 @@ from longseq.training.classifier import Classifier
 from longseq.training.devices.sequence_parallel import ELEMENTWISE, refuse_callbacks
 from longseq.training.flops import flops_per_sample
 
-# Optimizers whose steps on sharded weights are those on whole ones; muon's are not.
+# Optimizers whose step on sharded weights equals the step on whole ones; muon's does not.
 OPTIMIZERS = (*ELEMENTWISE, "lamb", "lars")
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
-# They copy the model, or change what is trained after it was sharded.
+# Callbacks that copy the model, or change what is trained after it was sharded.
 _COPYING = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning, LearningRateFinder, BatchSizeFinder)
 
 
 class FullySharded(ModelParallelStrategy):
-    """Each device holds a part of every weight, of its gradient and of the optimizer's moments (FSDP2).
+    """Each device holds a part of each weight, of its gradient and of the optimizer's moments (FSDP2).
 
-    Devices have samples of their own, as with ddp. Before a block runs, its weights are gathered, and after it they are
-    freed. Weights that blocks share (sharing ``layerwise``), the embedding, the norms and the head are one group, which
-    is gathered once a step. A checkpoint is by default the file of one device; any number of devices goes on from it.
+    Each device has its own samples, as with ddp. The weights of a block are gathered before it runs and freed after it.
+    Weights that blocks share (sharing ``layerwise``), the embedding, the norms and the head are one group, which is
+    gathered once a step. By default a checkpoint is the same file as from one device, and any number of devices can
+    resume from it.
 
     Args:
-        save_distributed_checkpoint: Whether a checkpoint is a folder, to which each process writes its own parts
-            (torch.distributed.checkpoint); nothing is gathered then. Every command reads it as it reads a file.
+        save_distributed_checkpoint: Whether a checkpoint is a folder to which each process writes its own parts
+            (torch.distributed.checkpoint). Nothing is gathered then. All commands read it like a file.
         process_group_backend: As ModelParallelStrategy takes it.
         timeout: As ModelParallelStrategy takes it.
     """
@@ -95,20 +96,20 @@ class FullySharded(ModelParallelStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         model: Any = self.lightning_module
-        kept: dict[int, Any] = {}  # what several names share stays shared
+        saved: dict[int, Any] = {}  # a weight with several names is saved once
         state = {}
         for name, value in model.state_dict(keep_vars=True).items():
-            if id(value) not in kept:
-                kept[id(value)] = self._kept(value.detach())
-            state[name] = kept[id(value)]
+            if id(value) not in saved:
+                saved[id(value)] = self._to_save(value.detach())
+            state[name] = saved[id(value)]
         return state if self._save_distributed_checkpoint or self.is_global_zero else {}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        state = tree_map(self._kept, Strategy.optimizer_state(self, optimizer))
+        state = tree_map(self._to_save, Strategy.optimizer_state(self, optimizer))
         return state if self._save_distributed_checkpoint or self.is_global_zero else {}
 
-    def _kept(self, value: Any) -> Any:
-        """What a checkpoint holds of a value: this process's part; or the whole, which only the first process keeps."""
+    def _to_save(self, value: Any) -> Any:
+        """What this process saves of a value: its part, or the whole on the first process and None on the others."""
         if self._save_distributed_checkpoint or not isinstance(value, Tensor):
             return value
         whole = value.full_tensor() if isinstance(value, DTensor) else value  # all processes give their parts
@@ -144,8 +145,8 @@ class FullySharded(ModelParallelStrategy):
 
 
 class SameBatches(pl.Callback):
-    """Let a rank that has fewer batches to evaluate than others run its last one again: to gather weights, the others
-    need its parts."""
+    """A rank with fewer batches to evaluate than the others runs its last one again, because the others need its parts
+    of the weights."""
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         counts = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
@@ -188,11 +189,11 @@ StrategyRegistry.register("fullysharded", FullySharded, "Each device holds a par
 
 
 def shard_weights(model: Classifier, mesh: Any) -> None:
-    """Give each process of a mesh its part of every weight, in place; a model that was built on the meta device gets
-    its weights from the first process, block by block.
+    """Give each process of a mesh its part of each weight, in place. A model that was built on the meta device gets its
+    weights from the first process, block by block.
 
     Args:
-        model: A classifier; on each process the same, or on all but the first on the meta device.
+        model: A classifier, the same on each process; it may be on the meta device on all except the first.
         mesh: The processes, in one dimension.
 
     Raises:
@@ -214,7 +215,9 @@ def shard_weights(model: Classifier, mesh: Any) -> None:
         _shard(block, mesh, ignored=others, receives=model.built_on_meta)
     register_fsdp_forward_method(model, "predict_step")  # it also calls parts of the model by themselves
     encoder = model.encoder
-    encoder._is_measured = encoder._is_measured or encoder._has_statistics()  # also where they came from elsewhere
+    encoder._is_measured = (
+        encoder._is_measured or encoder._has_statistics()
+    )  # statistics may have come from a checkpoint
 
 
 def _shard(module: nn.Module, mesh: Any, ignored: set[Any], receives: bool) -> None:
@@ -225,7 +228,7 @@ def _shard(module: nn.Module, mesh: Any, ignored: set[Any], receives: bool) -> N
 
 @torch.no_grad()
 def _receive(module: nn.Module, mesh: Any, ignored: set[Any]) -> None:
-    """Replace all weights and buffers that are not ignored with those of the first process, on the mesh's device."""
+    """Replace all weights and buffers, except the ignored ones, by those of the first process, on the mesh's device."""
     received: dict[int, Tensor] = {}
     for part in module.modules():
         for of_part in (part._parameters, part._buffers):
@@ -242,7 +245,7 @@ def _receive(module: nn.Module, mesh: Any, ignored: set[Any]) -> None:
 
 
 def _part_of(whole: Any, ours: Any) -> Any:
-    """This process's part of a value that belongs to a weight; the value itself if it is not of the weight's shape."""
+    """This process's part of a value that has a weight's shape; any other value is returned as it is."""
     if not isinstance(ours, DTensor) or not isinstance(whole, Tensor) or whole.shape != ours.shape:
         return whole
     return distribute_tensor(whole.to(ours.device), ours.device_mesh, ours.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""Several processes with samples of their own train as one process does with all of them."""
+"""Several processes with different samples train as one process with all samples would."""
 
 from typing import Any
 
@@ -27,15 +27,15 @@ def copies(trainer: pl.Trainer) -> int:
 def shared_loss(
     loss: Float[Tensor, ""], weight: Float[Tensor, ""], trainer: pl.Trainer
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The loss to return from a training step, and the loss of the whole batch, for logs.
+    """The loss to return from a training step, and the loss of the whole batch for logs.
 
-    Strategies average gradients over processes. Their samples may differ in number, as in the last batch of an epoch,
-    and in weight. So each process's loss is multiplied by its share of all weights, times the number of processes: then
-    that average is the gradient of the whole batch's loss.
+    Strategies average gradients over processes. Processes may differ in the number of samples, as in the last batch of
+    an epoch, and in their weights. So the loss of a process is multiplied by its share of all weights and by the number
+    of processes. Then the average is the gradient of the whole batch's loss.
 
     Args:
         loss: The mean over the samples of this process.
-        weight: By what the sum over these samples was divided.
+        weight: The divisor of that mean.
         trainer: The trainer.
     """
     if trainer.world_size == 1:
@@ -49,14 +49,14 @@ def shared_loss(
 
 
 def last_step_factor(trainer: pl.Trainer, batch_idx: int) -> float:
-    """By what to multiply the loss of a batch whose gradients are accumulated. Lightning divides it by the batches of a
-    step; but the last step of an epoch may have fewer."""
+    """The factor for the loss of a batch whose gradients are accumulated. Lightning divides the loss by the batches of
+    a step, but the last step of an epoch may have fewer batches."""
     batches = trainer.accumulate_grad_batches
     first = batch_idx - batch_idx % batches  # of this step
     return batches / min(batches, trainer.num_training_batches - first)
 
 
 def is_spare_batch(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether a training batch is only there because other processes have one: its samples do not count."""
+    """Whether this process has a training batch only because others have one; its samples do not count."""
     sampler: Any = getattr(trainer.train_dataloader, "sampler", None)
     return hasattr(sampler, "is_spare") and sampler.is_spare(batch_idx)

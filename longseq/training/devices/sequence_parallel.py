@@ -1,4 +1,4 @@
-"""Training with the tokens of each sequence on several devices: a Lightning strategy."""
+"""Training with the tokens of each sequence split over several devices: a Lightning strategy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,19 +22,19 @@ from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
 
-# Optimizers whose step for a weight needs no other weight of its matrix, so that it can be made column by column.
+# Optimizers whose step for a weight does not depend on the other weights of its matrix: columns can be updated apart.
 ELEMENTWISE = ("adam", "adamw", "nadam", "nadamw", "radam", "adamax", "lion", "sgd", "momentum", "rmsprop")
 
 
 class SequenceParallel(DDPStrategy):
-    """Groups of devices share the tokens of their sequences, and the groups the samples of a batch.
+    """The devices of a group split the tokens of each sequence, and the groups split the samples of a batch.
 
-    Linformer's E X and Verma's L' X are sums over tokens, so each device has some rows of the token grid, and one
-    all-reduce of k x d a layer is all that crosses, whatever the length. E lies with its tokens: each device holds and
-    trains its own columns. A checkpoint is the file of one device; any number of devices goes on from it.
+    Linformer's E X and Verma's L' X are sums over tokens. So each device has some rows of the token grid, and the only
+    communication is an all-reduce of k x d per layer, whatever the length. Each device holds and trains the columns of
+    E of its own tokens. A checkpoint is the same file as from one device, and any number of devices can resume from it.
 
     Args:
-        tokens: How many devices share a sequence; it divides the number of devices.
+        tokens: How many devices split a sequence; it must divide the number of devices.
         kwargs: As DDPStrategy takes them.
     """
 
@@ -99,7 +99,7 @@ class SequenceParallel(DDPStrategy):
                 metric.process_group = self.data_group  # a group's processes count the same samples
 
     def _mean_gradient(self, gradient: Tensor) -> Tensor:
-        """The mean over the samples of all processes, of which those of a group have one loss."""
+        """The mean over the samples of all processes; the processes of a group have the same loss."""
         gradient = gradient / self.world_size
         dist.all_reduce(gradient, group=self.data_group)
         return gradient
@@ -114,7 +114,7 @@ class SequenceParallel(DDPStrategy):
         torch.nn.utils.clip_grads_with_norm_(weights, clip_val, norm)
 
     def gradient_norm(self, weights: list[Any]) -> Tensor:
-        """The norm of the gradients of some weights, of which a process has its own columns."""
+        """The norm of the gradients of some weights; of some of these a process has only its own columns."""
         ours = [] if self._sharding is None else self._sharding.weights
         shared_out = [any(weight is own for own in ours) for weight in weights]
         exact = torch.promote_types(weights[0].dtype if weights else torch.float32, torch.float32)  # none in a bad step
