@@ -89,7 +89,8 @@ def divided(data: Any, table: Columns) -> tuple[Rows | None, Rows | None, Rows]:
     both = zip(is_test.tolist(), in_val.tolist(), strict=True)
     _refuse_divided_groups(data, table, ["test" if test else "val" if val else "train" for test, val in both])
     if not is_test.any():
-        raise DataError(data.nothing_to_test.format(data.root))
+        what = f"nothing is left for the test split, because each class has only one {data.noun}"
+        raise DataError(f"data.root: {what}; add some of each class")
     if is_val is not None and not in_val.any():
         raise DataError(f"{data.root}: no readable {data.noun} to validate on; add some, or leave the split out")
     return rows[is_train], None if is_val is None else rows[in_val], rows[is_test]

@@ -73,9 +73,6 @@ class Shards(OnDisk):
 
     named_by: ClassVar[str | None] = "root"
     noun: ClassVar[str] = "sample"
-    nothing_to_test: ClassVar[str] = (
-        "data.root: nothing is left for the test split, because each class has only one sample; add some of each class"
-    )
     kind: ClassVar[str]  # image or audio
     suffixes: ClassVar[frozenset[str]]  # of inputs in archives
 

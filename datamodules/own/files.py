@@ -76,7 +76,6 @@ class OnDisk(DataModule):
 
     reading: ClassVar[tuple[str, ...]] = ()  # the settings that decide what is read from a file
     noun: ClassVar[str]  # what a sample is, for messages
-    nothing_to_test: ClassVar[str]  # the message if the test is drawn and has no sample
     test_fold: str | int | None = None
     val_fold: str | int | None = None
 
@@ -226,7 +225,6 @@ class FileDataModule(OnDisk):
     noun: ClassVar[str] = "file"
     # Whether samples are held out by their position, as in published results, and not by the names of their files.
     splits_by_position: ClassVar[bool] = False
-    nothing_to_test: ClassVar[str] = "{}: no readable file to test on; add some, or leave the test split out"
 
     def __init__(
         self, root: str, test_fold: str | int | None = None, val_fold: str | int | None = None, **common: Any
