@@ -100,7 +100,7 @@ def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: flo
     if accuracy is None or not _has_baseline(trainer, model):
         return None
     try:
-        baseline = fit_baseline(model.encoder, data)
+        baseline = fit_baseline(data)
     except BaselineError as error:
         print(shown(f"baseline:      none: {error}"))
         return None
@@ -120,7 +120,7 @@ def fit_baseline_before(trainer: pl.Trainer, model: Classifier, data: Any) -> No
         data.prepare_data()
         data.setup("fit")
         with suppress(BaselineError):  # said after the test
-            fit_baseline(model.encoder, data)
+            fit_baseline(data)
 
 
 def _has_baseline(trainer: pl.Trainer, model: Classifier) -> bool:

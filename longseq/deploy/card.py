@@ -159,15 +159,14 @@ def _classes(
 
 
 def _limits(model: Classifier, inputs: InputSpec, tested: Sequence[int]) -> str:
-    encoder = model.encoder
+    encoder: Any = model.encoder
     lines = [f"It is meant for {inputs.kind} like those that it was trained on, and for these {_things(model)}."]
     if model.task.best == "accuracy":
         lines.append("Every input gets one of the classes, also one that belongs to none of them.")
-    if encoder.takes_sounds:
-        rate = getattr(encoder, "sample_rate_hz", 0)
-        longest = f"of up to {getattr(encoder, 'seconds', 0):g} s at {rate} Hz; longer ones in windows, and"
-        length = f"of any length at {rate} Hz," if encoder.any_length else longest
-        lines.append(f"It hears sounds {length} other rates after resampling.")
+    if inputs.shape == (None,):
+        longest = f"of up to {encoder.seconds:g} s at {inputs.rate_hz} Hz; longer ones in windows, and"
+        length = f"of any length at {inputs.rate_hz} Hz," if encoder.any_length else longest
+        lines.append(f"It hears {inputs.kind} {length} other rates after resampling.")
     elif inputs.kind == "images" and not encoder.any_length:
         lines.append(f"It sees {' x '.join(map(str, encoder.picture_shape[1:]))} pixels; others are resized.")
     elif inputs.kind != "images":
@@ -189,11 +188,11 @@ def _settings(model: Classifier) -> str:
 
 def _speed(curves: Curves) -> str:
     """The throughput of the training."""
-    found = []
+    rates = []
     for what in ("samples", "tokens"):
         values = [value for _, value in curves.get(f"throughput/{what}_per_second", ())]
-        found += [f"{median(values):,.0f} {what}"] if values else []
-    return f"{' and '.join(found)} a second." if found else ""
+        rates += [f"{median(values):,.0f} {what}"] if values else []
+    return f"{' and '.join(rates)} a second." if rates else ""
 
 
 def _commit() -> str:

@@ -61,20 +61,20 @@ def explain(
     batch, start, chances = _clearest_part(predictor, input)
     highest = chances.topk(top)
     labels = highest.indices.tolist()
-    found = attribute(model, batch, labels)
+    attributions = attribute(model, batch, labels)
     names = [f"{model.class_names[label]} {chances[label]:.2f}" for label in labels]
     row_seconds = model.encoder.row_seconds
-    for name, attribution in zip(names, found, strict=True):
+    for name, attribution in zip(names, attributions, strict=True):
         print(f"{name}: {_where(model.encoder, attribution, start, predictor.data.inputs)}")
     with torch.no_grad():
         picture, rows = model.encoder.front_end(batch), model.encoder.rows(batch)
     picture = picture[0] if rows is None else picture[0, :, : int(rows)]
     if row_seconds is None:
-        figure = _draw_image(model.encoder, picture, names, found, bounds(predictor.data.inputs))
+        figure = _draw_image(model.encoder, picture, names, attributions, bounds(predictor.data.inputs))
     else:
         # a model of one class a sample names one in every frame
         events = predictor.events(input) if model.task.names_silence and model.encoder.any_length else []
-        figure = _draw_sound(model.encoder, picture, names, found, start, events)
+        figure = _draw_sound(model.encoder, picture, names, attributions, start, events)
     save(figure, Path(out))
     print(out)
 
@@ -151,18 +151,19 @@ def _lanes(events: Sequence[Event], start: float, end: float) -> Iterator[tuple[
 
 @styled
 def _draw_image(
-    encoder: Any, picture: Tensor, names: list[str], found: list[Attribution], limits: tuple[float, float] | None
+    encoder: Any, picture: Tensor, names: list[str], attributions: list[Attribution], limits: tuple[float, float] | None
 ) -> Figure:
-    rows = found[0].summaries
+    rows = attributions[0].summaries
     columns, small = len(names) + 2, max(len(rows), 1)
     titles = ["input", _title(f"rollout, for {names[0].rpartition(' ')[0]}")]
-    titles += [_title(name, chance) for name, _, chance in (each.rpartition(" ") for each in names)]
+    titles += [_title(name, chance) for name, _, chance in (label.rpartition(" ") for label in names)]
     spare = 0.14 * max(title.count("\n") for title in titles)  # inches of lines after the first
     figure = Figure((2.1 * columns, (4.0 if len(rows) else 2.4) + spare), dpi=120)
     grid = figure.add_gridspec(2 if len(rows) else 1, columns * small, height_ratios=[2, 1] if len(rows) else [1])
     shown = pixels_of(picture, limits)
     size = encoder.trunk.patch_embed.dynamic_feat_size(shown.shape[:2])  # the grid of tokens
-    heats = [None, found[0].rollout.reshape(size), *(attribution.gradient.abs().sum(0) for attribution in found)]
+    gradients = (attribution.gradient.abs().sum(0) for attribution in attributions)
+    heats = [None, attributions[0].rollout.reshape(size), *gradients]
     for column, (title, heat) in enumerate(zip(titles, heats, strict=True)):
         axes = figure.add_subplot(grid[0, column * small : (column + 1) * small])
         axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", alpha=1 if heat is None else 0.35)
@@ -183,9 +184,9 @@ def _draw_image(
 
 @styled
 def _draw_sound(
-    encoder: Any, picture: Tensor, names: list[str], found: list[Attribution], start: float, events: list[Event]
+    encoder: Any, picture: Tensor, names: list[str], attributions: list[Attribution], start: float, events: list[Event]
 ) -> Figure:
-    rows = found[0].summaries
+    rows = attributions[0].summaries
     figure = Figure((9, 6.5 if len(rows) else 5), dpi=120)
     top, shares, rollout, *of_rows = figure.subplots(4 if len(rows) else 3, 1, sharex=True)
     frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
@@ -204,7 +205,7 @@ def _draw_sound(
         label = top.text(begin, (bottom + 0.04) * len(values), _short(event.class_name), color="white", fontsize=6)
         label.set_parse_math(False)
         label.set_bbox({"facecolor": "black", "alpha": 0.5, "pad": 0.3, "linewidth": 0})
-    for number, (name, attribution) in enumerate(zip(names, found, strict=True)):
+    for number, (name, attribution) in enumerate(zip(names, attributions, strict=True)):
         of_frames = attribution.by_row()[: picture.shape[1]]
         times = [start + (row + 0.5) * frame for row in range(len(of_frames))]
         label, _, chance = name.rpartition(" ")
@@ -213,7 +214,7 @@ def _draw_sound(
     for text in shares.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():  # above, off the lines
         text.set_parse_math(False)
     in_row = encoder.trunk.patch_embed.grid_size[1]
-    weights = found[0].rollout.unflatten(0, (-1, in_row)).sum(1)
+    weights = attributions[0].rollout.unflatten(0, (-1, in_row)).sum(1)
     times = [start + (row + 0.5) * encoder.row_seconds for row in range(len(weights))]
     rollout.plot(times, weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
     rollout.set_ylabel("share a second")

@@ -1,7 +1,6 @@
 """The command ``export``: a trained model as a file that runs without longseq, checked against longseq."""
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -19,6 +18,7 @@ from longseq.reports.plots import machine
 from longseq.training.answers.events import thresholds_of
 from longseq.training.answers.predictions import batches_of
 from longseq.training.data import InputSpec, bounds
+from longseq.training.throughput import timed
 
 _ROUNDS = 20  # of a latency
 
@@ -103,11 +103,12 @@ def facts_of(predictor: Predictor) -> dict[str, Any]:
     """What a user of the exported file needs to know, as plain values."""
     encoder, task = predictor.model.encoder, type(predictor.model.task).__name__
     inputs: InputSpec = predictor.data.inputs
+    has_lengths = inputs.shape == (None,)
     facts: dict[str, Any] = {"class_names": predictor.class_names, "task": task}
     if inputs.rate_hz is not None:
         facts |= {"sample_rate_hz": inputs.rate_hz}
-        facts |= {"longest_seconds": encoder.seconds} if encoder.takes_sounds and not encoder.any_length else {}
-    if not encoder.takes_sounds and inputs.dtype.is_floating_point:
+        facts |= {"longest_seconds": encoder.seconds} if has_lengths and not encoder.any_length else {}
+    if not has_lengths and inputs.dtype.is_floating_point:
         facts |= {"shape": list(inputs.shape), "unit": inputs.unit, "channels": inputs.channels}
     if not predictor.model.task.names_silence:
         return facts
@@ -118,11 +119,11 @@ def facts_of(predictor: Predictor) -> dict[str, Any]:
 def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> float:
     """How far the probabilities of a batch are at most from longseq's: the batch as it is, and its first input
     alone."""
-    found = 0.0
+    largest = 0.0
     for inputs in (batch, _first(batch)):
         expected = model.predict_step(inputs, 0)
-        found = max(found, float((run(*program.of_batch(inputs)) - expected).abs().max()))
-    return found
+        largest = max(largest, float((run(*program.of_batch(inputs)) - expected).abs().max()))
+    return largest
 
 
 @torch.inference_mode()
@@ -177,26 +178,25 @@ def _first(batch: Any) -> Any:
 
 @torch.inference_mode()
 def _latency(run: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    times = []
+    times: list[float] = []
     for _ in range(_ROUNDS):
-        begin = time.perf_counter()
-        run(*arguments)
-        times.append(time.perf_counter() - begin)
+        with timed(times):
+            run(*arguments)
     return f"{1000 * median(times):.2f} ms"
 
 
 def _what_it_takes(program: Program, format: str) -> str:
     encoder: Any = program.model.encoder
-    if program.takes_sounds:
+    if program.has_lengths:
         longest = "of any length" if encoder.any_length else f"up to {encoder.seconds:g} s"
         return (
             f"inputs: waveforms, float32 (batch, samples) {longest}, at {encoder.sample_rate_hz} Hz (others must be "
             "resampled before), with silence behind the shorter ones; lengths, int64 (batch), in samples"
         )
     channels, height, width = encoder.picture_shape
-    limits = None if program.inputs is None else bounds(program.inputs)
-    what = f"{program.names[0]}, {str(program.dtype).removeprefix('torch.')}"
-    numbers = ", 0 to 255" if program.inputs is None else "" if limits is None else f", {limits[0]:g} to {limits[1]:g}"
+    limits = bounds(program.inputs)
+    what = f"{program.inputs.kind}, {str(program.inputs.dtype).removeprefix('torch.')}"
+    numbers = "" if limits is None else f", {limits[0]:g} to {limits[1]:g}"
     if not encoder.any_length:
         return f"inputs: {what} (batch, {channels}, {height}, {width}){numbers}"
     sides = zip(("height", "width"), encoder.trunk.patch_embed.patch_size, strict=True)

@@ -38,16 +38,16 @@ def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _require(package)
     limits = {"samples": program.samples_of_row}  # without it, torch would trace a second time to find it
-    with _quiet(), _tracing():
-        written: Any = torch.onnx.export(
-            program,
-            program.examples(),
-            dynamo=True,
-            dynamic_shapes=program.free_dimensions(lambda name: torch.export.Dim(name, min=limits.get(name))),
-            input_names=program.names,
-            output_names=["probabilities"],
-            verbose=False,
-        )
+    written = _traced(
+        torch.onnx.export,
+        program,
+        program.examples(),
+        dynamo=True,
+        dynamic_shapes=program.free_dimensions(lambda name: torch.export.Dim(name, min=limits.get(name))),
+        input_names=program.names,
+        output_names=["probabilities"],
+        verbose=False,
+    )
     written.model.metadata_props.update({name: json.dumps(value) for name, value in facts.items()})
     written.save(path)
     return run_onnx(path)
@@ -81,9 +81,9 @@ def quantise(path: Path) -> Run:
 
 def write_torch(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     """Write a program of torch.export, with the facts in the file longseq.json in it, and return what runs it."""
-    with _quiet(), _tracing():
-        free = program.free_dimensions(lambda name: torch.export.Dim.DYNAMIC)  # it finds the limits itself
-        exported = torch.export.export(program, program.examples(), dynamic_shapes=free)
+    free = program.free_dimensions(lambda name: torch.export.Dim.DYNAMIC)  # it finds the limits itself
+    exported = _traced(torch.export.export, program, program.examples(), dynamic_shapes=free)
+    with _quiet():
         content = io.BytesIO()  # a full disk would abort torch's own writer
         torch.export.save(exported, content, extra_files={FACTS: json.dumps(facts)})
     path.write_bytes(content.getbuffer())
@@ -104,19 +104,25 @@ def _require(package: str) -> None:
         raise ArgumentError("format", f"{what}; pip install 'longseq[export]'") from error
 
 
-@contextmanager
-def _tracing() -> Iterator[None]:
-    """Say in one line that a model cannot be traced: a user's own mechanism may do what exporters cannot follow.
+def _traced(trace: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What an exporter makes of a model.
 
-    Tracing leaves subclasses of the modules behind, with their names, until a collection: a name would be ambiguous.
+    Raises:
+        ValueError: If it cannot trace the model: a user's own mechanism may do what exporters cannot follow.
     """
+    traced = reason = None
     try:
-        yield
-        gc.collect()
+        with _quiet():
+            traced = trace(*arguments, **options)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    # Tracers leave subclasses of the modules behind, with their names, until a collection: a name would be ambiguous.
+    # An error would keep the subclasses alive, so it ends before, and the one below has no cause.
+    gc.collect()
+    if reason is not None:
         what = f"must be of a model that torch can trace ({reason})"
-        raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model") from error
+        raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
+    return traced
 
 
 @contextmanager

@@ -78,14 +78,14 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             DataError: If a file cannot be read.
             ValueError: If a window or a number of classes is out of its range, or an array is none of these.
         """
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         has_times = window is not None or hop is not None
-        for each in _listed(inputs):
-            answered = self._answers(each, window, hop)
+        for source in _listed(inputs):
+            answered = self._answers(source, window, hop)
             gathering = Gathering(self.model, has_times, top)
             for of_part in answered:
-                found += gathering.add(of_part)
-        return found
+                predictions += gathering.add(of_part)
+        return predictions
 
     def events(
         self,
@@ -123,19 +123,20 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     def embed(self, inputs: Any, window: float | None = None, hop: float | None = None) -> Float[Tensor, "inputs dim"]:
         """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
         their mean. Arguments and errors are those of predict."""
-        found = []
-        for each in _listed(inputs):
-            answered = self._answers(each, window, hop, probabilities=False, features=True)
-            found += [row for _, row in features_of_files((of_part.part, of_part.features) for of_part in answered)]
-        return torch.stack(found) if found else torch.empty(0, self.model.encoder.dim)
+        rows = []
+        for source in _listed(inputs):
+            answered = self._answers(source, window, hop, probabilities=False, features=True)
+            rows += [row for _, row in features_of_files((of_part.part, of_part.features) for of_part in answered)]
+        return torch.stack(rows) if rows else torch.empty(0, self.model.encoder.dim)
 
-    def _answers(self, each: Any, window: float | None, hop: float | None, **wanted: bool) -> Iterator[Answers]:
+    def _answers(self, source: Any, window: float | None, hop: float | None, **wanted: bool) -> Iterator[Answers]:
         """The model's answers to the parts of a file, or to an array."""
-        if isinstance(each, str | PathLike):
-            parts = self.data.parts(str(each), window, hop, self.model.encoder.any_length)
+        if isinstance(source, str | PathLike):
+            parts = self.data.parts(str(source), window, hop, self.model.encoder.any_length)
             return answers(self.model, batches_of(self.data, parts), parts, **wanted)
-        refuse_windows_of_array(window is not None or hop is not None)
-        values = _tensor_of(each)
+        if window is not None or hop is not None:
+            raise ArgumentError("window", "must be None for an array; cut it yourself, or write it to a file")
+        values = _tensor_of(source)
         inputs: InputSpec = self.data.inputs
         seconds = None if inputs.rate_hz is None else values.shape[-1:].numel() / inputs.rate_hz
         return answers(self.model, self._batch_of(values), [("", 0.0, seconds)], **wanted)
@@ -145,13 +146,13 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             raise ArgumentError("inputs", "must be paths, because the pixels of files are permuted; give paths")
         inputs: InputSpec = self.data.inputs
         if inputs.shape == (None,):
-            refuse_no_waveform(values)
+            _refuse_no_waveform(values)
             yield {"waveforms": values[None].float(), "lengths": torch.tensor([len(values)])}
         elif inputs.dtype == torch.uint8:
-            refuse_no_pixels(values)
+            _refuse_no_pixels(values)
             yield values[None]
         else:
-            refuse_other_numbers(values, inputs)
+            _refuse_other_numbers(values, inputs)
             yield values[None].to(inputs.dtype)
 
     def save_pretrained(self, save_directory: str | PathLike, **options: Any) -> str | None:
@@ -252,17 +253,7 @@ def refuse_no_file(path: str) -> None:
         raise ArgumentError("input", f"must be an image file or a sound file, got {path}: {what}")
 
 
-def refuse_windows_of_array(has_windows: bool) -> None:
-    """Check that no windows are asked for.
-
-    Raises:
-        ValueError: If they are.
-    """
-    if has_windows:
-        raise ArgumentError("window", "must be None for an array; cut it yourself, or write it to a file")
-
-
-def refuse_no_pixels(values: Tensor) -> None:
+def _refuse_no_pixels(values: Tensor) -> None:
     """Check an array that is to be seen.
 
     Raises:
@@ -276,7 +267,7 @@ def refuse_no_pixels(values: Tensor) -> None:
         raise ArgumentError("inputs", f"must be pixels in 0..255, got floats up to {float(highest):g}; times 255")
 
 
-def refuse_other_numbers(values: Tensor, inputs: InputSpec) -> None:
+def _refuse_other_numbers(values: Tensor, inputs: InputSpec) -> None:
     """Check an array against what the data module says of its inputs.
 
     Raises:
@@ -293,7 +284,7 @@ def refuse_other_numbers(values: Tensor, inputs: InputSpec) -> None:
         raise ArgumentError("inputs", f"{what}; scale them as the training data, fill gaps")
 
 
-def refuse_no_waveform(values: Tensor) -> None:
+def _refuse_no_waveform(values: Tensor) -> None:
     """Check an array that is to be heard, as files are checked.
 
     Raises:

@@ -26,63 +26,56 @@ class Program(nn.Module):
 
     Args:
         model: The classifier; it is copied.
-        inputs: What one input is; images of bytes, if it is absent and the model hears no sounds.
+        inputs: What one input is, as the data module says.
 
     Raises:
         SettingError: If its task predicts nothing.
         ValueError: If it hears clips through a pretrained stem, which runs once for each length in a batch.
     """
 
-    def __init__(self, model: Classifier, inputs: InputSpec | None = None) -> None:
+    def __init__(self, model: Classifier, inputs: InputSpec) -> None:
         super().__init__()
         model.task.require("classes", "amounts")
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
         encoder: Any = self.model.encoder
-        self.takes_sounds, self.inputs = encoder.takes_sounds, inputs
-        if self.takes_sounds and isinstance(getattr(encoder, "stem", None), Pretrained):
+        self.inputs, self.has_lengths = inputs, inputs.shape == (None,)
+        if self.has_lengths and isinstance(getattr(encoder, "stem", None), Pretrained):
             what = "must have no pretrained stem where clips have lengths of their own"
             raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
-        self.longest: int | None = None if encoder.any_length or not self.takes_sounds else encoder.num_samples
+        self.longest: int | None = encoder.num_samples if self.has_lengths and not encoder.any_length else None
         for name, module in encoder.named_children():
             if isinstance(module, LogMel):
                 setattr(encoder, name, LogMelOfProducts(module))
 
     def forward(self, inputs: Shaped[Tensor, "b ..."], lengths: Int64[Tensor, " b"] | None = None) -> Tensor:
         batch: Any = inputs
-        if self.takes_sounds:
+        if self.has_lengths:
             batch = {"waveforms": inputs if self.longest is None else _filled(inputs, self.longest), "lengths": lengths}
         return self.model.task.probabilities(self.model(batch))
 
     @property
     def names(self) -> list[str]:
         """The names of the inputs."""
-        if self.takes_sounds:
-            return ["waveforms", "lengths"]
-        return ["images" if self.inputs is None else self.inputs.kind]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the first input."""
-        known = torch.float32 if self.takes_sounds else torch.uint8
-        return known if self.inputs is None else self.inputs.dtype
+        return ["waveforms", "lengths"] if self.has_lengths else [self.inputs.kind]
 
     def _numbers(self, *shape: int) -> Tensor:
         """Inputs that are no sounds, for a trial: bytes, or numbers of either sign."""
         generator = torch.Generator().manual_seed(0)
-        if self.dtype.is_floating_point:
-            return torch.randn(*shape, generator=generator).to(self.dtype)
-        return torch.randint(256, shape, generator=generator).to(self.dtype)
+        dtype = self.inputs.dtype
+        if dtype.is_floating_point:
+            return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randint(256, shape, generator=generator).to(dtype)
 
     def examples(self) -> tuple[Tensor, ...]:
         """Two inputs to trace. Sounds are shorter than the longest one, which takes shorter ways. Images of any size
         have two rows and columns of tokens or more: torch.export takes one for a number that never changes."""
         encoder: Any = self.model.encoder
-        if not self.takes_sounds:
+        if not self.has_lengths:
             channels, height, width = encoder.picture_shape
             if encoder.any_length:
                 rows, columns = encoder.trunk.patch_embed.patch_size
                 height, width = max(height, 2 * rows), max(width, 2 * columns)
-            return (torch.zeros(2, channels, height, width, dtype=self.dtype),)
+            return (torch.zeros(2, channels, height, width, dtype=self.inputs.dtype),)
         samples = 3 * encoder.num_samples // 4
         return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
 
@@ -106,7 +99,7 @@ class Program(nn.Module):
         """Which dimensions of the inputs have no fixed size: for each input, what ``dim`` makes of their names."""
         encoder: Any = self.model.encoder
         batch, samples, height, width = map(dim, ("batch", "samples", "height", "width"))
-        if self.takes_sounds:
+        if self.has_lengths:
             return {0: batch, 1: samples}, {0: batch}
         return ({0: batch, 2: height, 3: width} if encoder.any_length else {0: batch},)
 
@@ -114,12 +107,12 @@ class Program(nn.Module):
     def samples_of_row(self) -> int | None:
         """How many samples lie between two rows of tokens, if any number of samples may be given."""
         encoder: Any = self.model.encoder
-        is_free = self.takes_sounds and self.longest is None
+        is_free = self.has_lengths and self.longest is None
         return round(encoder.row_seconds * encoder.sample_rate_hz) if is_free else None
 
     def of_batch(self, inputs: Any) -> tuple[Tensor, ...]:
         """The arguments for a batch as a data module yields it."""
-        if not self.takes_sounds:
+        if not self.has_lengths:
             return (inputs,)
         if isinstance(inputs, Tensor):
             return inputs, torch.full((len(inputs),), inputs.shape[1])

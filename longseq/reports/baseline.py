@@ -8,6 +8,7 @@ that takes an eighth of the time.
 import time
 import warnings
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,8 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.compat.torch import is_out_of_memory
-from longseq.encoders import Encoder
-from longseq.encoders.sound import SoundEncoder
 from longseq.encoders.spectrogram import LogMel
+from longseq.training.data import InputSpec
 
 MOST = 10_000  # samples in all splits: with more, the models would take minutes
 _VERSION = 1  # goes up when the models or what they see of an input change
@@ -47,12 +47,11 @@ class Baseline(NamedTuple):
         return {"baseline/val/accuracy": self.val, "baseline/test/accuracy": self.test}
 
 
-def fit_baseline(encoder: Encoder, data: Any) -> Baseline | None:
+def fit_baseline(data: Any) -> Baseline | None:
     """Fit simple models to the training split, without augmentation, and test the one that is the best on the
     validation split. The data module remembers the result.
 
     Args:
-        encoder: Says whether inputs are images or sounds, and at which rate.
         data: The data module, after setup; each sample has one class.
 
     Returns:
@@ -62,13 +61,13 @@ def fit_baseline(encoder: Encoder, data: Any) -> Baseline | None:
         BaselineError: If the samples cannot be read any more or not within half a minute, if they are neither images
             nor sounds, or if all samples of the training split are of one class.
     """
-    is_known = isinstance(encoder, SoundEncoder) or data.inputs.kind == "images"
+    rate = _rate_of_sounds(data.inputs)
+    is_known = rate is not None or data.inputs.kind == "images"
     if not is_known or sum(map(len, data.splits().values())) > MOST:
         return None
-    rate = encoder.sample_rate_hz if isinstance(encoder, SoundEncoder) else None
     what = f"baseline {_VERSION} at {rate} Hz of {dict(data.identity)}"
     try:
-        return Baseline(**data.remember(what, lambda: _fit(encoder, data.splits())._asdict()))
+        return Baseline(**data.remember(what, lambda: _fit(rate, data.splits())._asdict()))
     except Exception as error:
         # a file is gone since the training has read it, or the cache is on a full disk; all else is a defect
         if hasattr(error, "exit_code") or isinstance(error, OSError | ArgumentError) or is_out_of_memory(error):
@@ -76,7 +75,12 @@ def fit_baseline(encoder: Encoder, data: Any) -> Baseline | None:
         raise
 
 
-def _fit(encoder: Encoder, splits: Any) -> Baseline:
+def _rate_of_sounds(inputs: InputSpec) -> int | None:
+    """The samples a second of waveforms; None for other inputs."""
+    return None if inputs.shape != (None,) or inputs.rate_hz is None else int(inputs.rate_hz)
+
+
+def _fit(rate: int | None, splits: Any) -> Baseline:
     begin = time.perf_counter()
     labels = {name: split.labels.numpy() for name, split in splits.items()}
     if len(set(labels["train"].tolist())) < 2:
@@ -84,14 +88,14 @@ def _fit(encoder: Encoder, splits: Any) -> Baseline:
     features = {}
     for name, split in splits.items():
         read = []
-        for values in _features(encoder, split):
+        for values in _features(rate, split):
             if not values.isfinite().all():
                 raise BaselineError(f"an input of the {name} split has values that are not finite")
             if time.perf_counter() - begin > _SECONDS:
                 raise BaselineError(f"reading the inputs takes more than {_SECONDS:g} s")
             read.append(values)
         features[name] = torch.cat(read)
-    models = _models_of_sounds() if encoder.takes_sounds else _models_of_images(features["train"])
+    models = _models_of_images(features["train"]) if rate is None else _models_of_sounds()
     fitted = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a regression that has not quite converged is as good
@@ -99,7 +103,7 @@ def _fit(encoder: Encoder, splits: Any) -> Baseline:
         for name, model in models.items():
             model.fit(inputs["train"], labels["train"])
             fitted.append((name, model, float(model.score(inputs["val"], labels["val"]))))
-        name, model, val = max(fitted, key=lambda each: each[2])  # the test chooses nothing
+        name, model, val = max(fitted, key=itemgetter(2))  # the test chooses nothing
         test = float(model.score(inputs["test"], labels["test"]))
     return Baseline(name, val, test, time.perf_counter() - begin)
 
@@ -132,16 +136,14 @@ def _models_of_images(train: Float[Tensor, "n c h w"]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _features(encoder: Encoder, split: Any) -> Iterator[Float[Tensor, "b _ ..."]]:
+def _features(rate: int | None, split: Any) -> Iterator[Float[Tensor, "b _ ..."]]:
     """What the models see of a split, a few samples at a time."""
-    log_mel = None
-    if isinstance(encoder, SoundEncoder):
-        rate = encoder.sample_rate_hz
-        log_mel = LogMel(rate, _BANDS, hop=max(rate // 100, 1), window=max(rate // 40, 1))
+    log_mel = None if rate is None else LogMel(rate, _BANDS, hop=max(rate // 100, 1), window=max(rate // 40, 1))
     for begin in range(0, len(split), _AT_ONCE):
         inputs, _ = split.__getitems__(list(range(begin, min(begin + _AT_ONCE, len(split)))))
-        if isinstance(encoder, SoundEncoder) and log_mel is not None:
-            yield torch.stack([_of_sound(log_mel(sound[None])[0]) for sound in encoder.sounds(inputs)])
+        if log_mel is not None:
+            sounds = zip(inputs["waveforms"], inputs["lengths"], strict=True)
+            yield torch.stack([_of_sound(log_mel(sound[None, :length])[0]) for sound, length in sounds])
         elif isinstance(inputs, Tensor) and inputs.ndim == 4:
             sides = [min(side, _SIDE) for side in inputs.shape[2:]]
             yield F.interpolate(inputs.float(), sides, mode="bilinear", antialias=True)

@@ -4,6 +4,7 @@ import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -11,6 +12,7 @@ import pytest
 import torch
 from encoder_kinds import KINDS
 from PIL import Image
+from programs import program_of
 from torch import nn
 
 import longseq
@@ -24,7 +26,7 @@ from longseq.attention.mixer import TokenMixer
 from longseq.deploy.export import export, facts_of, largest_difference, refuse_bound
 from longseq.deploy.formats import MARKS, run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor
-from longseq.deploy.program import LogMelOfProducts, Program
+from longseq.deploy.program import LogMelOfProducts
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import Conv1d
@@ -63,7 +65,7 @@ def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: st
         inputs = {**inputs, "waveforms": inputs["waveforms"].clamp(-1, 1)}  # as files are read
     encoder.trunk.blocks = encoder.trunk.blocks[:1]  # an export takes its time for each block
     model = classifier(encoder)
-    program = Program(model)
+    program = program_of(model)
     run = FORMATS[format](program, tmp_path / "model", {})  # traced with two inputs
     assert largest_difference(model, program, run, inputs) < 1e-5
 
@@ -75,8 +77,25 @@ def test_an_export_leaves_no_second_class_of_a_name(format: str, tmp_path: Path)
     before = ImageEncoder.__subclasses__()
     gc.disable()
     try:
-        FORMATS[format](Program(classifier(ImageEncoder.examples(Linformer(7), depth=1)[0][0])), tmp_path / "model", {})
+        FORMATS[format](
+            program_of(classifier(ImageEncoder.examples(Linformer(7), depth=1)[0][0])), tmp_path / "model", {}
+        )
         assert set(ImageEncoder.__subclasses__()) <= set(before)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("write", FORMATS.values())
+def test_an_export_that_fails_leaves_no_second_class_of_a_name(write: Any, tmp_path: Path) -> None:
+    model = classifier(ImageEncoder.examples(Linformer(7), depth=1)[0][0])
+    model.encoder.trunk.blocks[0].attn.proj_drop.forward = lambda tokens: tokens if tokens.sum() > 0 else -tokens
+    before = ImageEncoder.__subclasses__()
+    gc.disable()
+    try:
+        with pytest.raises(ArgumentError, match="must be of a model that torch can trace") as caught:
+            write(program_of(model), tmp_path / "model", {})
+        assert set(ImageEncoder.__subclasses__()) <= set(before), caught.value
     finally:
         gc.enable()
 
@@ -125,7 +144,7 @@ def of_clips(*mechanisms: Mechanism) -> Classifier:
 @pytest.mark.parametrize("mechanisms", [EXPORTED[start : start + 9] for start in range(0, len(EXPORTED), 9)], ids=str)
 def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Mechanism], tmp_path: Path) -> None:
     model = of_clips(*mechanisms)
-    program = Program(model)
+    program = program_of(model)
     run = write_onnx(program, tmp_path / "model.onnx", {})
     for lengths in ([3200, 1000, 90], [400, 1200], [85], [79]):
         waveforms = torch.randn(len(lengths), max(lengths)).clamp(-1, 1)
@@ -140,7 +159,7 @@ def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Me
 def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "local": Conv1d(5), "dim": 16, "depth": 1, "heads": 4}
     sounds = classifier(SpectrogramEncoder(8000, 0.4, Verma(length_scaling=1.0), num_mels=20, **free), pool="attention")
-    program = Program(sounds)
+    program = program_of(sounds)
     run = FORMATS[format](program, tmp_path / "sounds", {})
     refuse_bound(program, run, format, 1e-5)
     assert (tmp_path / "sounds").exists()
@@ -150,7 +169,7 @@ def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path:
     by_length = Softmax(1.0), Verma(length_scaling=1.5), Linformer(3, projection=Dynamic(length_scaling=1.0))
     encoder = ImageEncoder(one_row, InTurn(by_length), patch_size=2, **{**free, "depth": 3})
     images = classifier(encoder, pool="attention")  # without a mask, so that log n is that of a traced size
-    program = Program(images)
+    program = program_of(images)
     run = FORMATS[format](program, tmp_path / "images", {})
     refuse_bound(program, run, format, 1e-5)
     for height, width in ((12, 8), (8, 20), (30, 30)):
@@ -281,20 +300,20 @@ def test_permuted_pixels_are_refused_where_no_file_is_read(checkpoint: Path, mon
 def test_a_model_that_predicts_no_classes_is_refused() -> None:
     model = Classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), 3, task=Masked())
     with pytest.raises(SettingError, match="predicts no classes"):
-        Program(model)
+        program_of(model)
 
 
 def test_a_mechanism_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
     model = classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2))
     model.encoder.trunk.blocks[0].attn.proj_drop.forward = lambda tokens: tokens if tokens.sum() > 0 else -tokens
     with pytest.raises(ArgumentError, match="must be of a model that torch can trace .*; --format safetensors"):
-        write_torch(Program(model), tmp_path / "x.pt2", {})
+        write_torch(program_of(model), tmp_path / "x.pt2", {})
 
 
 def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
     model = classifier(ImageEncoder((1, 4, 4), Verma(), dim=8, depth=1, heads=2), task=MultiLabel())
     model.head.thresholds.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]))
-    program = Program(model)
+    program = program_of(model)
     run = write_onnx(program, tmp_path / "model.onnx", facts_of(Predictor(model, Digits())))
     facts = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
     assert json.loads(facts["thresholds"]) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
@@ -307,7 +326,7 @@ def test_thresholds_of_several_labels_are_in_the_file(tmp_path: Path) -> None:
 def test_a_file_that_is_bound_to_the_traced_length_is_refused(format: str, tmp_path: Path) -> None:
     free = {"any_length": True, "positions": "none", "dim": 16, "depth": 1, "heads": 4, "num_mels": 20}
     path = tmp_path / "model"
-    program = Program(classifier(SpectrogramEncoder(8000, 0.4, S4D(state=16), **free)))
+    program = program_of(classifier(SpectrogramEncoder(8000, 0.4, S4D(state=16), **free)))
     run = FORMATS[format](program, path, {})
     with pytest.raises(ArgumentError, match=rf"^ckpt_path must be of a model whose {format} file takes inputs"):
         refuse_bound(program, run, format, 1e-5)
@@ -320,4 +339,4 @@ def test_a_file_keeps_values_above_full_scale_as_predict_does(tmp_path: Path) ->
         expected = model({"waveforms": loud, "lengths": lengths}).softmax(1)
         clipped = model({"waveforms": loud.clamp(-1, 1), "lengths": lengths}).softmax(1)
         assert (expected - clipped).abs().max() > 1e-5
-        torch.testing.assert_close(Program(model)(loud, lengths), expected)
+        torch.testing.assert_close(program_of(model)(loud, lengths), expected)

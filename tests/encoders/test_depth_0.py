@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from programs import program_of
 
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma, WaveformEncoder, resize
 from longseq.arguments import arguments_of
 from longseq.deploy.export import largest_difference
 from longseq.deploy.formats import write_onnx, write_torch
-from longseq.deploy.program import Program
 from longseq.encoders import Conv2d, Residual
 from longseq.encoders.sharding import refuse_unsharded
 from longseq.reports.spectrum import context_matrices
@@ -99,7 +99,7 @@ def test_its_arguments_rebuild_it_and_it_is_carried_to_another_size(make: Any) -
 @pytest.mark.parametrize("write", [pytest.param(write_onnx, marks=pytest.mark.thorough), write_torch])
 def test_it_is_exported(make: Any, write: Any, tmp_path: Path, exports: None) -> None:
     model = classifier(make())
-    program = Program(model)
+    program = program_of(model)
     assert largest_difference(model, program, write(program, tmp_path / "model", {}), inputs_of(model.encoder)) < 1e-5
 
 

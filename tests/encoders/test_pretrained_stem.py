@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from programs import program_of
 
 from longseq import ImageEncoder, SpectrogramEncoder, Verma
 from longseq.deploy.export import largest_difference
 from longseq.deploy.formats import write_onnx
-from longseq.deploy.program import Program
 from longseq.encoders import Pretrained, Residual, resize
 from longseq.files.description import build, describe
 from longseq.training import Classifier
@@ -163,14 +163,14 @@ def test_images_are_exported_and_of_clips_of_unlike_lengths_the_remedy_is_named(
     stem = Pretrained("test_resnet", 1, False)
     model = Classifier(ImageEncoder((3, 16, 16), Verma(), patch_size=4, stem=stem, **SMALL | {"depth": 0}), 2).eval()
     torch.nn.init.normal_(model.head.weight)  # type: ignore[arg-type]
-    program = Program(model)
+    program = program_of(model)
     run = write_onnx(program, tmp_path / "model", {})
     pixels = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
     assert largest_difference(model, program, run, pixels) < 1e-5
     with pytest.raises(
         ValueError, match="ckpt_path must have no pretrained stem where clips have lengths of their own"
     ):
-        write_onnx(Program(Classifier(sounds(stem), 2).eval()), tmp_path / "sound", {})
+        write_onnx(program_of(Classifier(sounds(stem), 2).eval()), tmp_path / "sound", {})
 
 
 @pytest.mark.parametrize(
