@@ -21,8 +21,11 @@ from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
+from longseq.reports.plots import markdown, markdown_row
+
+HEADER = ["busy processes", "setting", "steps/s, median (each round)", "time, libgomp's = 1", "time, PASSIVE's = 1"]
 NOT_COUNTED = 3.0  # seconds at the beginning of a turn
-SAID = "steps per second:"
+PREFIX = "steps per second:"  # of the lines by which a training answers
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")
 OURS, DEFAULT, PASSIVE = "", "GOMP_SPINCOUNT=300000", "OMP_WAIT_POLICY=PASSIVE"
 NAMES = {OURS: "longseq's own choice", DEFAULT: f"`{DEFAULT}`, what libgomp does by itself"}
@@ -38,11 +41,11 @@ class InTurns(pl.Callback):
     def on_train_batch_end(self, trainer, *_) -> None:
         now, self.steps = time.perf_counter(), self.steps + 1
         if trainer.global_step == 1:
-            print("{SAID} 0", flush=True)
+            print("{PREFIX} 0", flush=True)
         elif self.begin is None and now - self.asked > {NOT_COUNTED}:
             self.begin, self.steps = now, 0
         elif self.begin is not None and now - self.begin > self.seconds:
-            print("{SAID}", self.steps / (now - self.begin), flush=True)
+            print("{PREFIX}", self.steps / (now - self.begin), flush=True)
         else:
             return
         if trainer.global_step == 1 or self.begin != now:
@@ -79,8 +82,8 @@ class Training:
     def _answer(self) -> float:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith(SAID):
-                return float(line.removeprefix(SAID))
+            if line.startswith(PREFIX):
+                return float(line.removeprefix(PREFIX))
         raise SystemExit(f"error: a training has ended with {self.process.wait()}")
 
     def end(self) -> None:
@@ -122,10 +125,7 @@ def main() -> None:
         print(
             "wanted: longseq's own choice at most 1.05 times libgomp's time beside 0, 1.2 times PASSIVE's beside others"
         )
-        print(
-            "\n| busy processes | setting | steps/s, median (each round) | time, libgomp's = 1 | time, PASSIVE's = 1 |"
-        )
-        print("|---|---|---|---|---|")
+        print("\n" + markdown(HEADER, []), end="")
         for number in options.busy:
             rates: dict[str, list[float]] = {setting: [] for setting in settings}
             with busy(number):
@@ -137,12 +137,9 @@ def main() -> None:
                     statistics.median(other / one for one, other in zip(own, rates[base], strict=True))
                     for base in (DEFAULT, PASSIVE)
                 ]
-                each = ", ".join(f"{rate:.2f}" for rate in own)
-                print(
-                    f"| {number} | {NAMES.get(setting, f'`{setting}`')} | {statistics.median(own):.2f} ({each}) "
-                    f"| **{ratios[0]:.2f}** | **{ratios[1]:.2f}** |",
-                    flush=True,
-                )
+                per_round = f"{statistics.median(own):.2f} ({', '.join(f'{rate:.2f}' for rate in own)})"
+                row = [number, NAMES.get(setting, f"`{setting}`"), per_round, *(f"**{ratio:.2f}**" for ratio in ratios)]
+                print(markdown_row(row), end="", flush=True)
 
 
 if __name__ == "__main__":

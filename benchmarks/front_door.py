@@ -36,8 +36,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import datasets
 
-from longseq.reports.apart import run_python
 from longseq.reports.plots import markdown, write_csv
+from longseq.reports.processes import run_python
 
 ROOT = Path(__file__).parent.parent
 HEADER = ["system", "minutes", "seed", "epochs", "validation", "test"]
@@ -225,8 +225,8 @@ class Images:
         self.splits = {split: ((x - mean) / std, y) for split, (x, y) in self.splits.items()}
 
     def _read(self, folder: Path) -> tuple[Tensor, Tensor]:
-        found = datasets.ImageFolder(str(folder), lambda image: np.asarray(image.resize((self.what.size,) * 2)))
-        pixels, labels = zip(*found, strict=True)
+        samples = datasets.ImageFolder(str(folder), lambda image: np.asarray(image.resize((self.what.size,) * 2)))
+        pixels, labels = zip(*samples, strict=True)
         return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255, torch.tensor(labels)
 
     def network(self, num_classes: int) -> nn.Module:
@@ -268,8 +268,8 @@ class Sounds:
         self.mean, self.std = float(x.mean()), float(x.std())
 
     def _read(self, folder: Path) -> tuple[Tensor, Tensor]:
-        found = datasets.DatasetFolder(str(folder), lambda file: soundfile.read(file, dtype="float32")[0], (".wav",))
-        clips, labels = zip(*found, strict=True)
+        samples = datasets.DatasetFolder(str(folder), lambda file: soundfile.read(file, dtype="float32")[0], (".wav",))
+        clips, labels = zip(*samples, strict=True)
         fitted = [torch.from_numpy(clip)[: self.length] for clip in clips]
         return torch.stack([F.pad(clip, (0, self.length - len(clip))) for clip in fitted]), torch.tensor(labels)
 
@@ -310,12 +310,12 @@ def train_cnn(folder: Path, what: Set, minutes: float, seed: int, rate: float) -
     def accuracy(split: str) -> float:
         network.eval()
         with torch.no_grad():
-            parts = zip(*(each.split(64) for each in data.splits[split]), strict=True)
+            parts = zip(*(values.split(64) for values in data.splits[split]), strict=True)
             right = sum(int((network(data.features(x)).argmax(1) == y).sum()) for x, y in parts)
         network.train()
         return right / len(data.splits[split][1])
 
-    best, kept, steps, evaluations = -1.0, {}, 0, 0
+    best, best_weights, steps, evaluations = -1.0, {}, 0, 0
     begin = time.perf_counter()
     size = data.batch_size()
     a_pass = len(y) // size or 1
@@ -335,11 +335,11 @@ def train_cnn(folder: Path, what: Set, minutes: float, seed: int, rate: float) -
         steps += 1
         if steps % a_pass == 0 and share > evaluations / 15:
             evaluations += 1
-            if (found := accuracy("val")) >= best:
-                best, kept = found, {key: value.clone() for key, value in network.state_dict().items()}
-    if (found := accuracy("val")) < best:
-        network.load_state_dict(kept)
-    return steps / a_pass, max(found, best), accuracy("test")
+            if (validated := accuracy("val")) >= best:
+                best, best_weights = validated, {key: value.clone() for key, value in network.state_dict().items()}
+    if (validated := accuracy("val")) < best:
+        network.load_state_dict(best_weights)
+    return steps / a_pass, max(validated, best), accuracy("test")
 
 
 def train_longseq(folder: Path, what: Set, minutes: float, seed: int, flags: list[str], run: Path) -> tuple[float, ...]:

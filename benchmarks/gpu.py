@@ -255,8 +255,8 @@ def a_million(bench: Bench, side: int = 1024) -> Iterator[Row]:
     for name, mechanism in million.mechanisms(min(256, side * side // 4)).items():
         peak = peak_of(torch.device(bench.device))  # other parts have run in this process
         with autocast(bench, bench.precisions[0]):
-            found = million.step(side, mechanism, None, 3, bench.device)
-        figures = [f"{found['seconds']:.3g} s", f"{peak() / 2**30:.3g} GiB"]
+            measured = million.step(side, mechanism, None, 3, bench.device)
+        figures = [f"{measured['seconds']:.3g} s", f"{peak() / 2**30:.3g} GiB"]
         yield [f"training step on {side * side:,} tokens, width 64, depth 4", "", name, *figures, "", "", ""]
 
 
@@ -304,7 +304,7 @@ def main() -> None:
     torch.manual_seed(0)
     report = Report(asked.out, machine(asked.device), sys.argv)
     write_within(
-        asked.minutes, rows(asked), lambda found, late: report.write(HEADER, found, markdown(HEADER, found) + late)
+        asked.minutes, rows(asked), lambda done, late: report.write(HEADER, done, markdown(HEADER, done) + late)
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from longseq import ImageEncoder
 from longseq.attention import Mechanism
 from longseq.attention.grid import TokenGrid
+from longseq.reports.plots import markdown_row
 from longseq.training.throughput import timed
 
 Step = Callable[[], None]
@@ -116,7 +117,7 @@ def write_within(minutes: float, rows: Iterable[Row], write: Callable[[list[Row]
     begin, measured = time.monotonic(), []
     for row in rows:
         measured.append(row)
-        print("| " + " | ".join(row) + " |", flush=True)
+        print(markdown_row(row), end="", flush=True)
         is_late = time.monotonic() - begin > 60 * minutes
         write(measured, f"\nNo row was begun after {minutes:g} minutes.\n" if is_late else "")
         if is_late:

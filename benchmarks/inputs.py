@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from datamodules import FSDD, MNIST, DataModule, ImageFolder
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder
+from longseq.reports.plots import markdown, markdown_row
 from longseq.training import Classifier
 
 WARM_UP = 5  # steps that are not counted
@@ -90,8 +91,7 @@ def main() -> None:
             lambda data: images(data, 64),
         ),
     }  # fmt: skip
-    print("| data | fit, samples/s | in memory, samples/s | ratio (each round) |")
-    print("|---|---|---|---|")
+    print(markdown(["data", "fit, samples/s", "in memory, samples/s", "ratio (each round)"], []), end="")
     for name, (make, build) in cases.items():
         data = make()
         data.setup()
@@ -105,12 +105,9 @@ def main() -> None:
             model = build(data)
             memory.append(rate_of(model, options.steps, train_dataloaders=DataLoader(batches, batch_size=None)))
         ratios = [a / b for a, b in zip(real, memory, strict=True)]
-        rounds = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(
-            f"| {name} | {statistics.median(real):.0f} | {statistics.median(memory):.0f} "
-            f"| **{statistics.median(ratios):.2f}** ({rounds}) |",
-            flush=True,
-        )
+        per_round = f"**{statistics.median(ratios):.2f}** ({', '.join(f'{ratio:.2f}' for ratio in ratios)})"
+        row = [name, f"{statistics.median(real):.0f}", f"{statistics.median(memory):.0f}", per_round]
+        print(markdown_row(row), end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ def run(rank: int, size: int, side: int, mechanism: str, steps: int, folder: str
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
         group = dist.group.WORLD
-    found = step(side, MECHANISMS[mechanism], group, steps)
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    figures = step(side, MECHANISMS[mechanism], group, steps)
+    Path(folder, f"{rank}.json").write_text(json.dumps(figures))
 
 
 def measured(size: int, side: int, mechanism: str, steps: int) -> dict[str, float]:
@@ -79,8 +79,8 @@ def measured(size: int, side: int, mechanism: str, steps: int) -> dict[str, floa
         processes = [subprocess.Popen([*command, str(rank), *arguments]) for rank in range(size)]
         if any([process.wait() for process in processes]):
             raise SystemExit(f"a process failed: {' '.join(arguments)}")
-        found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
-    return {name: max(each[name] for each in found) for name in found[0]}
+        of_ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
+    return {name: max(figures[name] for figures in of_ranks) for name in of_ranks[0]}
 
 
 def main() -> None:
@@ -99,8 +99,8 @@ def main() -> None:
     for mechanism in MECHANISMS:
         for side in asked.sides:
             for size in asked.processes:
-                found = measured(size, side, mechanism, asked.steps)
-                rows.append([mechanism, f"{side * side:,}", size, f"{found['seconds']:.2f}", f"{found['gib']:.2f}"])
+                figures = measured(size, side, mechanism, asked.steps)
+                rows.append([mechanism, f"{side * side:,}", size, f"{figures['seconds']:.2f}", f"{figures['gib']:.2f}"])
                 print(*rows[-1], sep=", ", flush=True)
                 report.write(header, rows)
 

@@ -48,9 +48,9 @@ from longseq import ImageEncoder, Linformer, Separable, Verma
 from longseq.attention import Linear, Projection
 from longseq.encoders import Conv2d
 from longseq.encoders.local import LocalLayer
-from longseq.reports.apart import print_apart, run_apart
 from longseq.reports.cell import peak_of
 from longseq.reports.plots import machine, markdown
+from longseq.reports.processes import print_result, result_of_python
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 from longseq.training.memory import keep_freed_memory
@@ -105,7 +105,7 @@ def apart(bench: Bench, name: str, height: int, width: int) -> dict[str, Any] | 
     arguments = [bench.device, name, str(height), str(width), str(torch.get_num_threads())]
     gc.collect()
     torch.cuda.empty_cache()  # both processes share the GPU's memory
-    return run_apart(__file__, "--apart", *arguments)
+    return result_of_python(__file__, "--apart", *arguments)
 
 
 def benchmark_cell(device: str, name: str, height: str, width: str, threads: str) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def memory(bench: Bench, rounds: int) -> Iterator[Row]:
     """Memory of a step without and with weights, gradients and AdamW's moments: a dense E is k x n weights."""
     peers = (CHECKPOINTING, "timm", "vit-pytorch with linformer")
     for side in (side for side in bench.sides if side > 64):
-        found = {name: apart(bench, name, side, side) for name in ("longseq", SEPARABLE, *peers)}
+        cells = {name: apart(bench, name, side, side) for name in ("longseq", SEPARABLE, *peers)}
         for ours, theirs in [*(("longseq", peer) for peer in peers), (SEPARABLE, "timm")]:
-            ours_of, theirs_of = found[ours], found[theirs]
+            ours_of, theirs_of = cells[ours], cells[theirs]
             if not (ours_of and theirs_of):
                 continue
             for what, added in (("above weights, gradients, moments", 0), ("with them", 1)):
@@ -291,7 +291,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     if options.apart:
-        print_apart(lambda: benchmark_cell(*options.apart))
+        print_result(lambda: benchmark_cell(*options.apart))
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("there is no GPU here: the CPU's table follows")
@@ -299,15 +299,15 @@ def main() -> None:
     bench = GPU if options.device == "cuda" else CPU
     what = f"width {bench.width}, {bench.heads} heads, k = {K}, depth {DEPTH}; layers in {bench.precisions[0]}"
     versions = ", ".join(f"{peer} {version(peer)}" for peer in PEERS)
-    said = f"    python {shlex.join(sys.argv)}\n\n{date.today()}; {machine(bench.device)}; {versions}. {what}."
+    about = f"    python {shlex.join(sys.argv)}\n\n{date.today()}; {machine(bench.device)}; {versions}. {what}."
     header = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "wanted"]
     print(markdown(header, []), end="", flush=True)
     out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
     out.parent.mkdir(parents=True, exist_ok=True)
     minutes = (6.5 if bench.compiles else math.inf) if options.minutes is None else options.minutes
-    top = f"# longseq and its peers\n\n{said}\n\n"
+    top = f"# longseq and its peers\n\n{about}\n\n"
     measured = rows(bench, options.parts, options.rounds)
-    write_within(minutes, measured, lambda found, late: out.write_text(top + markdown(header, found) + late))
+    write_within(minutes, measured, lambda done, late: out.write_text(top + markdown(header, done) + late))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def main() -> None:
     apart = multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1)
     for mechanism in asked.attention:
         for depth in asked.depths:
-            found = [apart.apply(step, (asked.side, depth, mechanism, kind)) for kind in KINDS]
-            figures = [f"{each['mib']:.0f}" for each in found] + [f"{each['seconds']:.2f}" for each in found]
+            cells = [apart.apply(step, (asked.side, depth, mechanism, kind)) for kind in KINDS]
+            figures = [f"{cell['mib']:.0f}" for cell in cells] + [f"{cell['seconds']:.2f}" for cell in cells]
             rows.append([mechanism, depth, *figures])
             print(*rows[-1], sep=", ", flush=True)
             report.write(header, rows)

@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from longseq.encoders.sharding import Sharding
 from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
 from longseq.training import Classifier
 from longseq.training.flops import PEAK_FLOPS, flops_per_sample
+from longseq.training.throughput import timed
 
 # NVIDIA's data sheets of the H100 SXM and of the DGX H100: NVLink 900 GB/s in both directions together, eight GPUs a
 # node, one network card of 400 Gb/s for each GPU.
@@ -50,6 +52,7 @@ BASE, RING, TREE = 8.4e-6, (3.4e-6, 14e-6), (4.0e-6, 14e-6)
 UTILISATION = 0.4  # an assumption: the share of the peak that the products of a step reach
 # Where other programs share the processors, only the time that a process has had of them says what its work costs.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+Seconds = dict[str, list[float]]  # by clock
 GPUS = [2**power for power in range(11)]
 
 
@@ -142,40 +145,48 @@ def worker(rank: int, folder: str, repeats: int) -> None:
     sizes = sorted({*SMALL.sums(), SMALL.weight_bytes()})
     vectors = {size: torch.zeros(size // 4) for size in sizes}
     trained = {name: step_of(group, name) for name in ("alone", "few", "data", "sequence")}
-    found: dict[str, dict[str, list[float]]] = {clock: defaultdict(list) for clock in CLOCKS}
+    times: dict[str, dict[str, list[float]]] = {clock: defaultdict(list) for clock in CLOCKS}
     summed: list[int] = []
-    of_sums = dict.fromkeys(CLOCKS, 0.0)
+    of_sums: Seconds = {clock: [] for clock in CLOCKS}
     collect = dist.all_reduce
 
     def timed_sum(values: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        starts = {clock: read() for clock, read in CLOCKS.items()}
-        collect(values, *args, **kwargs)
-        for clock, read in CLOCKS.items():
-            of_sums[clock] += read() - starts[clock]
+        with by_all_clocks(of_sums):
+            collect(values, *args, **kwargs)
         summed.append(values.nbytes)
 
-    def keep(name: str, timed: Callable[[], Any]) -> None:
+    def measure(name: str, run: Callable[[], Any]) -> None:
         dist.barrier()
-        summed.clear()
-        of_sums.update(dict.fromkeys(CLOCKS, 0.0))
-        starts = {clock: read() for clock, read in CLOCKS.items()}
-        timed()
-        for clock, read in CLOCKS.items():
-            found[clock][name].append(read() - starts[clock] - of_sums[clock])
-            found[clock][f"{name}, sums"].append(of_sums[clock])
+        whole: Seconds = {clock: [] for clock in CLOCKS}
+        for values in (summed, *of_sums.values()):
+            values.clear()
+        with by_all_clocks(whole):
+            run()
+        for clock in CLOCKS:
+            times[clock][name].append(sum(whole[clock]) - sum(of_sums[clock]))
+            times[clock][f"{name}, sums"].append(sum(of_sums[clock]))
 
     for _ in range(repeats):
         for size, vector in vectors.items():
-            keep(f"sum {size}", lambda vector=vector: dist.all_reduce(vector))
+            measure(f"sum {size}", lambda vector=vector: dist.all_reduce(vector))
         for name, turn in (("alone", 0), ("alone", 1), ("few", 0), ("few", 1)):
-            keep(name if turn == rank else "waits", trained[name] if turn == rank else lambda: None)
+            measure(name if turn == rank else "waits", trained[name] if turn == rank else lambda: None)
         dist.all_reduce = timed_sum
-        keep("data", trained["data"])
-        keep("sequence", trained["sequence"])
+        measure("data", trained["data"])
+        measure("sequence", trained["sequence"])
         dist.all_reduce = collect
         assert sorted(summed) == sorted([*SMALL.sums(), SMALL.weight_bytes()]), summed  # as the formula counts them
-    medians = {clock: {name: median(times) for name, times in of.items()} for clock, of in found.items()}
+    medians = {clock: {name: median(values) for name, values in of.items()} for clock, of in times.items()}
     Path(folder, f"{rank}.json").write_text(json.dumps(medians))
+
+
+@contextmanager
+def by_all_clocks(seconds: Seconds) -> Iterator[None]:
+    """Append the seconds of a block by each clock."""
+    with ExitStack() as stack:
+        for clock, read in CLOCKS.items():
+            stack.enter_context(timed(seconds[clock], clock=read))
+        yield
 
 
 def step_of(group: Any, how: str) -> Callable[[], None]:
@@ -196,8 +207,9 @@ def step_of(group: Any, how: str) -> Callable[[], None]:
             gradients = [weight.grad for weight in layers.parameters() if weight.grad is not None]
             whole = torch.cat([gradient.view(-1) for gradient in gradients])
             dist.all_reduce(whole)
-            for gradient, mean in zip(gradients, whole.split([each.numel() for each in gradients]), strict=True):
-                gradient.copy_(mean.view_as(gradient) / 2)
+            sums = whole.split([gradient.numel() for gradient in gradients])
+            for gradient, total in zip(gradients, sums, strict=True):
+                gradient.copy_(total.view_as(gradient) / 2)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -219,21 +231,21 @@ def check(repeats: int) -> list[list[Any]]:
     of_ranks, flops = measured(repeats), SMALL.flops()
     rows = []
     for clock in CLOCKS:
-        found = {name: mean(of_rank[clock][name] for of_rank in of_ranks) for name in of_ranks[0][clock]}
+        times = {name: mean(of_rank[clock][name] for of_rank in of_ranks) for name in of_ranks[0][clock]}
         of_few = float(flops_per_sample(SMALL.build(FEW)).training)
-        rate = (sum(flops) - of_few) / (found["alone"] - found["few"])
-        fixed = found["few"] - of_few / rate
+        rate = (sum(flops) - of_few) / (times["alone"] - times["few"])
+        fixed = times["few"] - of_few / rate
 
-        def gloo(size: int, processes: int, found: dict[str, float] = found) -> float:
-            return found[f"sum {size}"] if processes > 1 else 0.0
+        def gloo(size: int, processes: int, times: dict[str, float] = times) -> float:
+            return times[f"sum {size}"] if processes > 1 else 0.0
 
         for name, sharing in (("data", 1), ("sequence", 2)):
             whole = step_seconds(flops, rate, fixed, sharing, 2, SMALL, gloo)
             own = step_seconds(flops, rate, fixed, sharing, 1, SMALL, lambda *_: 0.0)
-            pairs = ((own, found[name]), (whole - own, found[f"{name}, sums"]))
-            times = (f"{1000 * seconds:.1f}" for pair in pairs for seconds in pair)
-            ratio = (found[name] + found[f"{name}, sums"]) / whole
-            rows.append([name, clock, f"{1000 * found['alone']:.0f}", f"{1000 * fixed:.0f}", *times, f"{ratio:.2f}"])
+            pairs = ((own, times[name]), (whole - own, times[f"{name}, sums"]))
+            figures = (f"{1000 * seconds:.1f}" for pair in pairs for seconds in pair)
+            ratio = (times[name] + times[f"{name}, sums"]) / whole
+            rows.append([name, clock, f"{1000 * times['alone']:.0f}", f"{1000 * fixed:.0f}", *figures, f"{ratio:.2f}"])
     return rows
 
 
@@ -259,7 +271,7 @@ def simulated() -> list[dict[str, Any]]:
 
 
 @styled
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[dict[str, Any]]) -> Any:
     figure, (left, right) = panels(2)
     for how, colour in zip(("data", "sequence", "both"), COLOURS[2:], strict=False):
         own = [row for row in rows if row["how"] == how]
@@ -269,7 +281,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     left.set(title="Time of a step", xlabel="GPUs", ylabel="seconds")
     right.set(title="Images a second, of GPUs x those of one", xlabel="GPUs", ylabel="share", ylim=(0, 1.05))
     left.legend()
-    figure.savefig(path)
+    return figure
 
 
 def main() -> None:
@@ -287,7 +299,6 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     report, rows = Report(asked.out, "", sys.argv), simulated()
-    draw(rows, asked.out / "scale.png")
     header = list(rows[0])
     exact = [[f"{value:.4g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
     table = [
@@ -302,7 +313,8 @@ def main() -> None:
         "sums computed, ms", "measured", "both, measured / computed",
     ]  # fmt: skip
     points = markdown(columns, check(asked.repeats))
-    print(report.write(header, exact, f"{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"))
+    text = f"{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"
+    report.end(report.write(header, exact, text), draw(rows), "scale.png")
 
 
 if __name__ == "__main__":

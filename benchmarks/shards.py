@@ -20,6 +20,7 @@ from PIL import Image
 
 from datamodules import ImageShards
 from datamodules.archives.write_shards import write_tar
+from longseq.training.throughput import timed
 
 PER_SHARD = 10_000
 CLASSES = 100
@@ -57,17 +58,18 @@ def measure(root: str) -> None:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    start, at_work = time.perf_counter(), time.process_time()
-    data = ImageShards(root, size=8, in_memory=False)
-    samples = sum(len(shard.index.labels) for shard in data.listed.shards)
-    labels = data._labels()
-    name = data.name_of(samples - 1)
-    seconds, at_work = time.perf_counter() - start, time.process_time() - at_work
+    seconds: list[float] = []
+    with timed(seconds), timed(seconds, clock=time.process_time):
+        data = ImageShards(root, size=8, in_memory=False)
+        samples = sum(len(shard.index.labels) for shard in data.listed.shards)
+        labels = data._labels()
+        name = data.name_of(samples - 1)
+    at_work, whole = seconds
     done.set()
     watching.join()
     held, most = process.memory_info().rss - before, max(peak, before) - before
     assert len(labels) == samples
-    print(f"{samples} samples, up to {name}: {seconds:.1f} s ({at_work:.1f} s of one core), ", end="")
+    print(f"{samples} samples, up to {name}: {whole:.1f} s ({at_work:.1f} s of one core), ", end="")
     print(f"{held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at most")
 
 
@@ -79,9 +81,10 @@ def main() -> None:
         )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "shards").mkdir()
-        start = time.perf_counter()
-        write(Path(folder) / "shards", samples)
-        print(f"written in {time.perf_counter() - start:.0f} s", flush=True)
+        seconds: list[float] = []
+        with timed(seconds):
+            write(Path(folder) / "shards", samples)
+        print(f"written in {seconds[0]:.0f} s", flush=True)
         environment = {**os.environ, "LONGSEQ_CACHE": str(Path(folder) / "cache")}
         for title in ("first start", "later starts"):
             print(f"{title}: ", end="", flush=True)

@@ -9,13 +9,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from jsonargparse.typing import PositiveInt
 from PIL import Image
 
 from longseq.reports.plots import markdown
+from longseq.training.throughput import timed
 
 ROOT = Path(__file__).parents[1]
 LONGSEQ = [sys.executable, "-m", "longseq"]
@@ -25,18 +25,18 @@ TINY = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0
 
 def seconds(command: list[str], folder: str, code: int, until: str | None) -> float:
     """Seconds until a command ends with the code that is expected, or until it has printed some words before that."""
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    took = None
-    for line in process.stdout:
-        if until is not None and until in line and took is None:
-            took = time.perf_counter() - begin
-    ended = process.wait()
-    whole = time.perf_counter() - begin
-    if ended != code or (until is not None and took is None):
-        raise SystemExit(f"error: {shlex.join(command)} ended with {ended}, expected {code}, and {until or 'its end'}")
-    return whole if took is None else took
+    times: list[float] = []
+    with timed(times):
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        is_reached = any(until is not None and until in line for line in process.stdout)  # it reads on until then
+        if not is_reached:
+            process.wait()
+    process.communicate()
+    if process.returncode != code or is_reached != (until is not None):
+        what = f"ended with {process.returncode}, expected {code}, and {until or 'its end'}"
+        raise SystemExit(f"error: {shlex.join(command)} {what}")
+    return times[0]
 
 
 def main() -> None:

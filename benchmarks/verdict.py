@@ -31,6 +31,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,9 +42,9 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter, StrMeth
 
 from longseq.arguments import ArgumentError
 from longseq.files.storage import write_text
-from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
+from longseq.reports.processes import run_python
 from longseq.reports.sweep import sweep
 
 Result = TypeVar("Result")
@@ -148,12 +149,12 @@ class Setting(NamedTuple):
         """Its speed, measured once and kept in a file; 0 if a trial is over after its first step."""
         record = self.out / self.task / "speeds.json"
         here = f"{machine()}; float32"
-        kept = json.loads(record.read_text()) if record.exists() else {"measured on": here, "steps a second": {}}
-        speeds = kept["steps a second"]
+        measured = json.loads(record.read_text()) if record.exists() else {"measured on": here, "steps a second": {}}
+        speeds = measured["steps a second"]
         name = f"{self.system}, {'local' if self.is_local else 'plain'}"
         if name not in speeds:
-            if kept["measured on"] != here:
-                where = f"{record} is of {kept['measured on']}, and this is {here}"
+            if measured["measured on"] != here:
+                where = f"{record} is of {measured['measured on']}, and this is {here}"
                 others = f"rates.json and tables, and its trainings in {self.runs / self.task}"
                 raise SystemExit(f"{where}; measure {name} there, or remove the file, the task's {others}")
             shutil.rmtree(self.folder / "runs/speed", ignore_errors=True)  # of a trial that was stopped
@@ -167,7 +168,7 @@ class Setting(NamedTuple):
             except ArgumentError:
                 speeds[name] = 0.0
             record.parent.mkdir(parents=True, exist_ok=True)
-            write_text(record, json.dumps(kept, indent=1))
+            write_text(record, json.dumps(measured, indent=1))
             print(f"{self.task}, {name}: {speeds[name]:.3g} steps a second", flush=True)
         return float(speeds[name])
 
@@ -207,8 +208,8 @@ def measured_on(out: Path, task: str) -> str:
 
 def accuracy(figure: str) -> float:
     """A figure of a table, by which rows can be ordered: -1 for a training that has diverged or was too slow."""
-    found = float(figure) if figure and figure != "too slow" else math.nan
-    return -1.0 if math.isnan(found) else found
+    value = float(figure) if figure and figure != "too slow" else math.nan
+    return -1.0 if math.isnan(value) else value
 
 
 def read(table: Path) -> list[dict[str, str]]:
@@ -229,13 +230,13 @@ def core_hours(settings: Sequence[Setting]) -> float:
     return (sum(seconds) + of_leaders + searches * (SECONDS_OF_START + SECONDS_OF_RATES)) / 3600
 
 
-def results(jobs: int, work: Callable[..., Result], *each: Sequence[object]) -> Iterator[Result]:
+def results(jobs: int, work: Callable[..., Result], *arguments: Sequence[object]) -> Iterator[Result]:
     """As map, with so many pieces of the work done at a time: each result as soon as it is there after those before."""
     if jobs == 1:
-        yield from map(work, *each)
+        yield from map(work, *arguments)
     else:
         with ProcessPoolExecutor(jobs) as pool:
-            yield from pool.map(work, *each)
+            yield from pool.map(work, *arguments)
 
 
 def rates_of(task: str, data: Path, out: Path, runs: Path, jobs: int) -> dict[str, str]:
@@ -277,20 +278,20 @@ def train(task: str, data: Path, out: Path, runs: Path, jobs: int) -> None:
 
     def keep(setting: Setting, row: dict[str, str]) -> None:
         rows[setting.system, setting.local] = row
-        kept = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
+        done = [list(rows[key].values()) for key in itertools.product(SYSTEMS, ("yes", "no")) if key in rows]
         notes = f"""The ms of a step, and so the steps: {measured_on(out, task)}. Some trainings may have run elsewhere.
 The learning rates were found on {TASKS[task].rates_from}, with local convolutions.
 Too slow: fewer than {FEWEST_STEPS} steps in {SECONDS} s.
 Test accuracy, the highest first; in parentheses the lowest and the highest of {SEEDS} seeds."""
         report = Report(out / task, notes, ["benchmarks/verdict.py", "--data", "DIR", "--tasks", task])
-        report.write(HEADER, kept, markdown(PAGE_HEADER, side_by_side(rows.values())))
+        report.write(HEADER, done, markdown(PAGE_HEADER, side_by_side(rows.values())))
 
     def keep_all(settings: Sequence[Setting], seeds: int) -> None:
-        each = settings, [rates[setting.system] for setting in settings], [seeds] * len(settings)
-        for setting, row in zip(settings, results(jobs, row_of, *each), strict=True):
+        arguments = settings, [rates[setting.system] for setting in settings], [seeds] * len(settings)
+        for setting, row in zip(settings, results(jobs, row_of, *arguments), strict=True):
             keep(setting, row)
 
-    missing = [each for each in settings_of(task, data, out, runs) if (each.system, each.local) not in rows]
+    missing = [setting for setting in settings_of(task, data, out, runs) if (setting.system, setting.local) not in rows]
     keep_all(missing, 1)
     trained = [row for row in rows.values() if row["steps"]]
     leaders = sorted(trained, key=lambda row: -accuracy(row["validation accuracy"]))[:LEADERS]  # of equals the first
@@ -361,7 +362,7 @@ def name_points(axes: Any, named: Sequence[tuple[str, tuple[float, float]]]) -> 
     """Write names beside points, each at the nearest height at which it covers no other name."""
     taken: list[tuple[float, float, float]] = []  # left and right end and height, in points of the page
     axes.figure.draw_without_rendering()
-    for name, point in sorted(named, key=lambda each: each[1]):
+    for name, point in sorted(named, key=itemgetter(1)):
         x, y = axes.transData.transform(point) * 72 / axes.figure.dpi
         left, right = x + 4, x + 4 + 3.6 * len(name)
 
@@ -393,8 +394,8 @@ def main() -> None:
         for setting in settings_of(task, *folders):
             setting.steps_a_second()
     hours = {task: core_hours(settings_of(task, *folders)) for task in given.tasks}
-    each = ", ".join(f"{task} {of_task:.1f}" for task, of_task in hours.items())
-    print(f"Hours of a core, from the first training to the last: {sum(hours.values()):.1f} ({each})", flush=True)
+    per_task = ", ".join(f"{task} {of_task:.1f}" for task, of_task in hours.items())
+    print(f"Hours of a core, from the first training to the last: {sum(hours.values()):.1f} ({per_task})", flush=True)
     if given.until == "speed":
         return
     try:

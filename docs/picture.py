@@ -65,8 +65,8 @@ def main() -> None:
     figure = Figure(figsize=(12, 3.4 * len(arguments.runs)), layout="constrained")
     grid: Any = figure.subplots(len(arguments.runs), 3, squeeze=False, width_ratios=(1, 1.3, 1.3))
     for row, run in zip(grid, arguments.runs, strict=True):
-        model = Classifier.load_from_checkpoint(run / "best.ckpt").eval()
-        description = read_checkpoint(run / "best.ckpt")["data"]
+        checkpoint = read_checkpoint(run / "best.ckpt")
+        model, description = Classifier.from_checkpoint(checkpoint).eval(), checkpoint["data"]
         if arguments.root is not None and "root" in description["init_args"]:
             description["init_args"]["root"] = arguments.root
         data = build(description, pl.LightningDataModule)

@@ -21,6 +21,7 @@ from longseq import resize
 from longseq.attention.projection import LinearProjection
 from longseq.files.checkpoint import read_checkpoint
 from longseq.files.description import build
+from longseq.reports.plots import markdown, markdown_row
 from longseq.training import Classifier
 
 INK, COLOURS = "#1f2933", ("#c2410c", "#0f766e", "#6b7280", "#a8a29e")
@@ -89,10 +90,10 @@ def main() -> None:
 
     figure = Figure(figsize=(12, 3.6 * len(arguments.runs)), layout="constrained")
     axes: Any = figure.subplots(len(arguments.runs), 3, squeeze=False, width_ratios=(1, 1, 2))
-    print("| model | trained at | goes on at | tokens | " + " | ".join(WAYS) + " |\n|" + "---|" * (4 + len(WAYS)))
+    print(markdown(["model", "trained at", "goes on at", "tokens", *WAYS], []), end="")
     for row, run in zip(axes, arguments.runs, strict=True):
-        trained = Classifier.load_from_checkpoint(run / "best.ckpt").eval()
-        description = read_checkpoint(run / "best.ckpt")["data"]
+        checkpoint = read_checkpoint(run / "best.ckpt")
+        trained, description = Classifier.from_checkpoint(checkpoint).eval(), checkpoint["data"]
         options = description["init_args"]
         if arguments.root is not None and "root" in options:
             options["root"] = arguments.root
@@ -111,8 +112,8 @@ def main() -> None:
                 curves[way].append(accuracy(resized(trained, function, **change), data))
             at = f"{options['size']} x {options['size']} pixels" if is_image else f"hop {trained.encoder.hop_ms:g} ms"
             tokens = resize(trained, **change).encoder.num_tokens
-            values = " | ".join(f"{curves[way][-1]:.3f}" if way in ways else "" for way in WAYS)
-            print(f"| {name}, {run.parent.name} | {at} | {label} | {tokens} | {values} |")
+            values = [f"{curves[way][-1]:.3f}" if way in ways else "" for way in WAYS]
+            print(markdown_row([f"{name}, {run.parent.name}", at, label, tokens, *values]), end="", flush=True)
         wider = changes[2][1] if is_image else changes[0][1]
         for panel, model, title in zip(
             row, (trained, resize(trained, **wider)), ("a row of E, trained", "the same row, carried"), strict=False

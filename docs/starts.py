@@ -19,6 +19,7 @@ from longseq import Linear, Linformer, Mechanism, Verma, resize
 from longseq.attention import start_from_inputs
 from longseq.files.checkpoint import read_checkpoint
 from longseq.files.description import build
+from longseq.reports.plots import markdown, markdown_row
 from longseq.training import Classifier
 
 
@@ -39,8 +40,9 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    exact = Classifier.load_from_checkpoint(arguments.run / "best.ckpt", learning_rate=arguments.learning_rate)
-    description = read_checkpoint(arguments.run / "best.ckpt")["data"]
+    checkpoint = read_checkpoint(arguments.run / "best.ckpt")
+    exact = Classifier.from_checkpoint(checkpoint, learning_rate=arguments.learning_rate)
+    description = checkpoint["data"]
     if arguments.root is not None and "root" in description["init_args"]:
         description["init_args"]["root"] = arguments.root
     data = build(description, pl.LightningDataModule)
@@ -53,7 +55,7 @@ def main() -> None:
 
     print(f"Softmax: test accuracy {accuracy(expected):.3f}; k = {arguments.k} of {exact.encoder.num_tokens} tokens\n")
     after = f"accuracy after {arguments.epochs} epochs"
-    print(f"| attention | E starts | logits move by | accuracy at once | {after} |\n|---|---|---|---|---|")
+    print(markdown(["attention", "E starts", "logits move by", "accuracy at once", after], []), end="")
     attentions: list[tuple[str, Mechanism]] = [("no E", Verma())]
     for kind in (Linformer, Verma):
         for start in ("random", "mean", "singular"):
@@ -76,8 +78,8 @@ def main() -> None:
             trainer.fit(model.train(), datamodule=data)
             tuned.append(accuracy(logits(model, data)))
         spread = max(tuned) - min(tuned)
-        name = type(attention).__name__
-        print(f"| {name} | {start} | {mean(moves):.2f} | {mean(before):.3f} | {mean(tuned):.3f} ± {spread / 2:.3f} |")
+        figures = f"{mean(moves):.2f}", f"{mean(before):.3f}", f"{mean(tuned):.3f} ± {spread / 2:.3f}"
+        print(markdown_row([type(attention).__name__, start, *figures]), end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def forked_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
         return forked.run("-c", code, *others, cwd=Path.cwd())
 
-    for user in ("apart", "sweep"):
+    for user in ("processes", "sweep"):
         monkeypatch.setattr(f"longseq.reports.{user}.run_python", run_python)
 
 

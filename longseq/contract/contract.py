@@ -73,9 +73,9 @@ def _objects(kind: Any, arguments: dict[str, Any]) -> Sequence[Any]:
 
 def _broken(promise: Promise, objects: Sequence[Any]) -> str:
     """What was seen of the first object that breaks a promise, and the remedy; nothing if none does."""
-    for each in objects:
+    for subject in objects:
         try:
-            promise(each)
+            promise(subject)
         except BrokenPromise as error:
-            return f"{each!r}: {error}" if len(objects) > 1 else str(error)
+            return f"{subject!r}: {error}" if len(objects) > 1 else str(error)
     return ""

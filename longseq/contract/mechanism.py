@@ -192,8 +192,8 @@ def bfloat16_stays_near_float32(mechanism: Mechanism) -> None:
         mixed = learned(mechanism)(x)
     half = learned(mechanism).bfloat16()(x.bfloat16())
     require(half.dtype == torch.bfloat16, f"weights in bfloat16 give {half.dtype}")
-    for name, found in {"autocast": mixed, "weights in bfloat16": half}.items():
-        error = float((found.float() - exact).norm() / exact.norm())
+    for name, outcome in {"autocast": mixed, "weights in bfloat16": half}.items():
+        error = float((outcome.float() - exact).norm() / exact.norm())
         require(error < most, f"with {name} the outcome is off by {error:.2g} of its norm")
 
 

@@ -53,12 +53,12 @@ def require(holds: bool, otherwise: str) -> None:
 
 
 def require_close(
-    found: torch.Tensor, expected: torch.Tensor, what: str, rtol: float | None = None, atol: float | None = None
+    value: torch.Tensor, expected: torch.Tensor, what: str, rtol: float | None = None, atol: float | None = None
 ) -> None:
     """Raise by how much two tensors differ, unless they are close: as ``torch.testing`` has it, unless it is given."""
     try:
-        torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol if atol is None else atol)
+        torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol if atol is None else atol)
     except AssertionError as error:
-        if found.shape != expected.shape:
-            raise _SeenError(f"{what} have the shape {tuple(found.shape)}, not {tuple(expected.shape)}") from error
-        raise _SeenError(f"{what} differ by up to {(found - expected).abs().max():.2g}") from error
+        if value.shape != expected.shape:
+            raise _SeenError(f"{what} have the shape {tuple(value.shape)}, not {tuple(expected.shape)}") from error
+        raise _SeenError(f"{what} differ by up to {(value - expected).abs().max():.2g}") from error

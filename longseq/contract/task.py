@@ -114,8 +114,8 @@ def it_is_measured(task: Task) -> None:
     for metrics in (task.own_metrics(CLASSES), task.training_metrics(CLASSES)):
         collection = MetricCollection(dict(metrics))
         collection.update(*measured, logits=outputs)
-        found = collection.compute()
-        require(all(value.numel() == 1 for value in found.values()), f"it gives {found}")
+        figures = collection.compute()
+        require(all(value.numel() == 1 for value in figures.values()), f"it gives {figures}")
     require(task.best in task.own_metrics(CLASSES), f"own_metrics has no {task.best}")
     for name, metric in task.by_class(CLASSES).items():
         collection = MetricCollection({name: metric})

@@ -20,7 +20,7 @@ from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
 from longseq.training.data import InputSpec
 
-Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
+_Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
 
 FILES = ("README.md", "card.png")
 _FEW = 20  # samples of a class in the test: with fewer, the class's figures say little
@@ -186,7 +186,7 @@ def _settings(model: Classifier) -> str:
     return "\n".join(f"{name}: {value}" for name, value in settings_of(model.hparams).items())
 
 
-def _speed(curves: Curves) -> str:
+def _speed(curves: _Curves) -> str:
     """The throughput of the training."""
     rates = []
     for what in ("samples", "tokens"):
@@ -211,7 +211,7 @@ def _words(name: str) -> str:
 
 
 @styled
-def _draw(curves: Curves, model: Classifier, confusions: Tensor | None) -> Any:
+def _draw(curves: _Curves, model: Classifier, confusions: Tensor | None) -> Any:
     figure, (losses, bests, matrix) = panels(3, width=3.6, height=3.0)
     for axes, what in ((losses, "loss"), (bests, model.task.best)):
         for number, split in enumerate(("train", "val")):

@@ -92,9 +92,9 @@ def export(
             f"latency of one: {_latency(run, program.of_batch(one))}, longseq {_latency(model, (one,))} ({machine()})"
         )
         if int8:
-            before = test_figure(predictor, program, run)
+            before = _test_figure(predictor, program, run)
             run = quantise(part)
-            after = test_figure(predictor, program, run)
+            after = _test_figure(predictor, program, run)
             print(f"int8: {_size(part)}, latency of one {_latency(run, program.of_batch(one))}")
             print(f"test {model.task.best}: {before:.4f}, with int8 {after:.4f}")
 
@@ -147,7 +147,7 @@ def refuse_bound(program: Program, run: Run, format: str, tolerance: float) -> N
 
 
 @torch.inference_mode()
-def test_figure(predictor: Predictor, program: Program, run: Run) -> float:
+def _test_figure(predictor: Predictor, program: Program, run: Run) -> float:
     """The figure of the test split that the task calls its best, from the probabilities that a file gives."""
     model, data = predictor.model, predictor.data
     data.setup("test")

@@ -20,9 +20,9 @@ from longseq.files.storage import replacing
 
 Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
 
-FACTS = "longseq.json"  # the file in a program of torch.export that describes it
+_FACTS = "longseq.json"  # the file in a program of torch.export that describes it
 
-MARKS = {"onnx": rb"class_names", "torch": re.escape(FACTS.encode())}  # what each file of ours holds: its facts
+MARKS = {"onnx": rb"class_names", "torch": re.escape(_FACTS.encode())}  # what each file of ours holds: its facts
 
 # rows of tokens, and columns, of the smallest image that a file takes, if its model takes images of any size:
 # torch.export never leaves a dimension of 1 free
@@ -85,7 +85,7 @@ def write_torch(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     exported = _traced(torch.export.export, program, program.examples(), dynamic_shapes=free)
     with _quiet():
         content = io.BytesIO()  # a full disk would abort torch's own writer
-        torch.export.save(exported, content, extra_files={FACTS: json.dumps(facts)})
+        torch.export.save(exported, content, extra_files={_FACTS: json.dumps(facts)})
     path.write_bytes(content.getbuffer())
     return run_torch(path)
 

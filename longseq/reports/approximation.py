@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.reports.asked import refuse_wrong_lists
+from longseq.reports.checks import require_positive
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
 
 
@@ -43,12 +43,9 @@ def approximation(
     Raises:
         ValueError: If a number is out of its range, a list is empty or holds a number twice, or an n has no k.
     """
-    refuse_wrong_lists(n=n, k=k)
+    require_positive(n=n, k=k, channels=channels, draws=draws, steps=steps)
     if not 0 <= smoothness < math.inf:
         raise ArgumentError("smoothness", f"must be 0 or more, got {smoothness}; 0 makes tokens independent")
-    for name, size in {"channels": channels, "draws": draws, "steps": steps}.items():
-        if size < 1:
-            raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")
     if min(k) > min(n):
         what = f"must hold a number of at most {min(n)}, the shortest n, got {k}"
         raise ArgumentError("k", f"{what}; add a smaller one, or leave out this n")

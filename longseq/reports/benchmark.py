@@ -11,12 +11,12 @@ import psutil
 import torch
 
 from longseq.arguments import ArgumentError
-from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
+from longseq.reports.checks import Device, require_device, require_positive
 from longseq.reports.plots import COLOURS, Report, colour_of, machine, markdown, panels, styled, write_csv
 
-BASELINES = ("softmax-written", "softmax")
-HEADER = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
+_BASELINES = ("softmax-written", "softmax")
+_HEADER = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
 _SHARE = 0.7  # share of the free memory that a cell may be expected to take
 
 
@@ -79,14 +79,10 @@ def benchmark(
         raise ArgumentError(
             "mechanisms", f"must be some of {', '.join(MECHANISMS)}, got {min(unknown)}; check the spelling"
         )
-    refuse_wrong_lists(n=n, k=k)
-    sizes = {"dim": dim, "depth": depth, "heads": heads, "batch": batch, "repeats": repeats}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ArgumentError(name, f"must be positive, got {size}; the defaults are a start")
+    require_positive(n=n, k=k, dim=dim, depth=depth, heads=heads, batch=batch, repeats=repeats)
     if dim % heads:
         raise ArgumentError("heads", f"must divide dim, but {heads} does not divide {dim}; change one of them")
-    refuse_absent(device)
+    require_device(device)
     floats = "float32" if precision == "32" else precision
     what = f"{direction}, batch {batch}, width {dim}, {depth} blocks of {heads} heads, {floats}"
     report = Report(out, f"{what}; {machine(device)}")
@@ -102,9 +98,9 @@ def benchmark(
             if row is not None:
                 cells.append(row)
                 print(_line(row), flush=True)
-                write_csv(report.folder / "table.csv", HEADER, _rows(cells))
+                write_csv(report.folder / "table.csv", _HEADER, _rows(cells))
     text = "".join(part(cells, columns) for part in (_tables, _largest_batches, _fits, _crossovers))
-    report.end(report.write(HEADER, _rows(cells), text), _draw(cells, columns, what), "benchmark.png")
+    report.end(report.write(_HEADER, _rows(cells), text), _draw(cells, columns, what), "benchmark.png")
 
 
 def _rows(cells: Sequence[Measured]) -> list[list[Any]]:
@@ -153,9 +149,9 @@ def _tables(cells: Sequence[Measured], columns: Sequence[tuple[str, int | None]]
     """Time and memory of the baselines, and the factors by which the other mechanisms take less."""
     text = ""
     lengths = sorted({row.cell.n for row in cells})
-    ours = [column for column in columns if column[0] not in BASELINES]
+    ours = [column for column in columns if column[0] not in _BASELINES]
     for title, figure, scale, unit in (("Time", "seconds", 1e3, "ms"), ("Memory", "peak_bytes", 2**-20, "MiB")):
-        for baseline in (name for name in BASELINES if (name, None) in columns):
+        for baseline in (name for name in _BASELINES if (name, None) in columns):
             rows = []
             base = _column(cells, baseline, None)
             for n in lengths:
@@ -213,10 +209,10 @@ def _crossovers(cells: Sequence[Measured], columns: Sequence[tuple[str, int | No
     """The length from which a mechanism takes less time than a baseline, interpolated; starred beside a prediction."""
     rows = []
     for name, k in columns:
-        if name in BASELINES:
+        if name in _BASELINES:
             continue
         row = [_title(name, k)]
-        for baseline in BASELINES:
+        for baseline in _BASELINES:
             base, ours = _column(cells, baseline, None), _column(cells, name, k)
             lengths = sorted(set(base) & set(ours))
             row.append(
@@ -226,7 +222,7 @@ def _crossovers(cells: Sequence[Measured], columns: Sequence[tuple[str, int | No
                 )
             )
         rows.append(row)
-    return "Faster from n = \n\n" + markdown(["", *(f"than {baseline}" for baseline in BASELINES)], rows)
+    return "Faster from n = \n\n" + markdown(["", *(f"than {baseline}" for baseline in _BASELINES)], rows)
 
 
 def _crossover(gains: Sequence[tuple[int, float]], predicted: Collection[int] = ()) -> str:

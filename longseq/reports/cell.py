@@ -26,15 +26,15 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.compat.torch import is_out_of_memory
-from longseq.reports.apart import print_apart, run_apart
+from longseq.reports.processes import print_result, result_of_python
 from longseq.training.memory import give_back_freed_memory, keep_freed_memory
 from longseq.training.throughput import timed
 
-DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class WrittenSoftmax(Mechanism):
+class _WrittenSoftmax(Mechanism):
     """Exact attention with its n x n weights in memory, like the papers' baseline."""
 
     @classmethod
@@ -55,7 +55,7 @@ _EXPORTED: dict[str, Any] = {kind.__name__.lower(): kind for kind in exported(Me
 WITH_K = {name for name, kind in _EXPORTED.items() if "k" in inspect.signature(kind).parameters}
 # Each function takes k, which is None for a mechanism without k. The baselines come first.
 MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
-    "softmax-written": lambda k: WrittenSoftmax(),
+    "softmax-written": lambda k: _WrittenSoftmax(),
     "softmax": lambda k: Softmax(),
     **{name: kind if name in WITH_K else (lambda k, kind=kind: kind()) for name, kind in _EXPORTED.items()},
     "verma-without-E": lambda k: Verma(),
@@ -121,7 +121,7 @@ def benchmark_cell(cell: Cell) -> Result:
     model = cell.blocks().to(device)
     tokens = torch.randn(cell.batch, cell.n, cell.dim, device=device)
     is_training = cell.direction == "train"
-    low = torch.autocast(device.type, DTYPES[cell.precision], enabled=cell.precision != "32")
+    low = torch.autocast(device.type, _DTYPES[cell.precision], enabled=cell.precision != "32")
 
     def step(tokens: Tensor = tokens, model: nn.Module = model) -> None:
         with low, torch.set_grad_enabled(is_training):
@@ -171,7 +171,7 @@ def largest(fits: Callable[[int], bool], known: int) -> int:
 
 def benchmark_cell_apart(cell: Cell) -> Result | None:
     """Measure a cell in a process of its own; None if the process died, in most cases for lack of memory."""
-    figures = run_apart("-m", "longseq.reports.cell", json.dumps(asdict(cell)))
+    figures = result_of_python("-m", "longseq.reports.cell", json.dumps(asdict(cell)))
     return None if figures is None else Result(**figures)
 
 
@@ -197,7 +197,7 @@ def _status(name: str) -> int:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     keep_freed_memory()
-    print_apart(lambda: asdict(benchmark_cell(Cell(**settings))))
+    print_result(lambda: asdict(benchmark_cell(Cell(**settings))))
 
 
 if __name__ == "__main__":

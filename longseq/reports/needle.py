@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.files.checkpoint import CheckpointError
-from longseq.reports.asked import Device, refuse_absent, refuse_wrong_lists
+from longseq.reports.checks import Device, require_device, require_positive
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
 from longseq.training.answers.predictions import model_and_data
@@ -50,11 +50,8 @@ def needle(
         CheckpointError: If the checkpoint cannot be read, or its data makes no recordings of any duration.
         SettingError: If its task predicts no classes.
     """
-    refuse_wrong_lists(seconds=seconds)
-    refuse_absent(device)
-    for name, value in {"trials": trials, "window": 1 if window is None else window}.items():
-        if value <= 0:
-            raise ArgumentError(name, f"must be positive, got {value}; the defaults are a start")
+    require_positive(seconds=seconds, trials=trials, window=1 if window is None else window)
+    require_device(device)
     model, data = model_and_data(ckpt_path, allow_class, root)
     if not hasattr(data, "recording"):
         what = f"was trained on {type(data).__name__}, which makes no recordings of any duration"

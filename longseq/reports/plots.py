@@ -71,8 +71,11 @@ def colour_of(name: str, names: Sequence[str]) -> str:
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table of Markdown; numbers are written as they are given."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
+    return "".join([markdown_row(header), "|" + "---|" * len(header) + "\n", *map(markdown_row, rows)])
+
+
+def markdown_row(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
 class Report:

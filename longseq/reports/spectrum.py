@@ -102,8 +102,8 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
     """
     layers: list[Any] = [block.attn for block in model.encoder.trunk.blocks]
     if not layers or not all(isinstance(layer, AttentionLayer) for layer in layers):
-        found = model.encoder.attention if layers else "no blocks"
-        raise ArgumentError("ckpt_path", f"must be a model with attention in every block, got {found}; give another")
+        what = model.encoder.attention if layers else "no blocks"
+        raise ArgumentError("ckpt_path", f"must be a model with attention in every block, got {what}; give another")
     with inputs_of(layers) as seen, torch.no_grad():
         model(inputs)
     for layer, (x, present, rope) in zip(layers, seen, strict=True):

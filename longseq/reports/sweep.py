@@ -17,9 +17,9 @@ from longseq.arguments import ArgumentError
 from longseq.compat.lightning import watched_figure
 from longseq.files.checkpoint import read_any
 from longseq.files.storage import write_text
-from longseq.reports.apart import run_python
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
+from longseq.reports.processes import run_python
 from longseq.training.divergence import DivergenceError
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
@@ -95,7 +95,8 @@ def sweep(
     runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from), here, metric)
     runs.require_weights([*baselines, *settings], seeds)
     steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
-    lengths = {} if steps is None else {each: _length(steps[_experiment(each)]) for each in [*baselines, *settings]}
+    all_settings = [*baselines, *settings]
+    lengths = {} if steps is None else {setting: _length(steps[_experiment(setting)]) for setting in all_settings}
     figures: dict[Setting, list[float]] = {}
     for setting in [*baselines, *settings]:
         figures[setting] = [runs.result(setting, seed, lengths.get(setting, [])) for seed in range(seeds)]
@@ -115,15 +116,14 @@ def sweep(
     elif runs.metric is not None and (best := _best(means, runs.is_lowest_best(), reference)) is not None:
         for title, chosen in (("baseline", reference), (f"best by {_words(shown)}", best)):
             if chosen is not None:
-                of_runs = [each for each in figures if averaged({each: []}, mean_over).keys() == {chosen}]
-                ended = [
-                    (each, seed)
-                    for each in of_runs
-                    for seed, figure in enumerate(figures[each])
+                results = [
+                    runs.tested(setting, seed, lengths.get(setting, []))
+                    for setting in figures
+                    if averaged({setting: []}, mean_over).keys() == {chosen}
+                    for seed, figure in enumerate(figures[setting])
                     if not math.isnan(figure)
                 ]
-                results = [runs.tested(each, seed, lengths.get(each, [])) for each, seed in ended]
-                text += f"{title}: {_title(chosen) or 'the only setting'}; {_said(results, shown)}\n"
+                text += f"{title}: {_title(chosen) or 'the only setting'}; {_test_figures(results, shown)}\n"
     alone = means.pop((), None)
     if alone is not None:  # the grid has repetitions only, so the figure shows each of them
         means |= {setting: figures[setting] for setting in settings}
@@ -160,10 +160,10 @@ def _split(values: str) -> list[str]:
     return parts
 
 
-def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:
+def averaged(figures: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:
     """The results of each setting without the key ``mean_over``; the results of all its values are put together."""
     together: dict[Setting, list[float]] = {}
-    for setting, results in found.items():
+    for setting, results in figures.items():
         others = tuple((key, value) for key, value in setting if key != mean_over)
         together.setdefault(others, []).extend(results)
     return together
@@ -171,18 +171,18 @@ def averaged(found: dict[Setting, list[float]], mean_over: str | None) -> dict[S
 
 def _best(means: dict[Setting, list[float]], is_lowest_best: bool, baseline: Setting | None) -> Setting | None:
     """The setting with the best mean; None if every one has diverged."""
-    found = {setting: statistics.mean(results) for setting, results in means.items() if setting != baseline}
-    found = {setting: mean for setting, mean in found.items() if not math.isnan(mean)}
-    return (min if is_lowest_best else max)(found, key=found.__getitem__, default=None)
+    mean_of = {setting: statistics.mean(results) for setting, results in means.items() if setting != baseline}
+    trained = [setting for setting, mean in mean_of.items() if not math.isnan(mean)]
+    return (min if is_lowest_best else max)(trained, key=mean_of.__getitem__, default=None)
 
 
-def _said(results: Sequence[float | None], metric: str) -> str:
+def _test_figures(results: Sequence[float | None], metric: str) -> str:
     """The test figures of a setting's runs."""
     tested = [result for result in results if result is not None]
     if not tested:
         return "not tested, because trainer.limit_test_batches is 0" if results else "not tested, because it diverged"
-    each = " ".join(f"{result:.4f}" for result in tested)
-    return f"{_words(_of_test(metric))}, mean: {statistics.mean(tested):.4f} ({each})"
+    per_run = " ".join(f"{result:.4f}" for result in tested)
+    return f"{_words(_of_test(metric))}, mean: {statistics.mean(tested):.4f} ({per_run})"
 
 
 def _of_test(metric: str) -> str:
@@ -194,7 +194,7 @@ def _words(metric: str) -> str:
 
 
 def _table(
-    means: dict[Setting, list[float]], metric: str, steps: dict[str, int] | None, each: str
+    means: dict[Setting, list[float]], metric: str, steps: dict[str, int] | None, per_run: str
 ) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a column for each key of the settings, one for their steps if they are of equal time, and the
     figures."""
@@ -207,7 +207,7 @@ def _table(
         spread = math.nan if any(map(math.isnan, results)) else max(results) - min(results)
         row += [f"{statistics.mean(results):.4f}", f"{spread:.4f}"]
         rows.append([*row, " ".join(f"{result:.4f}" for result in results)])
-    return [*header, each], rows
+    return [*header, per_run], rows
 
 
 def _texts(paths: Iterable[str]) -> dict[str, str]:
@@ -225,9 +225,9 @@ def _refuse_other_runs(folder: Path, trained: dict[str, Any], settings: Sequence
     each key, its value, and the seed; trained.json records the rest."""
     record = folder / "trained.json"
     is_begun = any((folder / "runs").glob("*/*")) or (folder / "steps.json").exists()
-    kept = json.loads(record.read_text()) if is_begun and record.exists() else trained
-    keys, texts = kept.pop("keys", {}), kept.pop("texts", {})
-    if kept != trained:
+    earlier = json.loads(record.read_text()) if is_begun and record.exists() else trained
+    keys, texts = earlier.pop("keys", {}), earlier.pop("texts", {})
+    if earlier != trained:
         raise ArgumentError(
             "out", f"must be a folder of runs with this config and these flags, got {folder}; give another"
         )
@@ -325,28 +325,28 @@ class _Runs:
 
     @staticmethod
     def _weights(others: Path, name: str) -> str:
-        found = sorted((others / "runs" / name).glob("*/last.ckpt"))
-        if not found:
+        checkpoints = sorted((others / "runs" / name).glob("*/last.ckpt"))
+        if not checkpoints:
             what = f"must be the folder of a sweep with the same grid and seeds, got {others}"
             raise ArgumentError("init_from", f"{what}, which has no runs/{name}/0/last.ckpt; sweep there first")
-        return str(found[-1])
+        return str(checkpoints[-1])
 
     def steps(self, settings: Sequence[Setting], seconds: float) -> dict[str, int]:
         """How many optimizer steps every setting takes in a time, measured once, on one machine, and kept in a file."""
         record = self.folder / "steps.json"
-        kept = json.loads(record.read_text()) if record.exists() else {"measured on": self.machine, "steps": {}}
-        steps: dict[str, int] = kept["steps"]
+        measured = json.loads(record.read_text()) if record.exists() else {"measured on": self.machine, "steps": {}}
+        steps: dict[str, int] = measured["steps"]
         for setting in settings:
             name = _experiment(setting)
             if name not in steps:
-                if kept["measured on"] != self.machine:
+                if measured["measured on"] != self.machine:
                     what = f"must be a folder whose steps were measured on {self.machine}, got {self.folder}"
-                    raise ArgumentError("out", f"{what}, of {kept['measured on']}; go on there, or give another")
+                    raise ArgumentError("out", f"{what}, of {measured['measured on']}; go on there, or give another")
                 trials = self.folder / "speed"
                 shutil.rmtree(trials / "runs" / name, ignore_errors=True)  # of a sweep that was stopped here
                 self._train(setting, 0, trials, "--experiment", name, *TRIAL)
                 steps[name] = steps_within(seconds, trials / "runs" / name / "0")
-                write_text(record, json.dumps(kept, indent=1))
+                write_text(record, json.dumps(measured, indent=1))
                 print(f"{_title(setting)}: {steps[name]} steps in {seconds:g} s", flush=True)
         return steps
 
@@ -416,18 +416,18 @@ def _title(setting: Setting) -> str:
 
 
 @styled
-def draw(found: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "val accuracy") -> Any:
+def draw(figures: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "val accuracy") -> Any:
     """Draw a metric against the grid's first key, a line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
     if baseline is not None:
-        found = dict(found)
-        results = found.pop(baseline)
+        figures = dict(figures)
+        results = figures.pop(baseline)
         axes.axhspan(min(results), max(results), color=COLOURS[0], alpha=0.15, linewidth=0)
         axes.axhline(statistics.mean(results), color=COLOURS[0], label=_title(baseline))
     lines: dict[Setting, dict[str, list[float]]] = {}
-    for setting, results in found.items():
+    for setting, results in figures.items():
         lines.setdefault(setting[1:], {})[setting[0][1]] = results
-    values = list(dict.fromkeys(setting[0][1] for setting in found))
+    values = list(dict.fromkeys(setting[0][1] for setting in figures))
     are_numbers = all(re.fullmatch(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", value) for value in values)
     for number, ((others, points), colour) in enumerate(zip(lines.items(), itertools.cycle(COLOURS[2:]))):
         shift = 0.12 * (number - (len(lines) - 1) / 2)  # for values that are words, so that bars do not overlap
@@ -437,7 +437,7 @@ def draw(found: dict[Setting, list[float]], baseline: Setting | None = None, met
         above = [max(results) - mean for mean, results in zip(means, points.values(), strict=True)]
         form = "o-" if are_numbers else "o"
         axes.errorbar(x, means, [below, above], fmt=form, capsize=3, color=colour, label=_title(others) or None)
-    key = next(iter(found))[0][0]
+    key = next(iter(figures))[0][0]
     if are_numbers and min(map(float, values)) > 0:
         axes.set_xscale("log", base=2)
     ticks = [float(value) for value in values] if are_numbers else range(len(values))

@@ -24,7 +24,7 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
     "benchmarks/reversible.py": (["--side", "12", "--depths", "2", "--out", "out"], {}),
     "benchmarks/scale.py": (["--repeats", "1", "--out", "out"], {}),
     "benchmarks/shards.py": (["60"], {"PER_SHARD": 20}),
-    "docs/kept.py": (["vit", "--root", "DIR", "--epochs", "1"], {"WIDTH": 16, "DEPTH": 2}),
+    "docs/pretrained_accuracy.py": (["vit", "--root", "DIR", "--epochs", "1"], {"WIDTH": 16, "DEPTH": 2}),
     "docs/accuracy.py": ([str(ACCURACY / "table.csv"), "--out", "accuracy.png"], {}),
     "docs/law.py": (
         [

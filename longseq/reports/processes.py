@@ -18,8 +18,8 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env)
 
 
-def run_apart(*arguments: str) -> dict[str, Any] | None:
-    """The JSON that a Python process prints on its last line, with ``print_apart``; None if the process died, in most
+def result_of_python(*arguments: str) -> dict[str, Any] | None:
+    """The JSON that a Python process prints on its last line, with ``print_result``; None if the process died, in most
     cases for lack of memory."""
     process = run_python(*arguments)
     if process.returncode < 0 or process.returncode == OutOfMemory.exit_code:
@@ -31,8 +31,8 @@ def run_apart(*arguments: str) -> dict[str, Any] | None:
     return json.loads(process.stdout.strip().split("\n")[-1])
 
 
-def print_apart(compute: Callable[[], dict[str, Any]]) -> None:
-    """Print a result as JSON for ``run_apart``, or end with the exit code that tells it of a lack of memory."""
+def print_result(compute: Callable[[], dict[str, Any]]) -> None:
+    """Print a result as JSON for ``result_of_python``, or end with the exit code that tells it of a lack of memory."""
     try:
         print(json.dumps(compute()))
     except (RuntimeError, MemoryError) as error:

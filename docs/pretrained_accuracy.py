@@ -1,4 +1,6 @@
-"""Measure what pretrained models keep of their accuracy with another attention: python docs/kept.py MODEL --root DIR.
+"""Measure what pretrained models keep of their accuracy with another attention.
+
+    python docs/pretrained_accuracy.py MODEL --root DIR
 
 MODEL is a small model that timm (vit, eva02, dinov3; MNIST, 49 patches) or transformers (ast; spoken digits, 108
 patches) makes and that is trained here with its own exact attention, seed by seed. AST goes through save_pretrained, as
@@ -132,7 +134,7 @@ def main() -> None:
     parser.add_argument("--more_rate", type=float, help="learning rate of the fine-tuning; a quarter of the other")
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {}
+    accuracies: dict[str, list[tuple[float, float]]] = {}
     for seed in range(asked.seeds):
         torch.manual_seed(seed)
         how = asked.root, asked.epochs, asked.learning_rate
@@ -143,9 +145,9 @@ def main() -> None:
             model = plugged(mechanism)
             before = accuracy(model, test_set)
             train(model, train_set, asked.more, asked.more_rate or asked.learning_rate / 4)
-            found.setdefault(name, []).append((before, accuracy(model, test_set)))
-            print(seed, name, found[name][-1], flush=True)
-    rows = [[name, *(f"{mean(values):.3f}" for values in zip(*pairs, strict=True))] for name, pairs in found.items()]
+            accuracies.setdefault(name, []).append((before, accuracy(model, test_set)))
+            print(seed, name, accuracies[name][-1], flush=True)
+    rows = [[name, *(f"{mean(own):.3f}" for own in zip(*pairs, strict=True))] for name, pairs in accuracies.items()]
     print("\n" + markdown([asked.model, "at once", "after fine-tuning"], rows), end="")
 
 

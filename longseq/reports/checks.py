@@ -1,4 +1,4 @@
-"""What several reports are asked for: lists of numbers along which they measure, and the device."""
+"""Checks of the arguments that several reports take."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,13 +10,14 @@ from longseq.arguments import ArgumentError
 Device = Literal["cpu", "cuda"]
 
 
-def refuse_wrong_lists(**lists: Sequence[int] | Sequence[float]) -> None:
-    """Check lists of lengths or durations, by their names.
+def require_positive(**arguments: float | Sequence[int] | Sequence[float]) -> None:
+    """Check numbers, and lists of lengths or durations, by their names.
 
     Raises:
-        ValueError: If one is empty, or holds a number that is not positive, or one twice.
+        ValueError: If a number is not positive, or a list is empty or holds a number twice.
     """
-    for name, values in lists.items():
+    for name, value in arguments.items():
+        values = value if isinstance(value, Sequence) else [value]
         if not values:
             raise ArgumentError(name, "must hold one number or more, got []; the defaults are a start")
         if min(values) <= 0:
@@ -25,7 +26,7 @@ def refuse_wrong_lists(**lists: Sequence[int] | Sequence[float]) -> None:
             raise ArgumentError(name, f"must hold each number once, got {list(values)}; leave out the second one")
 
 
-def refuse_absent(device: Device) -> None:
+def require_device(device: Device) -> None:
     """Check that this machine has a device.
 
     Raises:
