@@ -154,8 +154,6 @@ class Writes(pl.Callback):
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
         complete: list[Prediction] = []
-        if outputs.features is not None:
-            outputs = outputs._replace(features=outputs.features.float().cpu())
         for answered in self._divide(outputs):
             if answered.features is not None:
                 self.features.append((answered.part, answered.features))

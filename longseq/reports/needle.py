@@ -12,7 +12,8 @@ from longseq.files.checkpoint import CheckpointError
 from longseq.reports.checks import Device, require_device, require_positive
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
-from longseq.training.answers.predictions import model_and_data
+from longseq.training.answers.predictions import answers, model_and_data
+from longseq.training.data import Part
 from longseq.training.memory import keep_freed_memory
 from longseq.training.throughput import peak_memory_gib, timed
 
@@ -91,18 +92,14 @@ def needle(
     report.end(report.write(header, rows), draw(rows, 1 / data.num_classes, title), "needle.png")
 
 
-@torch.inference_mode()
 def answer(model: Any, waveform: Tensor, window: int | None) -> int:
     """The label that a model gives a recording, heard whole or in windows of so many samples."""
-    if window is None:
-        return int(model(_inputs(waveform[None])).argmax())
-    if len(waveform) < window:
-        waveform = torch.nn.functional.pad(waveform, (0, window - len(waveform)))
-    hop = max(window // 2, 1)
-    missing = -(len(waveform) - window) % hop
+    window, hop = (len(waveform),) * 2 if window is None else (window, max(window // 2, 1))
+    missing = max(window - len(waveform), -(len(waveform) - window) % hop)
     windows = torch.nn.functional.pad(waveform, (0, missing)).unfold(0, window, hop)
-    chances = [model.task.probabilities(model(_inputs(batch))) for batch in windows.split(64)]
-    return int(torch.cat(chances).amax(0).argmax())
+    parts: list[Part] = [("", 0.0, None)] * len(windows)
+    chances = [part.probabilities for part in answers(model, map(_inputs, windows.split(64)), parts)]
+    return int(torch.stack(chances).amax(0).argmax())
 
 
 def _inputs(waveforms: Tensor) -> dict[str, Tensor]:

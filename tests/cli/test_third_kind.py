@@ -116,6 +116,13 @@ def test_every_command_takes_inputs_of_a_third_kind(signals: Path, command) -> N
     array = np.load("ecg/slow/1.npy").astype(np.float32)[None]
     (of_array,), (of_file,) = model.predict(array), model.predict("ecg/slow/1.npy")
     torch.testing.assert_close(of_array.probabilities, of_file.probabilities)
+    done = command("predict", *checkpoint, "--input", "ecg/slow", "--embeddings", "features.npz")
+    assert done.code == 0, done.err
+    with np.load("features.npz") as features:
+        expected = model.embed(features["paths"].tolist())
+        torch.testing.assert_close(torch.from_numpy(features["embeddings"]), expected, rtol=1e-4, atol=1e-4)
+    done = command("contract", "ecg_by_me.Signals", "--init_args.root", "ecg", *own)
+    assert (done.code, "Signals keeps all 5 promises" in done.out) == (0, True), done.out
     (exported,) = onnxruntime.InferenceSession("ecg.onnx").run(None, {"signals": array[None]})
     np.testing.assert_allclose(exported[0], of_array.probabilities, atol=1e-4)
     for wrong, what in (

@@ -52,10 +52,8 @@ def answers(model: Classifier, batches: Iterable[Any], parts: Sequence[Part], **
     divide, wanted = Dividing(parts), {"probabilities": True} | wanted
     for number, batch in enumerate(batches):
         with torch.inference_mode():
-            of_batch = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
-        # scores of tokens stay on the device, where they become far fewer numbers
-        probabilities, features = move_data_to_device(of_batch[:2], torch.device("cpu"))
-        yield from divide(of_batch._replace(probabilities=probabilities, features=features))
+            answered = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
+        yield from divide(answered)
 
 
 def batches_of(data: Any, parts: list[Part]) -> Iterable[Any]:
@@ -66,7 +64,8 @@ def batches_of(data: Any, parts: list[Part]) -> Iterable[Any]:
 
 
 class Dividing:
-    """Divide the answers for batches into those for the parts in them.
+    """Divide the answers for batches into those for the parts in them. Probabilities and features leave the device.
+    Scores of tokens stay there until they have become far fewer numbers.
 
     Args:
         parts: The parts in their order, those of a file one after the other.
@@ -76,9 +75,10 @@ class Dividing:
         following = [part[0] for part in parts[1:]]
         self._parts = iter([(part, part[0] != path) for part, path in zip_longest(parts, following)])
 
-    def __call__(self, of_batch: Answers) -> list[Answers]:
-        count = next(len(value) for value in of_batch[:4] if value is not None)
-        rows = zip(*([None] * count if value is None else value for value in of_batch[:4]), strict=True)
+    def __call__(self, answered: Answers) -> list[Answers]:
+        values = *move_data_to_device(answered[:2], torch.device("cpu")), *answered[2:4]
+        count = next(len(value) for value in values if value is not None)
+        rows = zip(*([None] * count if value is None else value for value in values), strict=True)
         parts = zip(rows, self._parts, strict=False)
         return [Answers(*row, part=part, is_last=is_last) for row, (part, is_last) in parts]
 
@@ -128,13 +128,14 @@ def is_unheard(part: Part, scores: Tensor) -> bool:
 
 
 def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
-    """Path and features of each file: the mean of those of its parts, except for parts that could not be read.
+    """Path and features of each file, in float32: the mean of those of its parts, except for parts that could not be
+    read.
 
     Args:
         features: Parts in their order, those of a file one after the other, and the features (dim,) of each.
     """
     for path, of_file in groupby(features, key=lambda pair: pair[0][0]):
-        yield path, torch.stack([row for part, row in of_file if not is_unheard(part, row)]).mean(0)
+        yield path, torch.stack([row.float() for part, row in of_file if not is_unheard(part, row)]).mean(0)
 
 
 class Heard(NamedTuple):
