@@ -84,21 +84,20 @@ def sweep(
     if mean_over is not None and not repeated:
         raise ArgumentError("mean_over", f"must be a key of the grid, got {mean_over!r}; data.test_fold may be one")
     reference = combinations([baseline])[0] if baseline else None
-    baselines = combinations([baseline, *repeated]) if baseline else []
-    _refuse_settings_alike([*baselines, *settings])
+    all_settings = [*(combinations([baseline, *repeated]) if baseline else []), *settings]
+    _refuse_settings_alike(all_settings)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     trained: dict[str, Any] = {"config": _texts([*config, *_configs_in(flags)]), "flags": list(flags)}
     trained |= {key: value for key, value in (("seconds", seconds), ("init_from", init_from)) if value is not None}
-    _refuse_other_runs(folder, trained, [*baselines, *settings])
+    _refuse_other_runs(folder, trained, all_settings)
     here = machine("cpu" if re.search(r"accelerator\W+cpu\b", json.dumps(trained)) else "auto")
     runs = _Runs(folder, config, flags, None if init_from is None else Path(init_from), here, metric)
-    runs.require_weights([*baselines, *settings], seeds)
-    steps = None if seconds is None else runs.steps([*baselines, *settings], seconds)
-    all_settings = [*baselines, *settings]
+    runs.require_weights(all_settings, seeds)
+    steps = None if seconds is None else runs.steps(all_settings, seconds)
     lengths = {} if steps is None else {setting: _length(steps[_experiment(setting)]) for setting in all_settings}
     figures: dict[Setting, list[float]] = {}
-    for setting in [*baselines, *settings]:
+    for setting in all_settings:
         figures[setting] = [runs.result(setting, seed, lengths.get(setting, [])) for seed in range(seeds)]
         print(f"{_title(setting)}: " + ", ".join(f"{result:.4f}" for result in figures[setting]), flush=True)
     shown = runs.metric or "val/accuracy"  # all have diverged
