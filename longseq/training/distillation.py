@@ -1,12 +1,38 @@
-"""Knowledge distillation: a trained classifier teaches another one what it makes of the same inputs."""
+"""Knowledge distillation: a classifier learns the outputs of a trained one for the same inputs."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longseq.arguments import ArgumentError
 from longseq.files.checkpoint import CheckpointError
 from longseq.files.description import naming
+from longseq.training.devices.processes import Loss
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What is learned from another classifier.
+
+    Args:
+        teacher: A checkpoint whose answers are learned besides the labels (knowledge distillation, arXiv:1503.02531):
+            the loss is (1 - a) * the task's loss + a * T^2 * KL(softmax(teacher / T) || softmax(outputs / T)). The
+            teacher gets the same inputs through its own front end, frozen and in evaluation. Only a training needs it.
+        distillation_alpha: a, the teacher's share of the loss.
+        temperature: T, by which the outputs of both are divided.
+    """
+
+    teacher: str | None = None
+    distillation_alpha: float = 0.5
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.distillation_alpha <= 1:
+            raise ArgumentError("distillation_alpha", f"must be in 0..1, got {self.distillation_alpha}; 0.5 is usual")
+        if not 0.01 <= self.temperature <= 1000:
+            raise ArgumentError("temperature", f"must be in 0.01..1000, got {self.temperature}; 1 to 10 are usual")
 
 
 class Teacher:
@@ -45,16 +71,18 @@ class Teacher:
             raise CheckpointError(f"model.teacher: {path} {what}; give a teacher of the same inputs")
 
     def __call__(self, inputs: Any, student: Any) -> Tensor:
-        """The teacher's outputs for a batch, on the student's device and in its precision.
-
-        Args:
-            inputs: As the student gets them: augmented and mixed.
-            student: The classifier that it teaches.
-        """
+        """The teacher's outputs for a batch that the student gets, on the student's device and in its precision."""
         if (self.model.device, self.model.dtype) != (student.device, student.dtype):
             self.model.to(device=student.device, dtype=student.dtype)
         with torch.no_grad():
             return self.model(inputs)
+
+    def losses(self, loss: Loss, inputs: Any, outputs: Tensor, student: Any) -> list[Loss]:
+        """The parts of the student's loss for a batch: the task's, which is given, and the distance to the teacher."""
+        mean = student.task.distillation(outputs, self(inputs, student), student.temperature)
+        num_samples = mean.new_full((), len(outputs), dtype=torch.float32)  # it has no class weights
+        alpha = student.distillation_alpha
+        return [loss._replace(share=1 - alpha), Loss(alpha, mean, num_samples)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Teacher":
         return self  # a copy of the student, as averages of weights are, learns from the same teacher

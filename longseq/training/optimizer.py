@@ -1,20 +1,24 @@
 """The optimizer and the learning rate schedule."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
 from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR
 
 from longseq.arguments import ArgumentError, SettingError
+from longseq.compat.lightning import callbacks_of
 
-# How a learning rate goes on after its warm-up: its share of the peak at a share of the steps.
-COURSES: dict[str, Callable[[float], float]] = {
+# The course of a learning rate after its warm-up: the share of the peak at a share of the steps.
+_COURSES: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1 - progress,
@@ -24,78 +28,139 @@ COURSES: dict[str, Callable[[float], float]] = {
 CourseName = Literal["cosine", "constant", "linear", "step", "restarts"]
 
 
-def refuse_wrong_optimizer(
-    name: str, learning_rate: float, weight_decay: float, betas: Sequence[float] | None, layer_decay: float | None
-) -> None:
-    """Refuse what no optimizer can use.
+# Of a training: the batches of an epoch, infinite if its loader has no length; the optimizer steps; the whole epochs.
+Lengths = tuple[int | float, int | float, int | float]
+
+
+def lengths_of(trainer: pl.Trainer) -> Lengths:
+    """The lengths of a trainer's training, as they are now.
 
     Raises:
-        ValueError: If timm has no such optimizer, or a number is out of its range.
+        SettingError: If a callback changes the number of batches of a step.
     """
-    if name not in list_optimizers() or name == "adahessian":  # it needs second derivatives
-        raise ArgumentError("optimizer", f"must be one of timm's, got {name!r}; adamw, lamb, lion and sgd are some")
-    # an optimizer computes with both, and with their product, in float32, whose largest number is 3e38
-    if not 0 < learning_rate <= 1e30:
-        raise ArgumentError(
-            "learning_rate", f"must be positive and at most 1e30, got {learning_rate}; 1e-3 is usual for AdamW"
-        )
-    if not 0 <= weight_decay <= 1e6:
-        raise ArgumentError("weight_decay", f"must be in 0..1e6, got {weight_decay}; 0 turns it off")
-    if betas is not None and not (len(betas) in (2, 3) and all(0 <= beta < 1 for beta in betas)):
-        raise ArgumentError("betas", f"must be two numbers in 0..1 (1 excluded), got {betas}; [0.9, 0.98] is usual")
-    if layer_decay is not None and not 0 < layer_decay <= 1:
-        raise ArgumentError("layer_decay", f"must be in 0..1 (0 excluded), got {layer_decay}; 0.75 is usual")
+    if callbacks_of(trainer, GradientAccumulationScheduler):  # Lightning counts the steps wrong
+        what = "GradientAccumulationScheduler changes the number of steps, on which the learning rate depends"
+        raise SettingError(f"trainer.callbacks: {what}; give --trainer.accumulate_grad_batches instead")
+    num_steps = trainer.estimated_stepping_batches
+    trainer.fit_loop.setup_data()  # counts the batches of an epoch, also where the epochs have no end
+    batches = trainer.num_training_batches
+    return batches, num_steps, num_steps // max(-(-batches // trainer.accumulate_grad_batches), 1)
 
 
-def make_optimizer(
-    model: nn.Module,
-    name: str,
-    learning_rate: float,
-    weight_decay: float,
-    betas: Sequence[float] | None = None,
-    layer_decay: float | None = None,
-) -> Optimizer:
-    """Any optimizer that timm knows, with weight decay on matrices but not on norms and biases.
+@dataclass(frozen=True)
+class Optimization:
+    """How weights are changed: an optimizer, and the course of its learning rate.
 
     Args:
-        model: Its parameters are optimised; those that its ``no_weight_decay()`` names are not decayed, and those that
-            its ``learning_rates()`` names have rates of their own.
-        name: One of ``timm.optim.list_optimizers()``.
-        learning_rate: The peak of the schedule.
-        weight_decay: For matrices.
-        betas: Decay of the running means of gradients and of their squares; None takes the optimizer's own.
-        layer_decay: Each block has the rate of the next one times this; the model's ``group_matcher`` says which
-            parameters are whose. None gives all the same rate.
-
-    Raises:
-        SettingError: If the optimizer has another number of betas, or cannot be made on this machine.
+        optimizer: Name of one of timm's optimizers.
+        learning_rate: The peak, reached after warm-up.
+        weight_decay: For matrices only; norms, biases, position embeddings and class tokens are not decayed.
+        betas: For optimizers such as AdamW, how slowly the running means of gradients and of their squares forget; if
+            absent, the optimizer's own (0.9 and 0.999 for AdamW). 0.98 in place of 0.999 suits short trainings.
+        schedule: How the learning rate goes on after its warm-up: ``cosine`` (to 0), ``constant``, ``linear`` (to 0),
+            ``step`` (a tenth after half of the steps, a hundredth after three quarters), ``restarts`` (four cosines),
+            or one of torch's schedulers, which has no warm-up: ``{scheduler: StepLR, step_size: 10}``.
+        warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
+        layer_decay: The learning rate of each block is that of the next one times this, such as 0.75; for pretrained
+            weights. If absent, all have the same.
     """
-    options: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
-    info = get_optimizer_info(name)
-    wanted = info.num_betas if info.has_betas else 0
-    if betas is not None and len(betas) != wanted:  # where wanted is 0, timm would leave them out without a word
-        raise SettingError(f"model.betas: {name} has {wanted}, got {len(betas)}; leave them out, or choose adamw")
-    if layer_decay is not None:
-        options["layer_decay"] = layer_decay
-    try:
-        optimizer = create_optimizer_v2(model, name, lr=learning_rate, weight_decay=weight_decay, **options)
-    except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
-        why = str(error).split("\n")[0] or "it needs a GPU or another package"
-        raise SettingError(f"model.optimizer: {name} cannot be made here ({why}); adamw works everywhere") from error
-    own = _own_rates(model, learning_rate)
-    for group in [*optimizer.param_groups]:  # weights with other rates leave the group for new ones
-        of_rate: dict[float | None, list[nn.Parameter]] = {}
-        for weight in group["params"]:
-            of_rate.setdefault(own.get(weight), []).append(weight)
-        group["params"], *others = of_rate.values()
-        for weights in others:
-            optimizer.add_param_group({**group, "params": weights})
-    set_rates(model, optimizer, learning_rate)
-    return optimizer
+
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    betas: list[float] | None = None
+    schedule: CourseName | dict[str, Any] = "cosine"
+    warmup_fraction: float = 0.1
+    layer_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        name, betas = self.optimizer, self.betas
+        if name not in list_optimizers() or name == "adahessian":  # it needs second derivatives
+            raise ArgumentError("optimizer", f"must be one of timm's, got {name!r}; adamw, lamb, lion and sgd are some")
+        # an optimizer computes with both, and with their product, in float32, whose largest number is 3e38
+        if not 0 < self.learning_rate <= 1e30:
+            what = f"must be positive and at most 1e30, got {self.learning_rate}; 1e-3 is usual for AdamW"
+            raise ArgumentError("learning_rate", what)
+        if not 0 <= self.weight_decay <= 1e6:
+            raise ArgumentError("weight_decay", f"must be in 0..1e6, got {self.weight_decay}; 0 turns it off")
+        if betas is not None and not (len(betas) in (2, 3) and all(0 <= beta < 1 for beta in betas)):
+            raise ArgumentError("betas", f"must be two numbers in 0..1 (1 excluded), got {betas}; [0.9, 0.98] is usual")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            what = f"must be in 0..1 (0 excluded), got {self.layer_decay}; 0.75 is usual"
+            raise ArgumentError("layer_decay", what)
+        if not 0 <= self.warmup_fraction < 1:
+            what = f"must be in 0..1 (1 excluded), got {self.warmup_fraction}; 0 turns it off"
+            raise ArgumentError("warmup_fraction", what)
+        if not isinstance(self.schedule, str):
+            _try_scheduler(self.schedule)
+        elif self.schedule not in _COURSES:
+            raise ArgumentError("schedule", f"must be one of {', '.join(_COURSES)}, got {self.schedule!r}; choose one")
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer, with weight decay on matrices but not on norms and biases.
+
+        Args:
+            model: Its parameters are optimised. Those that its ``no_weight_decay()`` names are not decayed, and those
+                that its ``learning_rates()`` names have rates of their own; its ``group_matcher`` names the blocks.
+
+        Raises:
+            SettingError: If the optimizer has another number of betas, or cannot be made on this machine.
+        """
+        name, betas = self.optimizer, self.betas
+        info = get_optimizer_info(name)
+        wanted = info.num_betas if info.has_betas else 0
+        if betas is not None and len(betas) != wanted:  # where wanted is 0, timm would leave them out without a word
+            raise SettingError(f"model.betas: {name} has {wanted}, got {len(betas)}; leave them out, or choose adamw")
+        options: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
+        options |= {"lr": self.learning_rate, "weight_decay": self.weight_decay, "layer_decay": self.layer_decay}
+        try:
+            optimizer = create_optimizer_v2(model, name, **options)
+        except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
+            why = str(error).split("\n")[0] or "it needs a GPU or another package"
+            what = f"{name} cannot be made here ({why}); adamw works everywhere"
+            raise SettingError(f"model.optimizer: {what}") from error
+        own = _own_rates(model, self.learning_rate)
+        for group in [*optimizer.param_groups]:  # weights with other rates leave the group for new ones
+            of_rate: dict[float | None, list[nn.Parameter]] = {}
+            for weight in group["params"]:
+                of_rate.setdefault(own.get(weight), []).append(weight)
+            group["params"], *others = of_rate.values()
+            for weights in others:
+                optimizer.add_param_group({**group, "params": weights})
+        set_rates(model, optimizer, self.learning_rate)
+        return optimizer
+
+    def make_schedule(self, optimizer: Optimizer, end: Lengths | Callable[[], float]) -> dict[str, Any]:
+        """The schedule of the learning rate, in the form that Lightning takes.
+
+        Args:
+            optimizer: What it schedules.
+            end: The lengths of the training; or, where a clock ends it, what returns the share of it that is done.
+
+        Raises:
+            SettingError: If the schedule needs an end and there is none, or if it ends before the training.
+        """
+        if not isinstance(self.schedule, str):
+            assert isinstance(end, tuple)  # Timed refuses such a schedule
+            return _torch_scheduler(optimizer, self.schedule, *end)
+        course, fraction = _COURSES[self.schedule], self.warmup_fraction
+        if isinstance(end, tuple) and math.isinf(end[1]):
+            what = "the learning rate schedule needs an end; give it, or trainer.max_steps"
+            raise SettingError(f"trainer.max_epochs: {what}")
+        whole, first = (end[1], 1) if isinstance(end, tuple) else (1, 0)
+        warmup = max(1, round(whole * fraction)) if isinstance(end, tuple) else fraction
+
+        def factor(step: int) -> float:
+            done = step if isinstance(end, tuple) else end()
+            if done < warmup:
+                return (done + first) / warmup
+            return course(min((done - warmup) / (whole - warmup or 1), 1.0))
+
+        return {"scheduler": _Course(optimizer, factor), "interval": "step", "frequency": 1}
 
 
 def set_rates(model: nn.Module, optimizer: Optimizer, learning_rate: float) -> None:
-    """Give each group its rate: this one or the weights' own, times the group's own factor if it has one."""
+    """Set the rate of each group: this one, or that of its weights alone, times the group's factor if it has one."""
     own = _own_rates(model, learning_rate)
     for group in optimizer.param_groups:
         rate = own.get(group["params"][0], learning_rate) if group["params"] else learning_rate
@@ -108,9 +173,9 @@ def _own_rates(model: Any, learning_rate: float) -> dict[nn.Parameter, float]:
     return {weight: rates[name] for name, weight in model.named_parameters() if name in rates}
 
 
-class Course(LambdaLR):
+class _Course(LambdaLR):
     """LambdaLR with one function for all groups that the optimizer has now. A group that a callback adds later
-    (BackboneFinetuning) keeps the rate that the callback gives it; LambdaLR itself would raise an error."""
+    (BackboneFinetuning) keeps the rate that the callback gives it. LambdaLR alone would raise an error."""
 
     def get_lr(self) -> list[Any]:
         factor = self.lr_lambdas[0](self.last_epoch)
@@ -118,104 +183,45 @@ class Course(LambdaLR):
         return rates + [group["lr"] for group in self.optimizer.param_groups[len(rates) :]]
 
 
-def warmup_course(optimizer: Optimizer, num_steps: int | float, warmup_fraction: float, name: str) -> Course:
-    """Rise linearly for a fraction of the steps, then go on as COURSES says; one step for each update.
-
-    Raises:
-        SettingError: If the number of steps is infinite.
-    """
-    if math.isinf(num_steps):
-        raise SettingError("trainer.max_epochs: the learning rate schedule needs an end; give it, or trainer.max_steps")
-    num_warmup = max(1, round(num_steps * warmup_fraction))
-
-    def factor(step: int) -> float:
-        if step < num_warmup:
-            return (step + 1) / num_warmup
-        return COURSES[name](min((step - num_warmup) / max(1, num_steps - num_warmup), 1.0))
-
-    return Course(optimizer, factor)
-
-
-def timed_course(optimizer: Optimizer, progress: Callable[[], float], warmup_fraction: float, name: str) -> Course:
-    """As warmup_course, where not the steps but a clock says which share of the training is done."""
-
-    def factor(step: int) -> float:
-        done = progress()
-        if done < warmup_fraction:
-            return done / warmup_fraction
-        return COURSES[name](min((done - warmup_fraction) / (1 - warmup_fraction), 1.0))
-
-    return Course(optimizer, factor)
-
-
-def refuse_wrong_schedule(schedule: str | Mapping[str, Any], warmup_fraction: float) -> None:
-    """Refuse a schedule that there is not. One of torch's schedulers is made and moved once: some refuse their
-    arguments only then.
-
-    Raises:
-        ValueError: If there is no such schedule, it refuses its arguments, or the fraction is out of its range.
-    """
-    if not 0 <= warmup_fraction < 1:
-        what = f"must be in 0..1 (1 excluded), got {warmup_fraction}; 0 turns it off"
-        raise ArgumentError("warmup_fraction", what)
-    if isinstance(schedule, str):
-        if schedule not in COURSES:
-            raise ArgumentError("schedule", f"must be one of {', '.join(COURSES)}, got {schedule!r}; choose one")
-        return
+def _try_scheduler(described: Mapping[str, Any]) -> None:
+    """Make one of torch's schedulers and move it once: some refuse their arguments only then."""
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = torch_scheduler(optimizer, schedule)["scheduler"]
+    scheduler = _torch_scheduler(optimizer, described, 1, 0, 0)["scheduler"]
     optimizer.step()
-    with _refusing(schedule):
-        scheduler.step(*[0.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
+    metrics = [0.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []
+    _refusing(described, partial(scheduler.step, *metrics))
 
 
-@contextmanager
-def _refusing(described: Mapping[str, Any]) -> Iterator[None]:
+def _refusing(described: Mapping[str, Any], call: Callable[[], Any]) -> Any:
     try:
-        yield
+        return call()
     except Exception as error:  # ZeroDivisionError, NotImplementedError and others, as torch's arithmetic comes
         what = f"must have arguments that {described['scheduler']} takes, got {str(error) or dict(described)}"
         raise ArgumentError("schedule", f"{what}; see torch") from error
 
 
-def torch_scheduler(
-    optimizer: Optimizer,
-    described: Mapping[str, Any],
-    steps_of_epoch: int | float = 1,
-    num_steps: int | float = 0,
-    num_epochs: int | float = 0,
+def _torch_scheduler(
+    optimizer: Optimizer, described: Mapping[str, Any], batches: float, num_steps: float, num_epochs: float
 ) -> dict[str, Any]:
-    """One of torch's schedulers, in the form that Lightning takes.
+    """One of torch's schedulers, described by its name as ``scheduler``, its arguments, ``interval`` (epoch or step),
+    and the metric to ``monitor`` if it needs one.
 
-    A scheduler of epochs is one of steps that moves with the last batch of an epoch: Lightning would move it after the
-    checkpoint at the epoch's end was saved, and a resumed training would have an old rate.
-
-    Args:
-        optimizer: What it schedules.
-        steps_of_epoch: Batches of an epoch; infinite if they are not known.
-        num_steps: Optimizer steps of the training.
-        num_epochs: Whole epochs of the training.
-        described: Its name as ``scheduler``, its arguments, ``interval`` (epoch or step; epoch if absent), and the
-            metric to ``monitor`` if it needs one.
-
-    Raises:
-        ValueError: If there is no such scheduler, or it refuses its arguments.
-        SettingError: If it ends before the training.
+    A scheduler of epochs becomes one of steps that moves with the last batch of an epoch. Lightning would move it after
+    the checkpoint at the epoch's end was saved, and a resumed training would have an old rate.
     """
     arguments = dict(described)
     name, interval = arguments.pop("scheduler", None), arguments.pop("interval", "epoch")
     monitor = arguments.pop("monitor", None)
     kind = getattr(lr_scheduler, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)) or interval not in ("epoch", "step"):
-        what = f"must be {', '.join(COURSES)}, or a class of torch.optim.lr_scheduler as scheduler"
+        what = f"must be {', '.join(_COURSES)}, or a class of torch.optim.lr_scheduler as scheduler"
         raise ArgumentError("schedule", f"{what}, got {dict(described)}; {{scheduler: StepLR, step_size: 10}} is one")
-    with _refusing(described):
-        scheduler = kind(optimizer, **arguments)
+    scheduler = _refusing(described, partial(kind, optimizer, **arguments))
     moves, most = num_epochs if interval == "epoch" else num_steps, getattr(scheduler, "total_steps", math.inf)
     if moves > most:  # OneCycleLR would raise an error there
         what = f"{name} ends after {most} {interval}s, and the training has {moves}"
         raise SettingError(f"model.schedule: {what}; give total_steps: {moves}")
     config = {"scheduler": scheduler, "interval": "step", "frequency": 1}
     if interval == "epoch":
-        config |= {"interval": "epoch"} if math.isinf(steps_of_epoch) else {"frequency": steps_of_epoch}
+        config |= {"interval": "epoch"} if math.isinf(batches) else {"frequency": batches}
     return config if monitor is None else {**config, "monitor": monitor}

@@ -11,7 +11,7 @@ from longseq import ImageEncoder, Linformer, Softmax, resize
 from longseq.attention import Mechanism, TokenMixer, carry, plug
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample
-from longseq.training.optimizer import make_optimizer
+from longseq.training.optimizer import Optimization
 
 
 class ConvolutionLayer(TokenMixer):
@@ -88,7 +88,7 @@ def test_a_weight_of_another_shape_is_named():
 
 def test_what_it_names_is_not_decayed():
     model = Classifier(encoder(Convolution()), 3)
-    groups = make_optimizer(model, "adamw", 1e-3, 0.1).param_groups
+    groups = Optimization(weight_decay=0.1).make_optimizer(model).param_groups
     decayed = {id(weight) for group in groups if group["weight_decay"] for weight in group["params"]}
     layer = model.encoder.trunk.blocks[0].attn
     assert id(layer.gate) not in decayed

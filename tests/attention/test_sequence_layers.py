@@ -20,7 +20,7 @@ from longseq.attention.others import mamba2
 from longseq.attention.others.longconv import _squashed
 from longseq.attention.others.sequence import backwards
 from longseq.training import Classifier
-from longseq.training.optimizer import make_optimizer
+from longseq.training.optimizer import Optimization
 
 N, DIM = 23, 32
 
@@ -147,7 +147,7 @@ def rates_of(mechanism, learning_rate, layer_decay=None):
     """Learning rate and weight decay of each weight of the second block's layer."""
     encoder = ImageEncoder((1, 8, 8), mechanism, dim=16, depth=2, heads=2)
     classifier = Classifier(encoder, 3)
-    groups = make_optimizer(classifier, "adamw", learning_rate, 0.1, layer_decay=layer_decay).param_groups
+    groups = Optimization("adamw", learning_rate, 0.1, layer_decay=layer_decay).make_optimizer(classifier).param_groups
     of_weight = {id(weight): (group["lr"], group["weight_decay"]) for group in groups for weight in group["params"]}
     assert len(of_weight) == len(list(classifier.parameters()))
     layer = encoder.trunk.blocks[1].attn

@@ -18,7 +18,7 @@ from longseq.training import Classifier
 from longseq.training.answers.attribution import attribute, token_maps
 from longseq.training.board.summary import summary
 from longseq.training.flops import flops_per_sample
-from longseq.training.optimizer import make_optimizer
+from longseq.training.optimizer import Optimization
 
 STEM = Residual([4, 6], [1, 2])
 SMALL: Any = {"dim": 16, "depth": 0, "heads": 2, "stem": STEM}
@@ -82,7 +82,7 @@ def test_it_is_counted_summarised_explained_and_trained_and_there_is_no_attentio
     torch.testing.assert_close(found.rollout.sum(), torch.tensor(1.0))
     with pytest.raises(ValueError, match="ckpt_path must be a model with attention in every block, got no blocks"):
         next(iter(context_matrices(model, one)))
-    make_optimizer(model, "adamw", 1e-3, 0.1, layer_decay=0.5)
+    Optimization(layer_decay=0.5).make_optimizer(model)
     model.train()(inputs).square().sum().backward()
     assert all(weight.grad is not None for weight in model.parameters())
 

@@ -17,7 +17,7 @@ from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.files.checkpoint import CheckpointError, read_checkpoint
 from longseq.files.description import build, describe
 from longseq.training import Classifier
-from longseq.training.optimizer import make_optimizer
+from longseq.training.optimizer import Optimization
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
 
@@ -95,10 +95,10 @@ def test_norms_biases_and_position_embeddings_are_not_decayed() -> None:
 
 def test_the_optimizer_has_the_betas_that_are_asked_for_and_else_its_own() -> None:
     for betas, expected in ((None, (0.9, 0.999)), ([0.9, 0.98], (0.9, 0.98))):
-        optimizer = make_optimizer(classifier(), "adamw", 1e-3, 0.05, betas)
+        optimizer = Optimization(betas=betas).make_optimizer(classifier())
         assert {group["betas"] for group in optimizer.param_groups} == {expected}
     with pytest.raises(SettingError, match=r"^model.betas: sgd has 0, got 2; leave them out, or choose adamw"):
-        make_optimizer(classifier(), "sgd", 1e-3, 0.05, [0.9, 0.98])
+        Optimization("sgd", betas=[0.9, 0.98]).make_optimizer(classifier())
 
 
 def test_the_learning_rate_rises_linearly_then_falls_along_a_cosine(tmp_path: Path) -> None:

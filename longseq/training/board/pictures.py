@@ -27,9 +27,7 @@ def draw_inputs(
         limits: The smallest and the largest number that an input may hold; None if there are no limits.
     """
     encoder = model.encoder
-    targets = labels
-    if model.training and model.mix is not None and model.task.predicts is not None:
-        inputs, targets = model.mix(inputs, model.task.targets(labels, model.num_classes).to(model.device))
+    inputs, targets = model.mixed(inputs, labels) if model.training else (inputs, labels)
     names = [model.task.names(target, model.class_names) for target in targets]
     return encoder.draw(pictures_of(model, inputs), names, limits)
 
