@@ -1,4 +1,4 @@
-"""The contract between longseq and data: longseq uses these members of a data module, and no others."""
+"""The contract between longseq and data: longseq uses only these members of a data module."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,14 +46,14 @@ class LabelledSamples(Protocol):
 class DataContract(Protocol):
     """What longseq's commands need of a LightningDataModule besides its loaders; datamodules.DataModule has all of it.
 
-    An encoder that takes ``shape``, or ``sample_rate_hz`` and ``seconds``, takes them from the data module too.
+    An encoder that takes ``shape``, or ``sample_rate_hz`` and ``seconds``, gets them from the data module too.
 
     Attributes:
         class_names: Names of the labels 0, 1, ...
         on_error: Whether a file that cannot be read ends a prediction (raise), or is left out (skip).
         predict_suffixes: Suffixes of the files that ``read_part`` understands, in lower case, with the dot.
         predict_parts: The files, or parts of files, that predict_dataloader reads; longseq sets it.
-        remarks: What a user of the model should know of the data as a whole; complete after setup.
+        remarks: What a user of the model should know about the data as a whole; complete after setup.
     """
 
     class_names: list[str]
@@ -70,7 +70,7 @@ class DataContract(Protocol):
 
     @property
     def identity(self) -> Mapping[str, int | str]:
-        """Counts and digests of the data by name; a training goes on only with the same ones. Available after setup."""
+        """Counts and digests of the data by name; a training resumes only with the same ones. Available after setup."""
         ...
 
     def splits(self) -> Mapping[str, LabelledSamples]:
@@ -99,7 +99,7 @@ class DataContract(Protocol):
         ...
 
     def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result ``what`` for this training set, stored or computed now; available after setup."""
+        """The result ``what`` for this training set, read from a file or computed now; available after setup."""
         ...
 
     def statistics(self) -> Mapping[str, Any]:
@@ -111,12 +111,12 @@ class DataContract(Protocol):
         ...
 
     def true_events(self, split: str) -> Mapping[str, Sequence[tuple[float, float, str]]]:
-        """What is heard when in each recording of a split, by path: starts and ends in seconds, and names of classes.
-        Empty where the labels do not say so of whole recordings; available after setup."""
+        """The events in each recording of a split, by path: start and end in seconds, and the name of the class. Empty
+        if the labels do not describe whole recordings; available after setup."""
         ...
 
     def save_splits(self, path: Path) -> None:
-        """Write down which sample is in which split; available after setup."""
+        """Write which sample is in which split to a file; available after setup."""
         ...
 
 
@@ -139,8 +139,8 @@ def data_of(trainer: Any) -> Any:
 
 
 def limits_of(trainer: Any) -> tuple[float, float] | None:
-    """The smallest and the largest number that an input of the trainer's data may hold; None if it has no bounds.
-    Without a data module that says so, they are those of pixels."""
+    """The smallest and the largest number that an input of the trainer's data may hold; None if it has no bounds. If
+    there is no data module that names them, they are those of pixels."""
     inputs: InputSpec | None = getattr(getattr(trainer, "datamodule", None), "inputs", None)
     return (0, 255) if inputs is None else bounds(inputs)
 

@@ -1,4 +1,4 @@
-"""Steps whose loss is not finite: left out if the user allows it; otherwise the training ends at the next check."""
+"""Steps whose loss is not finite: they are left out if the user allows it; else the next check ends the training."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from longseq.compat.lightning import is_finding_learning_rate
 
 
 class DivergenceError(Exception):
-    """The loss or a weight is not finite any more; the message says where, and what to change."""
+    """The loss or a weight is no longer finite; the message names the step, and what to change."""
 
     exit_code = 5
 
@@ -20,13 +20,13 @@ class DivergenceError(Exception):
 class BadSteps:
     """Finds the steps whose loss is not finite on some rank.
 
-    Where none may be left out, the host does not wait for a loss: the device notes the first bad one, and ``check``,
-    which runs at logged steps and before validations and checkpoints, asks for it. Where some may be left out, the host
-    waits in every step, because it must know before the optimizer's step. A step whose gradients are those of several
-    batches is left out with all of them if one of them is bad.
+    If none may be left out, the host does not wait for each loss: the device notes the first bad one, and ``check``,
+    which runs at logged steps and before validations and checkpoints, reads it. If some may be left out, the host waits
+    in every step, because it must know before the optimizer's step. If gradients are accumulated, one bad batch makes
+    the whole step bad.
 
     Attributes:
-        allowed: How many such steps in a row may be left out.
+        allowed: How many bad steps in a row may be left out.
         of_all_ranks: Joins the lists of all ranks.
     """
 
@@ -35,12 +35,12 @@ class BadSteps:
         self.of_all_ranks: Callable[[list[str]], list[str]] = list
         self._step, self._last_bad, self._in_a_row = 0, -1, 0
         self._unchecked: list[_Batch] = []  # since the last check
-        # of all ranks and of this one, minus the place of the first bad loss; -_MOST or less without one
+        # minus the index of the first bad loss of all ranks, and of this one; -_MOST or less if there is none
         self._first: Tensor | None = None
 
     @property
     def is_bad(self) -> bool:
-        """Whether a loss of the last step was not finite, and the step is left out."""
+        """Whether the last step is left out, because a loss was not finite."""
         return self._step == self._last_bad
 
     def count(self, loss: Tensor, of_all: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
@@ -55,7 +55,7 @@ class BadSteps:
         Raises:
             DivergenceError: If no more steps may be left out.
         """
-        if is_finding_learning_rate(trainer):  # it tries rates that are too high, and restores the weights afterwards
+        if is_finding_learning_rate(trainer):  # it tries rates that are too high, and then restores the weights
             return False
         batch = _Batch(trainer.global_step, batch_idx, _rate(trainer))
         if not self.allowed:
@@ -72,13 +72,13 @@ class BadSteps:
         return self.is_bad
 
     def _note(self, loss: Tensor, of_all: Tensor, batch: "_Batch") -> None:
-        # minus the place, so that the first is the highest; a finite one is lower than all
+        # minus the index, so that the first bad loss is the maximum; a finite loss is below all
         this = torch.stack([of_all, loss]).isfinite().float() * -_MOST - len(self._unchecked)
         self._first = this if self._first is None else torch.maximum(self._first, this)
         self._unchecked.append(batch)
 
     def check(self, trainer: pl.Trainer) -> None:
-        """Ask the device whether a loss was not finite since the last check. Every rank calls it after the same steps.
+        """Read from the device whether a loss since the last check was not finite. Ranks call it after the same steps.
 
         Raises:
             DivergenceError: If one was.
@@ -96,16 +96,16 @@ class BadSteps:
         raise diverged("the loss", batch.step, batch.rate, names)
 
     def forget(self) -> None:
-        """Leave out what was not checked: it belongs to a training that was interrupted."""
+        """Drop the losses that were not checked: they belong to an interrupted training."""
         self._unchecked, self._first = [], None
         self._step, self._last_bad, self._in_a_row = 0, -1, 0
 
 
-_MOST = 2.0**24  # batches between two checks; float32 counts so far
+_MOST = 2.0**24  # batches between two checks: up to this number float32 counts exactly
 
 
 class _Batch(NamedTuple):
-    """A batch of the training: the step that it is part of, its number in the epoch, and the learning rate."""
+    """A training batch: its optimizer step, its number in the epoch, and its learning rate."""
 
     step: int
     number: int
@@ -118,7 +118,7 @@ def _rate(trainer: pl.Trainer) -> float:
 
 
 def diverged(what: str, step: int, rate: float, samples: Sequence[str] = ()) -> DivergenceError:
-    """The error to raise when something is not finite any more."""
+    """The error for a value that is no longer finite."""
     where = f"step {step}, learning rate {rate:.3g}"
     if samples:
         where += ", training samples " + ", ".join(samples)

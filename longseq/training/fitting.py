@@ -1,5 +1,6 @@
 """After a training step ran out of memory, try which smaller steps fit."""
 
+import copy
 import gc
 import traceback
 from collections.abc import Callable
@@ -23,7 +24,7 @@ class OutOfMemory(Exception):  # noqa: N818 (as torch names its own)
 
 
 def let_go_of(error: BaseException) -> None:
-    """Free the memory that the frames of an error hold: the activations of the failed step."""
+    """Free the activations of the failed step, which the frames of its error hold."""
     traceback.clear_frames(error.__traceback__)
     map_large_blocks()
     _give_back_all()
@@ -42,8 +43,8 @@ def what_fits(
     has_moments: bool = False,
     accumulated: int = 1,
 ) -> list[str]:
-    """The flags with which a training step fits with room to spare, each tried alone: the batch halved until it fits,
-    activation checkpointing, bfloat16, and k halved until it fits.
+    """The flags with which a training step fits with room to spare. Each is tried alone: half of the batch, a quarter
+    and so on, activation checkpointing, bfloat16, and half of k, a quarter and so on.
 
     Args:
         model: The classifier, on the device where it ran out of memory.
@@ -65,11 +66,11 @@ def what_fits(
         _give_back_all()
         try:
             tried = _and_a_quarter_more(inputs, count)
-            for _ in range(2):  # a second step has the first one's gradients, and its memory in pieces
+            for _ in range(2):  # the second step also holds gradients, and finds its memory in pieces
                 with context():
                     loss = model(tried).logsumexp(1).sum()
                 loss.backward()
-        except (RuntimeError, MemoryError) as failure:  # oneDNN says only "could not create a primitive"
+        except (RuntimeError, MemoryError) as failure:  # oneDNN raises only "could not create a primitive"
             traceback.clear_frames(failure.__traceback__)
             return False
         finally:
@@ -92,11 +93,8 @@ def what_fits(
         flags.append("--trainer.precision bf16-mixed")
     k = getattr(model.encoder.attention, "k", None)
     for smaller in [k >> shift for shift in range(1, k.bit_length())] if isinstance(k, int) else []:
-        description = dict(model.hparams)
-        attention = description["encoder"]["init_args"]["attention"]
-        changed = {**attention, "init_args": {**attention["init_args"], "k": smaller}}
-        encoder = {**description["encoder"]["init_args"], "attention": changed}
-        description["encoder"] = {**description["encoder"], "init_args": encoder}
+        description = copy.deepcopy(dict(model.hparams))
+        description["encoder"]["init_args"]["attention"]["init_args"]["k"] = smaller
         with suppress(CheckpointError):  # a projection may need a larger k
             other = build_from(Classifier, description).to(model.device)
             other.encoder.set_statistics(model.encoder.mean, model.encoder.std)
@@ -108,8 +106,8 @@ def what_fits(
 
 
 def _and_a_quarter_more(inputs: Any, count: int) -> Any:
-    """The first `count` examples, and a quarter of them again: a training needs more than its steps alone, and memory
-    that is free in small pieces cannot be used."""
+    """The first `count` examples, and a quarter of them again: a training needs more memory than its steps alone, and
+    cannot use memory that is free only in small pieces."""
     if isinstance(inputs, Tensor):
         return torch.cat([inputs[:count], inputs[: -(-count // 4)]])
     return {name: _and_a_quarter_more(value, count) for name, value in inputs.items()}

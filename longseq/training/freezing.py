@@ -1,4 +1,4 @@
-"""Keep weights of an encoder as they are."""
+"""Freeze weights of an encoder."""
 
 from typing import Any, Literal
 
@@ -13,8 +13,8 @@ def freeze_encoder(encoder: Any, freeze: Literal["encoder", "stem"] | int | None
 
     Args:
         encoder: The encoder.
-        freeze: ``encoder`` for all, ``stem`` for what stands in front of the patches, or a number: the embedding of
-            patches and positions, a stem, and so many of the first blocks; None for nothing. A matrix that a frozen
+        freeze: ``encoder`` for all, ``stem`` for the layers in front of the patches, or a number: the embedding of
+            patches and positions, a stem, and that many of the first blocks; None for nothing. A matrix that a frozen
             block shares with a later one is frozen too.
 
     Raises:
@@ -41,7 +41,7 @@ def freeze_encoder(encoder: Any, freeze: Literal["encoder", "stem"] | int | None
 
 
 def keep_frozen_statistics(encoder: nn.Module) -> None:
-    """Let each BatchNorm whose weights are frozen stay in evaluation: its statistics are part of what it computes."""
+    """Keep each BatchNorm whose weights are frozen in evaluation, because its output depends on its statistics."""
     for part in encoder.modules():
         if isinstance(part, _BatchNorm) and not any(weight.requires_grad for weight in part.parameters()):
             part.eval()

@@ -1,4 +1,4 @@
-"""Save and restore the states of all random generators, so that a resumed training draws the same numbers."""
+"""Save and restore the states of all random number generators, so that a resumed training draws the same numbers."""
 
 import random
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from longseq.training.devices.processes import copies, data_rank
 
 
 class GeneratorStates(pl.Callback):
-    """Save the states of all random generators in the checkpoint, one set for each rank with samples of its own, and
-    restore them.
+    """Save the states of all random number generators in the checkpoint, one set for each rank with samples of its own,
+    and restore them.
 
     The training metrics of an unfinished epoch are saved and restored too. Generators are restored when the first batch
-    starts, because setting up a training draws random numbers. In a new training each rank with samples of its own
-    draws its own numbers; otherwise the samples of all ranks would get the same noise. On another number of ranks a
-    training goes on with new numbers, and with the metrics of all ranks.
+    starts, because the setup of a training draws random numbers. In a new training each rank with samples of its own
+    draws its own numbers; otherwise the samples of all ranks would get the same noise. With another number of ranks a
+    training resumes with new numbers, and with the metrics of all ranks.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class GeneratorStates(pl.Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
         # a resumed training may validate and save before its first batch, which restores the generators
-        mine = {"generators": self._restore or generator_states(), "metrics": _metric_states(pl_module)}
+        mine = {"generators": self._restore or _generator_states(), "metrics": _metric_states(pl_module)}
         of_ranks: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
             dist.all_gather_object(of_ranks, mine)
@@ -52,11 +52,11 @@ class GeneratorStates(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._restore is not None:
-            restore_generators(self._restore)
+            _restore_generators(self._restore)
             self._restore = None
 
 
-def generator_states() -> dict[str, Any]:
+def _generator_states() -> dict[str, Any]:
     """The states of Python's, NumPy's, torch's and the device's generators, as plain types and tensors."""
     numpy_state: Mapping[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
     numpy_plain = {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}}
@@ -69,8 +69,8 @@ def generator_states() -> dict[str, Any]:
     }
 
 
-def restore_generators(states: dict[str, Any]) -> None:
-    """Restore the states that ``generator_states`` returned."""
+def _restore_generators(states: dict[str, Any]) -> None:
+    """Restore the states that ``_generator_states`` returned."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)

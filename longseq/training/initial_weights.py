@@ -1,4 +1,4 @@
-"""Where a new training starts from: the weights of a checkpoint, and the statistics of the training set."""
+"""The start of a new training: the weights of a checkpoint, and the statistics of the training set."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from longseq.training.statistics import measure_inputs, training_inputs
 
 
 def start_from_checkpoint(model: Any, path: str) -> bool:
-    """Take over the weights of a trained classifier that fit, and print what changed.
+    """Copy the weights of a trained classifier that fit, and print what changed.
 
     Returns:
-        Whether any weight of the attention starts anew.
+        Whether any weight of the attention is new.
 
     Raises:
         CheckpointError: If a weight whose shape does not depend on the size of the inputs does not fit.
@@ -34,16 +34,14 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
         messages.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
     dropped = _names_outside_attention(trained) - _names_outside_attention(model)
     if dropped:
-        what = f"{len(dropped)}, such as {min(dropped)}"
-        messages.append(
-            f"weights of the checkpoint that are left behind, because this model has none like them: {what}"
-        )
+        what = "weights of the checkpoint that are left behind, because this model has none like them"
+        messages.append(f"{what}: {len(dropped)}, such as {min(dropped)}")
     if trained.class_names == model.class_names and _shapes(trained.head) == _shapes(model.head):
         model.head.load_state_dict(trained.head.state_dict())
         if model.pooling is not None and type(model.pooling) is type(trained.pooling):
             model.pooling.load_state_dict(trained.pooling.state_dict())
     else:
-        was, now = (type(each.task).__name__ for each in (trained, model))
+        was, now = (type(classifier.task).__name__ for classifier in (trained, model))
         if was == now:
             was, now = f"{trained.num_classes} classes", str(model.num_classes)
         messages.append(f"the head starts anew: {was} before, {now} now")
@@ -60,7 +58,7 @@ def start_from_data(model: Any, fresh: bool) -> None:
 
     Args:
         model: The classifier, with a trainer.
-        fresh: Whether projections start anew.
+        fresh: Whether projections are new.
     """
     datamodule = getattr(model.trainer, "datamodule", None)
     projection = getattr(model.encoder.attention, "projection", None)
@@ -76,7 +74,7 @@ def start_from_data(model: Any, fresh: bool) -> None:
 
 
 def _names_outside_attention(model: Any) -> set[str]:
-    """The names of the trunk's weights, but for those of attention, which each layer carries itself."""
+    """The names of the trunk's weights, except those of attention, which each attention layer copies itself."""
     return {name for name in model.encoder.trunk.state_dict() if not is_of_attention(name)}
 
 

@@ -1,4 +1,4 @@
-"""Mix the samples of a training batch, and their labels, with each other."""
+"""Mix the samples of a training batch and their labels: MixUp and CutMix."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ class Mix(ABC):
     """Makes each sample of a batch a mixture of two, and each target the shares of their classes.
 
     Args:
-        alpha: Parameter of the Beta distribution from which one share is drawn for each batch; with a smaller alpha one
-            of the two samples prevails more.
+        alpha: Parameter of the Beta distribution from which one share is drawn for each batch. A smaller alpha makes
+            one of the two shares larger.
 
     Raises:
         ValueError: If alpha is out of its range.
@@ -26,7 +26,7 @@ class Mix(ABC):
     suits_sounds: ClassVar[bool] = False
 
     def __init__(self, alpha: float = 0.4) -> None:
-        # a smaller alpha mixes nothing, a larger one always half and half, and a huge one does not fit into float32
+        # a smaller alpha mixes nothing, a larger one gives equal shares, and a huge one does not fit into float32
         if not 1e-3 <= alpha <= 1e3:
             raise ArgumentError("alpha", f"must be in 0.001..1000, got {alpha}; 0.2 to 1 is usual")
         self.alpha = alpha

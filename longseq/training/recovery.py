@@ -1,4 +1,4 @@
-"""Save regularly and stop safely, so that a training can go on as if it had never stopped."""
+"""Save regularly and stop safely, so that a training can resume as if it had never stopped."""
 
 import signal
 import sys
@@ -35,15 +35,15 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
         self.exit_code = exit_code
 
 
-class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks that change what is saved
-    """Save the last checkpoint; after each step all ranks decide together whether to go on or to stop.
+class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs these after all callbacks that change what is saved
+    """Save the last checkpoint; after each step all ranks decide together whether to stop.
 
     After SIGTERM, SIGINT or SIGHUP the current step or validation batch is finished, the last checkpoint is saved, and
     Stopped is raised; a second SIGINT stops at once. The checkpoint is also saved at the end of every epoch and every
     few minutes in between, but only between optimizer steps, because a checkpoint holds no accumulated gradients.
 
     Args:
-        last: Where the last checkpoint is saved.
+        last: Path of the last checkpoint.
         minutes: Longest time between two checkpoints.
     """
 
@@ -53,8 +53,8 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
             raise ArgumentError("checkpoint_minutes", f"must be positive, got {minutes}; 10 loses ten minutes at worst")
         self.last, self.minutes = last, minutes
         self._saved_at = 0.0
-        self._received = 0  # the signal that arrived
-        self._ends_within_epoch = False  # at this step, by max_steps or max_time
+        self._received = 0  # the number of the signal that arrived
+        self._ends_within_epoch = False  # whether max_steps or max_time ends the training at this step
         self._stopping = 0  # the signal for which the ranks agreed to stop
         self._handlers: dict[int, Any] = {}
         self._group: Any = None
@@ -69,7 +69,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         pl_module.bad_steps.of_all_ranks = self._of_all_ranks
         self._saved_at = time.monotonic()
         if trainer.world_size > 1:
-            self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so no device is waited for
+            self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so nobody waits for a device
         if threading.current_thread() is threading.main_thread():
             end_only_if(self._is_second_interrupt)
             for number in ENDING:
@@ -98,9 +98,9 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         self._stopping = received  # stop at the next hook, after this step's values are logged
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        """Forget a stop that min_epochs or min_steps has put off: what stops a training decides anew, as in a resumed
-        one. Lightning would stop as soon as it may, even if the figure is better by then. A training that is over, and
-        is resumed for its last validation, is not to go on."""
+        """Cancel a stop that min_epochs or min_steps has delayed: callbacks decide again, as in a resumed training.
+        Lightning would stop as soon as it may, even if the figure is better by then. A training that is over, and is
+        resumed only for its last validation, stays stopped."""
         trainer.should_stop = trainer.global_step == trainer.max_steps
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -109,12 +109,12 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop(trainer)
         count_from_what_is_validated(trainer)
-        # the fewest batches of any rank: a rank with one more would wait for the others for ever
-        own = min(sum(trainer.num_val_batches), sys.maxsize)  # infinite of a loader without a length
+        # the smallest number of all ranks: a rank with one batch more would wait for the others for ever
+        own = min(sum(trainer.num_val_batches), sys.maxsize)  # infinite if a loader has no length
         self._shared_batches = -self._agree(-int(own), False)[0]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if not self._ends_within_epoch:  # Lightning would count the epoch as whole
+        if not self._ends_within_epoch:  # Lightning would count a part of an epoch as a whole one
             trainer.save_checkpoint(self.last)
         self._stop(trainer)
 
@@ -130,7 +130,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
             self._stop(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        """After the last validation save what it has found too: a run that is killed in its test has it then."""
+        """Save the results of the last validation too, for a run that is killed in its test."""
         if self._ends_within_epoch and trainer.state.fn == TrainerFn.FITTING:
             trainer.save_checkpoint(self.last)
 
@@ -140,7 +140,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
         refuse_bad_weights(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.flush()  # so that the curves never end before the checkpoint
+                logger.experiment.flush()  # so that the curves reach at least to the checkpoint
         if self._validation_is_to_come:
             put_before_validation(checkpoint["loops"]["fit_loop"])
 
@@ -177,7 +177,7 @@ class Sentinel(Checkpoint):  # Lightning runs a Checkpoint after all callbacks t
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._hand_back()
-        self._stopping = self._agree(self._received, False)[0]  # a signal after the last epoch was saved
+        self._stopping = self._agree(self._received, False)[0]  # for a signal after the last epoch was saved
         self._stop(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Classifier, exception: BaseException) -> None:

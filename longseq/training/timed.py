@@ -1,4 +1,4 @@
-"""A training for so many minutes: its schedule follows the clock, so that it is complete when the time is over."""
+"""A training of a given number of minutes: its schedule follows the clock, and is complete when the time is over."""
 
 import math
 import time
@@ -14,21 +14,19 @@ from longseq.training.classifier import Classifier
 
 clock = time.monotonic
 
-# MixUp pays where samples are seen so often that they are known by heart; before, it costs accuracy.
-EPOCHS_TO_MIX = 100
+# MixUp helps if the model sees each sample so often that it would memorise it; with fewer epochs it costs accuracy.
+_EPOCHS_TO_MIX = 100
 _MOST_VALIDATIONS = 20
 _MEASURED_STEPS = 8  # the first two allocate, and compile
-_AFTERWARDS = 4.0  # seconds: the last pictures, the card
+_AFTERWARDS = 4.0  # seconds for the last pictures and the card
 
 
 class Timed(pl.Callback):
-    """End a training, its test included, so many minutes after the command began, with a completed schedule.
+    """End a training and its test a given number of minutes after the command began, with a complete schedule.
 
-    The learning rate follows the time that has passed, not the steps. The first steps show how many epochs there will
-    be. Their number decides how often the training validates, and whether it mixes samples: only in 100 epochs or more.
-    A resumed training has the minutes that are left.
-
-    Two such trainings differ, as the machine's speed does.
+    The learning rate follows the time that has passed, not the steps. From the first steps the number of epochs is
+    estimated. It decides how often the training validates, and whether it mixes samples: only in 100 epochs or more.
+    A resumed training has the minutes that are left. Two such trainings differ, because the machine's speed differs.
 
     Args:
         minutes: From the beginning of the command to its end.
@@ -40,22 +38,22 @@ class Timed(pl.Callback):
         self.minutes = minutes
         self._began = began
         self._evaluation = 0.0  # seconds that the last validation took
-        self._of_sample = 0.0  # seconds of a sample without gradients
+        self._of_sample = 0.0  # seconds that a sample takes without gradients
         self._validating = 0.0  # seconds of all validations
         self._total = 1.0  # seconds of the schedule
         self._samples = (1, 0)  # of the validation split and of the test split
-        self._epochs: float | None = None  # that there will be; None until it is known
+        self._epochs: float | None = None  # the estimated number; None until there is one
         self._is_mixed = True
         self._mix: Any = None
         self._progress = 0.0
-        self._steps: list[float] = []  # when the first steps began, on a clock that stands still in validations
-        self._last = 0.0  # when the last one began
+        self._steps: list[float] = []  # when the first steps began, on a clock that stops during validations
+        self._last = 0.0  # when the last step began
         self._validation_began = 0.0
         self._group: Any = None
 
     @property
     def seconds(self) -> float:
-        """How long the training has been going on, what came before a resume included."""
+        """How long the training has taken, including the time before a resume."""
         return clock() - self._began
 
     def progress(self) -> float:
@@ -73,30 +71,30 @@ class Timed(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         if trainer.world_size > 1:
-            self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so no device is waited for
+            self._group = dist.new_group(backend="gloo")  # ranks agree on the CPU, so nobody waits for a device
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         splits = data.splits()
         self._samples = max(len(splits["val"]), 1), len(splits["test"])
         if self._epochs is None:
             pl_module.mix = None
         else:
-            self._keep_to_plan(trainer, pl_module)
+            self._apply_plan(trainer, pl_module)
         self._last = 0.0
-        self._see()
-        if self._progress == 1 and trainer.global_step:  # the training has ended, but not its validation or its test
+        self._measure()
+        if self._progress == 1 and trainer.global_step:  # only the last validation or the test is missing
             self._end(trainer)
 
     def _of_slowest(self, value: float) -> float:
-        """The highest value of all ranks: with their own, they would have other learning rates, and wait for each other
-        in other validations."""
+        """The highest value of all ranks. With values of their own they would have different learning rates, and would
+        wait for each other in different validations."""
         if self._group is None:
             return value
         shared = torch.tensor(value)
         dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._group)
         return float(shared)
 
-    def _see(self) -> None:
-        """Take the time."""
+    def _measure(self) -> None:
+        """Update the progress from the clock."""
         now = self.seconds
         step = now - self._last if self._last else 0.0
         self._last = now
@@ -107,14 +105,14 @@ class Timed(pl.Callback):
         self._progress = min(max(done, 0.0), 1.0)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Classifier, batch: Any, batch_idx: int) -> None:
-        self._see()
+        self._measure()
         if self._epochs is None:
             self._steps.append(self._last - self._validating)
             if len(self._steps) > _MEASURED_STEPS or self._progress == 1:
                 self._plan(trainer, pl_module)
 
     def _plan(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        """Foresee how many epochs there will be, and decide what depends on it."""
+        """Estimate the number of epochs, and decide what depends on it."""
         measured = self._steps[3:] or self._steps[-1:]
         of_batch = (measured[-1] - measured[0]) / max(len(measured) - 1, 1)
         batches = math.inf if of_batch <= 0 else (1 - self._progress) * self._total / of_batch
@@ -122,15 +120,13 @@ class Timed(pl.Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._of_sample = of_batch / (2 * data.batch_size * trainer.world_size)
         self._evaluation = self._evaluation or self._samples[0] * self._of_sample
-        self._is_mixed = self._epochs >= EPOCHS_TO_MIX
-        self._keep_to_plan(trainer, pl_module)
+        self._is_mixed = self._epochs >= _EPOCHS_TO_MIX
+        self._apply_plan(trainer, pl_module)
         if trainer.is_global_zero and math.isfinite(self._epochs):
-            mixing, epochs = "", self._epochs
-            if self._mix is not None and not self._is_mixed:
-                mixing = f"; too few for {type(self._mix).__name__}"
-            print(f"minutes     {self.minutes:g}: about {_round(epochs)} epochs{mixing}")
+            mixing = "" if self._mix is None or self._is_mixed else f"; too few for {type(self._mix).__name__}"
+            print(f"minutes     {self.minutes:g}: about {_round(self._epochs)} epochs{mixing}")
 
-    def _keep_to_plan(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+    def _apply_plan(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         pl_module.mix = self._mix if self._is_mixed else None
         epochs = self._epochs or 0.0
         if math.isfinite(epochs) and trainer.check_val_every_n_epoch is not None:
@@ -143,7 +139,7 @@ class Timed(pl.Callback):
             self._end(trainer)
 
     def summary(self, trainer: pl.Trainer) -> str:
-        """How many steps there were, as a sentence."""
+        """The number of steps and epochs, as a sentence."""
         epochs = trainer.global_step / max(trainer.num_training_batches / trainer.accumulate_grad_batches, 1)
         mixing = "" if self._mix is None or self._is_mixed else f", without {type(self._mix).__name__}"
         return (
@@ -154,7 +150,7 @@ class Timed(pl.Callback):
         trainer.fit_loop.epoch_loop.max_steps = trainer.global_step
         if trainer.check_val_every_n_epoch is not None:
             trainer.check_val_every_n_epoch = 1
-        trainer.should_stop = True  # else Lightning would not validate in the middle of an epoch
+        trainer.should_stop = True  # otherwise Lightning would not validate in the middle of an epoch
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._validation_began = clock()
@@ -163,7 +159,7 @@ class Timed(pl.Callback):
         if not trainer.sanity_checking:
             self._evaluation = clock() - self._validation_began
             self._validating += self._evaluation
-            self._last = self.seconds  # no step takes as long
+            self._last = self.seconds  # a validation is no step
 
     def state_dict(self) -> dict[str, Any]:
         plan = {"epochs": self._epochs, "is_mixed": self._is_mixed}
