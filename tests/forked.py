@@ -37,7 +37,7 @@ LIBRARIES = [
     "torch.utils.tensorboard", "torchaudio.transforms", "torchmetrics.classification", "torchvision.transforms.v2",
 ]  # fmt: skip
 IMPORTED = [
-    *LIBRARIES, "datamodules", "longseq.cli.commands", "longseq.cli.entry", "longseq.cli.function",
+    *LIBRARIES, "datamodules", "longseq.cli.model_commands", "longseq.cli.run_command", "longseq.cli.function_commands",
     "longseq.reports.benchmark", "longseq.reports.spectrum", "longseq.reports.sweep", "longseq.reports.needle",
     "longseq.deploy.card", "longseq.deploy.export", "onnxscript", "onnxruntime", "torch.onnx._internal.exporter._core",
 ]  # fmt: skip
@@ -132,7 +132,7 @@ def draw_nothing() -> None:
     """
     import torch.utils.tensorboard.writer
 
-    import longseq.cli.fit
+    import longseq.cli.runs.train_and_test
     import longseq.deploy.card
     from longseq.training.board import by_class, tensorboard
     from longseq.training.board import samples as watching
@@ -158,7 +158,7 @@ def draw_nothing() -> None:
     _replace(by_class, "draw_by_class", blank)
     _replace(watching, "draw_token_maps", blank)
     _replace(watching, "show", show_but_no_mistakes)
-    _replace(longseq.cli.fit, "fit_baseline", lambda *_: None, BASELINES)
+    _replace(longseq.cli.runs.train_and_test, "fit_baseline", lambda *_: None, BASELINES)
 
 
 def sync_nothing() -> None:

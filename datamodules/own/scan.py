@@ -120,7 +120,7 @@ def _listed(numbers: Counter[str], most: int = 10) -> str:
 
 
 def holds_runs_alone(folder: Path) -> bool:
-    """Whether it is the folder of a run, which longseq/cli/runs.py makes, or holds nothing but such folders."""
+    """Whether it is the folder of a run, which longseq/cli/runs/folders.py makes, or holds nothing but such folders."""
     try:
         if (folder / ".lock").is_file() and (folder / ".lock").read_bytes().startswith(b"process "):
             return True

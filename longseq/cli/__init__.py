@@ -1,5 +1,5 @@
 """The command line: ``longseq fit | test | predict | ...``, or ``python train.py ...`` in a clone."""
 
-from longseq.cli.start import main
+from longseq.cli.before_torch import main
 
 __all__ = ["main"]

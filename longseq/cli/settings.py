@@ -14,11 +14,12 @@ from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only
 
 from longseq.arguments import ArgumentError
-from longseq.cli.errors import Finder
-from longseq.cli.resuming import find_resumed, newest_checkpoint, without_appended
-from longseq.cli.runs import config_of, sole_use_of
-from longseq.cli.start import UserError, add_working_folder
-from longseq.cli.trainer import refuse_missing_devices, refuse_wrong_numbers
+from longseq.cli.before_torch import add_working_folder
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import Finder
+from longseq.cli.runs.folders import config_of, sole_use_of
+from longseq.cli.runs.resuming import find_resumed, newest_checkpoint, without_appended
+from longseq.cli.trainer_flags import refuse_missing_devices, refuse_wrong_numbers
 from longseq.files.checkpoint import Checkpoint, CheckpointError, data_of, read_checkpoint
 from longseq.files.description import allow_classes, naming, planned, planned_arguments
 from longseq.training import Classifier

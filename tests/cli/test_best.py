@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
 
-from longseq.cli.callbacks import BestCheckpoint
+from longseq.cli.runs.callbacks import BestCheckpoint
 from longseq.tasks import SingleLabel
 
 

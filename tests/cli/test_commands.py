@@ -120,12 +120,12 @@ def test_a_training_without_a_validation_says_what_is_tested(command, tmp_path: 
 
 
 def test_bfloat16_on_a_processor_without_it_is_warned_of(command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longseq.cli.trainer.has_bfloat16", lambda: False)
+    monkeypatch.setattr("longseq.cli.trainer_flags.has_bfloat16", lambda: False)
     fit = ["fit", "--config", DIGITS, *TINY, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1"]
     slow = "trainer.precision: bf16-mixed: this processor has no instructions for bfloat16"
     with pytest.warns(UserWarning, match=slow):
         command(*fit, "--trainer.precision", "bf16-mixed")
-    monkeypatch.setattr("longseq.cli.trainer.has_bfloat16", lambda: True)
+    monkeypatch.setattr("longseq.cli.trainer_flags.has_bfloat16", lambda: True)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         command(*fit, "--trainer.precision", "bf16-mixed")

@@ -8,7 +8,7 @@ import torch
 import yaml
 from PIL import Image
 
-from longseq.cli.resuming import without_appended
+from longseq.cli.runs.resuming import without_appended
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs/image/digits.yaml")

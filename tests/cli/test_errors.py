@@ -8,8 +8,9 @@ import pytest
 
 from datamodules import Digits
 from longseq.cli import main
-from longseq.cli.errors import UserError, one_line
-from longseq.cli.inputs import files_of
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import one_line
+from longseq.cli.predict.input_files import files_of
 from longseq.training.data import lacking
 
 ROOT = Path(__file__).parents[2]

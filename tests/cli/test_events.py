@@ -14,8 +14,8 @@ from tones import tone
 import longseq
 from longseq import SpectrogramEncoder, Verma
 from longseq.arguments import ArgumentError
-from longseq.cli.eventless import Eventless
-from longseq.cli.predict import draw, say_if_long
+from longseq.cli.predict.command import draw, say_if_long
+from longseq.cli.predict.windows_without_events import Eventless
 from longseq.tasks import MultiLabel
 from longseq.training.answers.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
 from longseq.training.answers.predictions import Dividing, Heard, Hearing

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from several_runs import killed_in
 
-from longseq.cli import start
+from longseq.cli import before_torch
 from longseq.files.storage import read_whole
 from longseq.training import Classifier, timed
 from longseq.training.mix import MixUp
@@ -41,7 +41,7 @@ def course(monkeypatch: pytest.MonkeyPatch) -> Course:
     began, seen = time.monotonic(), Course()
     monkeypatch.setattr(timed, "clock", lambda: began + seen.passed)
     # also where a command begins: on a busy machine seconds lie between two commands of a test
-    monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: began))
+    monkeypatch.setattr(before_torch, "time", SimpleNamespace(monotonic=lambda: began))
     for name, seconds in (("training_step", STEP), ("validation_step", VALIDATION), ("test_step", TEST)):
         monkeypatch.setattr(Classifier, name, _slow(getattr(Classifier, name), seconds, seen))
     return seen

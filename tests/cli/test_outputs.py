@@ -23,8 +23,8 @@ from tones import rows, tone
 import longseq
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
-from longseq.cli.outputs import COLUMNS, Json, JsonLines, Lines, Table, Text
-from longseq.cli.predict import progress_bars
+from longseq.cli.predict.command import progress_bars
+from longseq.cli.predict.output_files import COLUMNS, Json, JsonLines, Lines, Table, Text
 from longseq.encoders import SpectrogramEncoder
 from longseq.files.storage import write_checkpoint
 from longseq.tasks.task import Answer

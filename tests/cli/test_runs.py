@@ -24,10 +24,10 @@ from jsonargparse import Namespace
 from PIL import Image
 
 import datamodules  # noqa: F401  (--data finds classes by the names in this module)
-from longseq.cli.callbacks import RunRecord
-from longseq.cli.commands import Commands
 from longseq.cli.errors import UserError
-from longseq.cli.runs import experiment_of, new_run, sole_use_of
+from longseq.cli.model_commands import Commands
+from longseq.cli.runs.callbacks import RunRecord
+from longseq.cli.runs.folders import experiment_of, new_run, sole_use_of
 from longseq.files.storage import write_checkpoint
 from longseq.training import Classifier
 
@@ -224,7 +224,7 @@ def test_a_run_that_was_killed_before_its_card_is_whole_gets_one(
 ) -> None:
     run, flags = pets / "runs/pets/1", ["fit", "--config", IMAGES, "--data.root", "pets", *TINY]
     with monkeypatch.context() as patch:
-        patch.setattr("longseq.cli.commands.write_card", lambda *_: Stop.now())
+        patch.setattr("longseq.cli.model_commands.write_card", lambda *_: Stop.now())
         with pytest.raises(Stop):
             command(*flags)
     assert not (run / "README.md").exists()

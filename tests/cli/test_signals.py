@@ -234,7 +234,7 @@ import os, signal, sys, threading, torch.distributed as dist
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from longseq.cli.faults import signals_stop
+from longseq.cli.errors.machine import signals_stop
 from longseq.training import signals
 from longseq.training.recovery import Sentinel
 

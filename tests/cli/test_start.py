@@ -9,8 +9,9 @@ import forked
 import pytest
 
 import longseq
-from longseq.cli.commands import Commands
-from longseq.cli.start import COMMANDS, FUNCTIONS, UserError, configuration, main, with_configurations
+from longseq.cli.before_torch import COMMANDS, FUNCTIONS, configuration, main, with_configurations
+from longseq.cli.errors import UserError
+from longseq.cli.model_commands import Commands
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
@@ -82,10 +83,10 @@ def test_what_ends_the_import_of_torch_is_one_line(
 ) -> None:
     class Ends:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "longseq.cli.entry":
+            if name == "longseq.cli.run_command":
                 raise raised
 
-    monkeypatch.delitem(sys.modules, "longseq.cli.entry", raising=False)
+    monkeypatch.delitem(sys.modules, "longseq.cli.run_command", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Ends(), *sys.meta_path])
     with pytest.raises(SystemExit) as ended:
         main(["stats", "--data", "Digits"])

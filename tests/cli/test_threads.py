@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from datamodules import Digits
-from longseq.cli import entry, spinning, threads
-from longseq.cli.spinning import give_way
-from longseq.cli.threads import cpu_quota, keep_to_quota
+from longseq.cli import run_command
+from longseq.cli.process import spinning, threads
+from longseq.cli.process.spinning import give_way
+from longseq.cli.process.threads import cpu_quota, keep_to_quota
 
 V2 = {"cpu.max": "{} 100000\n"}
 V1 = {"cpu/cpu.cfs_quota_us": "{}\n", "cpu/cpu.cfs_period_us": "100000\n"}
@@ -66,10 +67,11 @@ def test_a_quota_sets_the_number_of_threads_unless_the_user_has(
 
 def test_the_number_of_threads_is_set_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
-        "import os; from longseq.cli import start, threads\n"
+        "import os; from longseq.cli import before_torch\n"
+        "from longseq.cli.process import threads\n"
         "os.environ.pop('OMP_NUM_THREADS', None); os.sched_getaffinity = lambda _: range(64)\n"
-        "threads.cpu_quota = lambda: 0.5; start._import_run = lambda: print\n"
-        "start.main(['fit'])\n"
+        "threads.cpu_quota = lambda: 0.5; before_torch._import_run = lambda: print\n"
+        "before_torch.main(['fit'])\n"
         "import sys; assert 'torch' not in sys.modules\n"
         "import torch; print(torch.get_num_threads())"
     )
@@ -88,7 +90,7 @@ def test_time_without_a_cpu_is_what_another_process_takes(tmp_path: Path) -> Non
     """Two processes that compute on one CPU have half of it each, or less where others compute there too."""
     code = """
 import os, subprocess, sys, time
-from longseq.cli.spinning import seconds_without_cpu
+from longseq.cli.process.spinning import seconds_without_cpu
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
     time.sleep(0.2)
@@ -171,7 +173,7 @@ def test_every_command_gives_way(command: Callable, monkeypatch: pytest.MonkeyPa
         inside.append("end")
 
     plain = Digits.load
-    monkeypatch.setattr(entry, "give_way", noted)
+    monkeypatch.setattr(run_command, "give_way", noted)
     monkeypatch.setattr(Digits, "load", lambda self: inside.append("load") or plain(self))
     assert command("stats", "--data", "Digits").code == 0
     assert inside == ["begin", "load", "end"]

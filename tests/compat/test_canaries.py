@@ -224,7 +224,7 @@ def test_a_module_that_was_compiled_is_known() -> None:
 def test_libgomps_threads_spin_briefly_while_there_are_more_of_them_than_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it fails, a training beside busy processes is slow again (see longseq/cli/spinning.py)."""
+    """If it fails, a training beside busy processes is slow again (see longseq/cli/process/spinning.py)."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000000000")  # longer than this test
     code = """

@@ -29,9 +29,10 @@ from torch.distributed.run import get_args_parser
 import datamodules
 import longseq
 from longseq import encoders, tasks, training
-from longseq.cli import function
-from longseq.cli.commands import Commands
-from longseq.cli.start import COMMANDS, FUNCTIONS, UserError, with_configurations
+from longseq.cli import function_commands
+from longseq.cli.before_torch import COMMANDS, FUNCTIONS, with_configurations
+from longseq.cli.errors import UserError
+from longseq.cli.model_commands import Commands
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.training.data import lacking
 
@@ -86,18 +87,18 @@ def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]],
         parsed.append(command.settings.as_dict())
         raise Parsed
 
-    class Parser(function.OneLineParser):
+    class Parser(function_commands.OneLineParser):
         def parse_args(self, *args: Any, **kwargs: Any) -> Any:
             parsed.append(super().parse_args(*args, **kwargs).as_dict())
             raise Parsed
 
     monkeypatch.setattr(Commands, "instantiate_classes", stop)
-    monkeypatch.setattr(function, "OneLineParser", Parser)
+    monkeypatch.setattr(function_commands, "OneLineParser", Parser)
 
     def run(words: list[str]) -> set[str]:
         words = with_configurations(in_place(words))
         with pytest.raises(Parsed):
-            function.run_function(words[0], words[1:]) if words[0] in FUNCTIONS else Commands(words)
+            function_commands.run_function(words[0], words[1:]) if words[0] in FUNCTIONS else Commands(words)
         asked = parsed[-1]
         options = set(named(asked))
         if words[0] == "sweep":  # what it would train

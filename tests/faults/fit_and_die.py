@@ -17,8 +17,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from longseq.cli import faults, main
-from longseq.cli.commands import Commands
+from longseq.cli import main
+from longseq.cli.errors import machine
+from longseq.cli.model_commands import Commands
 
 
 class Killer(pl.Callback):
@@ -56,5 +57,5 @@ if __name__ == "__main__":
 
     Commands.instantiate_trainer = with_killer
     _ChildProcessObserver.__init__.__defaults__ = (0.5,)
-    faults.rank_zero_goes_on.__defaults__ = (1.0,)
+    machine.rank_zero_goes_on.__defaults__ = (1.0,)
     main(arguments)

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from longseq.cli import main
-from longseq.cli.commands import Commands
+from longseq.cli.model_commands import Commands
 
 
 class Waiting(pl.Callback):

@@ -19,7 +19,7 @@ from test_resume import DIE, FIT, ROOT, SETTINGS, run
 
 from datamodules import Digits
 from longseq import ImageEncoder, Softmax
-from longseq.cli.faults import replace_port_in_use, said_of_the_machine
+from longseq.cli.errors.machine import replace_port_in_use, said_of_the_machine
 from longseq.files.checkpoint import good_checkpoints
 from longseq.files.storage import CheckpointError, StorageError, read_whole, write_checkpoint
 from longseq.training import Classifier

@@ -242,7 +242,7 @@ def test_a_configuration_runs_no_program(
         ),
         (
             ["--trainer.callbacks+=LambdaCallback", "--trainer.callbacks.on_fit_start=longseq.cli.main"],
-            "trainer.callbacks.on_fit_start: longseq.cli.start.main may not be named",
+            "trainer.callbacks.on_fit_start: longseq.cli.before_torch.main may not be named",
         ),
         (["--model.encoder", "longseq.ImageEncoder.from_timm"], "model.encoder: "),
         (["--trainer.callbacks+=longseq.training.Classifier"], "trainer.callbacks"),

@@ -243,7 +243,7 @@ def test_a_model_that_is_ahead_gets_no_advice(command) -> None:
     assert "baseline: " in done.out, done.err
     worse = baseline.Baseline("chance", 0.0, 0.0, 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longseq.cli.fit.fit_baseline", lambda *_: worse)
+        patch.setattr("longseq.cli.runs.train_and_test.fit_baseline", lambda *_: worse)
         done = command(*FIT, "--trainer.max_steps", "1")
     assert "0.0000 by chance (0.0 s)\ncheckpoint:" in done.out, done.err
 

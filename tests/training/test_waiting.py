@@ -20,7 +20,7 @@ from datamodules import Digits
 from longseq import ImageEncoder, Linformer, Verma
 from longseq.attention import LSTM, Linear, Mechanism
 from longseq.attention.examples import every_mechanism
-from longseq.cli.callbacks import BestCheckpoint, RunRecord, callbacks_of_training
+from longseq.cli.runs.callbacks import BestCheckpoint, RunRecord, callbacks_of_training
 from longseq.encoders import Encoder, WaveformEncoder
 from longseq.tasks import Masked, MultiLabel, SingleLabel, Task
 from longseq.training import Classifier

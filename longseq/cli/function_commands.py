@@ -8,8 +8,9 @@ from itertools import pairwise, takewhile
 from typing import get_args, get_origin, get_type_hints
 
 from longseq.arguments import ArgumentError
-from longseq.cli.errors import OneLineParser, UserError
-from longseq.cli.start import COMMANDS, FUNCTIONS, add_working_folder
+from longseq.cli.before_torch import COMMANDS, FUNCTIONS, add_working_folder
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import OneLineParser
 
 
 def _with_brackets(function: Callable[..., None], args: list[str]) -> list[str]:

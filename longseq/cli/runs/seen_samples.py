@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longseq.cli.names import shown
-from longseq.cli.runs import SPLITS
+from longseq.cli.runs.folders import SPLITS
 
 
 def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped
-from longseq.cli.runs import lock
+from longseq.cli.runs.folders import lock
 from longseq.files.storage import refuse_foreign, write_text
 from longseq.training.answers.predictions import Prediction
 

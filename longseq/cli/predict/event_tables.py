@@ -10,7 +10,7 @@ from typing import Any
 import soundfile
 
 from longseq.cli.errors import UserError
-from longseq.cli.outputs import Growing, csv_lines
+from longseq.cli.predict.output_files import Growing, csv_lines
 from longseq.training.answers.predictions import Heard
 
 _LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # Audacity's begin and end; its labels have no header

@@ -23,8 +23,12 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch.distributed import is_torchelastic_launched
 
-from longseq.cli.awaited import name_awaited_ranks
-from longseq.cli.callbacks import (
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import OneLineParser, refused_in_building, user_error_in
+from longseq.cli.names import shown
+from longseq.cli.predict.command import predict, progress_bars
+from longseq.cli.process.ranks import name_awaited_ranks
+from longseq.cli.runs.callbacks import (
     FINDERS,
     BestCheckpoint,
     RunRecord,
@@ -33,21 +37,7 @@ from longseq.cli.callbacks import (
     make_no_folders,
     take_off,
 )
-from longseq.cli.errors import OneLineParser, UserError, refused_in_building, user_error_in
-from longseq.cli.fit import baseline_of, evaluate_best, fit_baseline_before, train
-from longseq.cli.folds import Fold, folds_left, folds_of, write_report
-from longseq.cli.growing import Stage, refuse_wrong_stages, stages_left, stages_of
-from longseq.cli.names import shown
-from longseq.cli.predict import predict, progress_bars
-from longseq.cli.resuming import (
-    refuse_fewer_epochs,
-    refuse_other_classes,
-    refuse_other_data,
-    refuse_other_optimizer,
-    restore_config,
-    take_findings,
-)
-from longseq.cli.runs import (
+from longseq.cli.runs.folders import (
     curves_name,
     experiment_of,
     forget,
@@ -57,7 +47,18 @@ from longseq.cli.runs import (
     sole_use_of,
     write_metrics,
 )
-from longseq.cli.seen import say_if_trained_on
+from longseq.cli.runs.folds import Fold, folds_left, folds_of, write_report
+from longseq.cli.runs.growing import Stage, refuse_wrong_stages, stages_left, stages_of
+from longseq.cli.runs.resuming import (
+    refuse_fewer_epochs,
+    refuse_other_classes,
+    refuse_other_data,
+    refuse_other_optimizer,
+    restore_config,
+    take_findings,
+)
+from longseq.cli.runs.seen_samples import say_if_trained_on
+from longseq.cli.runs.train_and_test import baseline_of, evaluate_best, fit_baseline_before, train
 from longseq.cli.settings import (
     LINKS,
     Asked,
@@ -67,7 +68,7 @@ from longseq.cli.settings import (
     refuse_wrong_settings,
     without_resume,
 )
-from longseq.cli.trainer import (
+from longseq.cli.trainer_flags import (
     Trainer,
     is_of_restoring,
     refuse_other_number_of_tasks,

@@ -17,7 +17,8 @@ from pytorch_lightning.accelerators import AcceleratorRegistry
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
-from longseq.cli.errors import UserError, blamed, first_line, items_of
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import blamed, first_line, items_of
 from longseq.cli.names import escaped, shown
 from longseq.compat.torch import has_bfloat16
 from longseq.reports.plots import can_be_drawn, refuse_foreign_picture, save

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
-from longseq.cli.event_tables import table_for
-from longseq.cli.eventless import Eventless
-from longseq.cli.inputs import files_of, parts_of, say_of_windows
 from longseq.cli.names import shown
-from longseq.cli.outputs import Output, output_for, writable
+from longseq.cli.predict.event_tables import table_for
+from longseq.cli.predict.input_files import files_of, parts_of, say_of_windows
+from longseq.cli.predict.output_files import Output, output_for, writable
+from longseq.cli.predict.windows_without_events import Eventless
 from longseq.encoders.spectrogram import LogMel
 from longseq.files.checkpoint import Checkpoint
 from longseq.files.storage import refuse_foreign, replacing

@@ -9,7 +9,7 @@ from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import shown
-from longseq.cli.runs import is_run
+from longseq.cli.runs.folders import is_run
 from longseq.training.data import Part
 
 _EXAMINED_SECONDS = 60.0  # of a recording, before the others are heard

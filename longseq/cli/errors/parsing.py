@@ -18,8 +18,9 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from longseq.arguments import argument_names, constructors
 from longseq.attention import Mechanism, Projection
-from longseq.cli.faults import what_was_asked
-from longseq.cli.start import CONFIGURATIONS, UserError, nearest
+from longseq.cli.before_torch import CONFIGURATIONS, nearest
+from longseq.cli.errors import UserError
+from longseq.cli.errors.machine import what_was_asked
 from longseq.compat.jsonargparse import fault_of, options_of, with_nulls
 from longseq.compat.torch import is_out_of_memory
 from longseq.encoders import Encoder, LocalMixing, Stem

@@ -14,9 +14,10 @@ from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, Mod
 from pytorch_lightning.cli import SaveConfigCallback
 from torch import Tensor
 
-from longseq.cli.errors import UserError, items_of
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import items_of
 from longseq.cli.names import escaped, shown
-from longseq.cli.runs import CONFIG, METRICS, SERIES, SPLITS, config_of, numbered
+from longseq.cli.runs.folders import CONFIG, METRICS, SERIES, SPLITS, config_of, numbered
 from longseq.compat.lightning import callbacks_of
 from longseq.files.storage import write_text
 from longseq.tasks import Task

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import longseq
+from longseq.cli.errors import UserError
 from longseq.cli.names import shown
-from longseq.cli.threads import keep_to_quota
+from longseq.cli.process.threads import keep_to_quota
 
 # Every command and what it does. The parsers take their descriptions from here.
 COMMANDS = {
@@ -59,14 +60,6 @@ FIRST_FLAGS = {
 CONFIGURATIONS = "longseq has configurations such as image/digits"
 
 
-class UserError(Exception):
-    """A mistake in flags or configuration. The exit code is 2, or that of the cause."""
-
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 def main(args: list[str] | None = None) -> None:
     """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
     began = time.monotonic()
@@ -108,7 +101,7 @@ def _import_run() -> Callable[[list[str], float], None]:
     """
     gc.disable()  # it would scan the imported objects again and again: a tenth of the start
     try:
-        from longseq.cli.entry import run
+        from longseq.cli.run_command import run
     except BaseException as error:
         gc.enable()
         ours = ("longseq", "datamodules")

@@ -11,7 +11,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.arguments import ArgumentError
-from longseq.cli.faults import (
+from longseq.cli.before_torch import FUNCTIONS
+from longseq.cli.errors.machine import (
     LOST_RANK,
     WORKER_OR_RANK,
     end_rank,
@@ -27,8 +28,7 @@ from longseq.cli.faults import (
     signals_stop,
 )
 from longseq.cli.names import shown
-from longseq.cli.spinning import give_way
-from longseq.cli.start import FUNCTIONS
+from longseq.cli.process.spinning import give_way
 from longseq.compat.lightning import count_epochs_without_end
 from longseq.compat.torch import message_of_worker
 from longseq.files.description import OURS
@@ -52,7 +52,7 @@ def run(args: list[str], began: float) -> None:
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
             is_function = args[0] in FUNCTIONS
-            module = importlib.import_module(f"longseq.cli.{'function' if is_function else 'commands'}")
+            module = importlib.import_module(f"longseq.cli.{'function_commands' if is_function else 'model_commands'}")
             gc.freeze()  # a collection would need half a second to scan the imported objects, which stay anyway
             gc.enable()
             if is_function:

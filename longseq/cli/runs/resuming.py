@@ -16,10 +16,11 @@ from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.cli.errors import Finder, UserError, items_of, keys_of
-from longseq.cli.growing import is_given_up
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import Finder, items_of, keys_of
 from longseq.cli.names import shown
-from longseq.cli.runs import CONFIG, METRICS, config_of, experiment_of, numbered
+from longseq.cli.runs.folders import CONFIG, METRICS, config_of, experiment_of, numbered
+from longseq.cli.runs.growing import is_given_up
 from longseq.files.checkpoint import Checkpoint, good_checkpoints, has_checkpoint
 from longseq.files.storage import CheckpointError, write_text
 from longseq.training import Classifier

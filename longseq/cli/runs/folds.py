@@ -10,8 +10,8 @@ from typing import Any
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import shown
-from longseq.cli.resuming import folds_begun
-from longseq.cli.runs import METRICS, config_of
+from longseq.cli.runs.folders import METRICS, config_of
+from longseq.cli.runs.resuming import folds_begun
 from longseq.files.storage import write_text
 from longseq.reports.plots import machine, markdown, write_csv
 

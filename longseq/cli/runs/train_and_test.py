@@ -10,11 +10,11 @@ from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
-from longseq.cli.callbacks import FINDERS, BestCheckpoint, take_off
-from longseq.cli.errors import refused_in_training
-from longseq.cli.faults import what_was_asked
+from longseq.cli.errors.machine import what_was_asked
+from longseq.cli.errors.parsing import refused_in_training
 from longseq.cli.names import shown
-from longseq.cli.trainer import is_lightnings, is_of_restoring, wrong_flag
+from longseq.cli.runs.callbacks import FINDERS, BestCheckpoint, take_off
+from longseq.cli.trainer_flags import is_lightnings, is_of_restoring, wrong_flag
 from longseq.compat.lightning import has_averaged, take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.baseline import Baseline, BaselineError, fit_baseline

@@ -11,8 +11,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from torch.distributed import DistError, is_torchelastic_launched
 
-from longseq.cli.errors import UserError, first_line
-from longseq.cli.faults import WORKER_OR_RANK
+from longseq.cli.errors import UserError
+from longseq.cli.errors.machine import WORKER_OR_RANK
+from longseq.cli.errors.parsing import first_line
 from longseq.compat.lightning import wait_for_ranks_within
 from longseq.training.signals import ends_at_once
 

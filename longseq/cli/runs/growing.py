@@ -11,9 +11,10 @@ import pytorch_lightning as pl
 from jsonargparse import Namespace
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from longseq.cli.errors import UserError, refused_in_building
-from longseq.cli.runs import METRICS, config_of, numbered
-from longseq.cli.trainer import refuse_wrong_numbers
+from longseq.cli.errors import UserError
+from longseq.cli.errors.parsing import refused_in_building
+from longseq.cli.runs.folders import METRICS, config_of, numbered
+from longseq.cli.trainer_flags import refuse_wrong_numbers
 from longseq.encoders import resize
 from longseq.files.description import build, build_from, describe
 from longseq.training import Classifier
