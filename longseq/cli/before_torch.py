@@ -13,37 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import longseq
+from longseq.cli.command_list import COMMANDS
 from longseq.cli.errors import UserError
 from longseq.cli.names import shown
 from longseq.cli.process.threads import keep_to_quota
 
-# Every command and what it does. The parsers take their descriptions from here.
-COMMANDS = {
-    "fit": "Train a model, test its best checkpoint, and print where everything is.",
-    "validate": "Print a checkpoint's figures on the validation split.",
-    "test": "Print a checkpoint's figures on the test split.",
-    "predict": "Print path, class and probability of each file of a folder.",
-    "preview": "Draw training inputs as the model sees them, with their labels.",
-    "stats": "Print the sizes of splits and classes, and figures of the training set.",
-    "check": "Open every file of a data set, and list those that are broken.",
-    "shard": "Write a data set as tar archives of many samples each, as WebDataset does.",
-    "benchmark": "Measure time and memory of attention against sequence length and k.",
-    "spectrum": "Measure how few tokens a trained model's attention needs, and suggest k.",
-    "approximation": "Measure how far shortened attention is from exact attention.",
-    "sweep": "Train a grid of settings with several seeds, and tabulate their accuracies.",
-    "needle": "Measure in how long a recording a model still hears one word.",
-    "contract": "Test your own mechanism, projection or data module on what longseq asks of it.",
-    "explain": "Draw which pixels or moments of a file decided for each of its likeliest classes.",
-    "board": "Show runs in TensorBoard, for this machine alone.",
-    "export": "Write a trained model as ONNX, as a program of torch.export, or as a folder to share.",
-}
-# The commands that are one function each, and the packages of their modules; the others are methods of Commands.
-FUNCTIONS = {
-    **dict.fromkeys(("benchmark", "spectrum", "approximation", "sweep", "needle"), "longseq.reports"),
-    **dict.fromkeys(("explain", "export"), "longseq.deploy"),
-    "contract": "longseq.contract",
-    "board": "longseq.cli",
-}
 # What `fit --help` shows; with anything beside it, it lists all flags.
 FIRST_FLAGS = {
     "--config FILE": "a configuration: image/folder and audio/folder are for files of your own",
@@ -114,7 +88,7 @@ def _import_run() -> Callable[[list[str], float], None]:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {sentence}" for name, sentence in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {command.sentence}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "longseq trains classifiers of images and sound as very long sequences, at linear cost.",
@@ -133,7 +107,7 @@ def _help_of_fit() -> str:
     width = max(map(len, FIRST_FLAGS))
     return "\n".join(
         [
-            COMMANDS["fit"],
+            COMMANDS["fit"].sentence,
             "",
             "usage: longseq fit --config FILE [--FLAG VALUE ...]",
             "",

@@ -8,7 +8,8 @@ from itertools import pairwise, takewhile
 from typing import get_args, get_origin, get_type_hints
 
 from longseq.arguments import ArgumentError
-from longseq.cli.before_torch import COMMANDS, FUNCTIONS, add_working_folder
+from longseq.cli.before_torch import add_working_folder
+from longseq.cli.command_list import COMMANDS
 from longseq.cli.errors import UserError
 from longseq.cli.errors.parsing import OneLineParser
 
@@ -77,8 +78,10 @@ def run_function(name: str, args: list[str]) -> None:
     Raises:
         UserError: If a flag is wrong, or the function refuses a value.
     """
-    function = getattr(importlib.import_module(f"{FUNCTIONS[name]}.{name}"), name)
-    parser = OneLineParser(prog=f"longseq {name}", description=COMMANDS[name])
+    command = COMMANDS[name]
+    module, _, function_name = command.function.rpartition(".")
+    function = getattr(importlib.import_module(module), function_name)
+    parser = OneLineParser(prog=f"longseq {name}", description=command.sentence)
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     parser.add_function_arguments(function, as_group=False, sub_configs=True, as_positional=name == "contract")
     settings = parser.parse_args(_with_brackets(function, _with_flags_together(function, args))).as_dict()

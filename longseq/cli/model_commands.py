@@ -23,6 +23,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch.distributed import is_torchelastic_launched
 
+from longseq.cli.command_list import COMMANDS
+from longseq.cli.data_commands import Trainer
 from longseq.cli.errors import UserError
 from longseq.cli.errors.parsing import OneLineParser, refused_in_building, user_error_in
 from longseq.cli.names import shown
@@ -69,7 +71,6 @@ from longseq.cli.settings import (
     without_resume,
 )
 from longseq.cli.trainer_flags import (
-    Trainer,
     is_of_restoring,
     refuse_other_number_of_tasks,
     refuse_useless_precision,
@@ -93,6 +94,13 @@ from longseq.training.timed import Timed
 register_type(torch.device)
 register_type(Number, float, float, type_check=isinstance)
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
+
+
+# Arguments of Lightning's methods that the command line fills in itself; a checkpoint is always read with weights_only.
+_NO_FLAGS = {
+    "model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "weights_only", "verbose",
+    "return_predictions",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class Commands(CommandLine):
         tested: The path of the checkpoint that fit has tested.
     """
 
-    data_commands = ("stats", "check", "shard")  # they ignore the model and the trainer of a configuration
+    data_commands = tuple(name for name, command in COMMANDS.items() if not command.needs_model)
 
     def __init__(self, args: list[str], begin: Following | None = None, began: float | None = None) -> None:
         self.args = args if begin is None else without_resume(args)
@@ -156,18 +164,7 @@ class Commands(CommandLine):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        # a checkpoint is always read with weights_only=True
-        fixed = {"model", "datamodule", "weights_only"}
-        return {
-            "fit": fixed | {"train_dataloaders", "val_dataloaders"},
-            "validate": fixed | {"dataloaders", "verbose"},
-            "test": fixed | {"dataloaders", "verbose"},
-            "predict": fixed | {"dataloaders", "return_predictions"},
-            "preview": fixed,
-            "stats": fixed,
-            "check": fixed,
-            "shard": fixed,
-        }
+        return {name: _NO_FLAGS for name, command in COMMANDS.items() if not command.function}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(

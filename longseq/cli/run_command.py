@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from longseq.arguments import ArgumentError
-from longseq.cli.before_torch import FUNCTIONS
+from longseq.cli.command_list import COMMANDS
 from longseq.cli.errors.machine import (
     LOST_RANK,
     WORKER_OR_RANK,
@@ -51,7 +51,7 @@ def run(args: list[str], began: float) -> None:
         with signals_stop(), give_way():
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
-            is_function = args[0] in FUNCTIONS
+            is_function = bool(COMMANDS[args[0]].function)
             module = importlib.import_module(f"longseq.cli.{'function_commands' if is_function else 'model_commands'}")
             gc.freeze()  # a collection would need half a second to scan the imported objects, which stay anyway
             gc.enable()

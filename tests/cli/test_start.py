@@ -1,5 +1,6 @@
 """How the command line starts: at once if it trains nothing, and from any folder."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import forked
 import pytest
 
 import longseq
-from longseq.cli.before_torch import COMMANDS, FUNCTIONS, configuration, main, with_configurations
+from longseq.cli.before_torch import configuration, main, with_configurations
+from longseq.cli.command_list import COMMANDS
+from longseq.cli.data_commands import Trainer
 from longseq.cli.errors import UserError
-from longseq.cli.model_commands import Commands
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
@@ -48,8 +50,14 @@ def test_what_needs_no_torch_does_not_wait_for_it(
 
 
 def test_help_has_a_whole_sentence_for_every_command() -> None:
-    assert set(COMMANDS) == {*Commands.subcommands(), *FUNCTIONS}
-    assert all(sentence[0].isupper() and sentence.endswith(".") and " " in sentence for sentence in COMMANDS.values())
+    sentences = [command.sentence for command in COMMANDS.values()]
+    assert all(sentence[0].isupper() and sentence.endswith(".") and " " in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_record_of_a_command_leads_to_what_runs_it(name: str) -> None:
+    module, _, function = COMMANDS[name].function.rpartition(".")
+    assert callable(getattr(importlib.import_module(module) if module else Trainer, function or name))
 
 
 def test_a_configuration_is_found_in_the_working_folder_and_then_in_the_package(

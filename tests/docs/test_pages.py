@@ -30,7 +30,8 @@ import datamodules
 import longseq
 from longseq import encoders, tasks, training
 from longseq.cli import function_commands
-from longseq.cli.before_torch import COMMANDS, FUNCTIONS, with_configurations
+from longseq.cli.before_torch import with_configurations
+from longseq.cli.command_list import COMMANDS
 from longseq.cli.errors import UserError
 from longseq.cli.model_commands import Commands
 from longseq.reports.equal_time import TRIAL, steps_within
@@ -98,7 +99,7 @@ def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]],
     def run(words: list[str]) -> set[str]:
         words = with_configurations(in_place(words))
         with pytest.raises(Parsed):
-            function_commands.run_function(words[0], words[1:]) if words[0] in FUNCTIONS else Commands(words)
+            function_commands.run_function(words[0], words[1:]) if COMMANDS[words[0]].function else Commands(words)
         asked = parsed[-1]
         options = set(named(asked))
         if words[0] == "sweep":  # what it would train
