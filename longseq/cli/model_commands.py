@@ -5,13 +5,12 @@ import shlex
 import sys
 import time
 from argparse import SUPPRESS
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from numbers import Number
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -26,7 +25,8 @@ from torch.distributed import is_torchelastic_launched
 from longseq.cli.command_list import COMMANDS
 from longseq.cli.data_commands import Trainer
 from longseq.cli.errors import UserError
-from longseq.cli.errors.parsing import OneLineParser, refused_in_building, user_error_in
+from longseq.cli.errors.building import refused_in_building, user_error_in
+from longseq.cli.errors.parsing import OneLineParser
 from longseq.cli.names import shown
 from longseq.cli.predict.command import predict, progress_bars
 from longseq.cli.process.ranks import name_awaited_ranks
@@ -42,7 +42,6 @@ from longseq.cli.runs.callbacks import (
 from longseq.cli.runs.folders import (
     curves_name,
     experiment_of,
-    forget,
     from_here,
     new_run,
     refuse_full_disk,
@@ -52,35 +51,34 @@ from longseq.cli.runs.folders import (
 from longseq.cli.runs.folds import Fold, folds_left, folds_of, write_report
 from longseq.cli.runs.growing import Stage, refuse_wrong_stages, stages_left, stages_of
 from longseq.cli.runs.resuming import (
+    refuse_damaged_content,
     refuse_fewer_epochs,
     refuse_other_classes,
     refuse_other_data,
     refuse_other_optimizer,
-    restore_config,
     take_findings,
 )
 from longseq.cli.runs.seen_samples import say_if_trained_on
 from longseq.cli.runs.train_and_test import baseline_of, evaluate_best, fit_baseline_before, train
 from longseq.cli.settings import (
     LINKS,
-    Asked,
     asked_for,
     refuse_incomplete_data,
+    refuse_nulls,
     refuse_unexpected_classes,
     refuse_wrong_settings,
     without_resume,
 )
 from longseq.cli.trainer_flags import (
-    is_of_restoring,
     refuse_other_number_of_tasks,
     refuse_useless_precision,
     refuse_wrong_numbers,
     warn_of_slow_precision,
     wrong_flag,
 )
-from longseq.compat.lightning import CommandLine, callbacks_of
+from longseq.compat.lightning import CommandLine, callbacks_of, restore_within
 from longseq.deploy.card import write_card
-from longseq.files.checkpoint import CheckpointError, WholeCheckpoints, changed_settings, refuse_other_shapes
+from longseq.files.checkpoint import WholeCheckpoints, changed_settings, refuse_other_shapes
 from longseq.files.description import describe
 from longseq.training import Classifier
 from longseq.training.answers.events import Settings
@@ -103,64 +101,73 @@ _NO_FLAGS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Following:
-    """The next run of a command that trains several, with --grow or --folds.
+class Series(NamedTuple):
+    """The runs of a command that trains several, with --grow or --folds.
 
     Attributes:
         base: The arguments that all of its runs share.
-        flags: Those of the next run.
-        later: What is trained after it.
+        left: What is still to be trained, the next run first.
+        tested: The checkpoint that the run before has tested, or from which the first one starts.
     """
 
     base: list[str]
-    flags: list[str]
-    later: Sequence[Stage | Fold]
+    left: Sequence[Stage | Fold]
+    tested: str | None
+
+    def flags(self) -> list[str]:
+        """The flags of the next run."""
+        return self.left[0].flags(self.tested)
 
 
-class Commands(CommandLine):
-    """Parses, builds data, model and trainer, and runs one command.
+def run(args: list[str], began: float) -> None:
+    """Run a command: once, or with --grow or --folds one run after the other.
 
     Args:
         args: The command and its arguments.
-        begin: What to train, if a run of the same command has just ended.
-        began: When it was started, on time.monotonic's clock; if absent, now.
+        began: When it was started, on time.monotonic's clock.
+    """
+    series = _run_once(args, None, began)
+    while series is not None and series.left:
+        series = _run_once(without_resume(args), series, time.monotonic())
 
-    Attributes:
-        tested: The path of the checkpoint that fit has tested.
+
+def _run_once(args: list[str], series: Series | None, began: float) -> Series | None:
+    with ExitStack() as held:
+        command = Commands(args, held, series, began)
+        command.run()
+    return command.series
+
+
+class Commands(CommandLine):
+    """Parses a command, and builds its data, model and trainer; `run` runs it.
+
+    Args:
+        args: The command and its arguments.
+        held: Keeps the run's folder locked until it is closed; if an error closes it, what the run has written before
+            its first step is taken back.
+        series: If the command trains several runs, those that are left, after the first one was trained.
+        began: When it was started, on time.monotonic's clock.
     """
 
     data_commands = tuple(name for name, command in COMMANDS.items() if not command.needs_model)
 
-    def __init__(self, args: list[str], begin: Following | None = None, began: float | None = None) -> None:
-        self.args = args if begin is None else without_resume(args)
-        self.begin, self.tested = begin, ""
+    def __init__(
+        self, args: list[str], held: ExitStack, series: Series | None = None, began: float | None = None
+    ) -> None:
+        self.args, self.held, self.series, self.is_first = args, held, series, series is None
         self.began = time.monotonic() if began is None else began
-        self._base: list[str] = []
-        self._later: Sequence[Stage | Fold] = []
-        self.asked = Asked(args, has_resume=False)
-        self.record: RunRecord | None = None
-        self.held = ExitStack()  # keeps the lock of the run until the command ends
-        try:
-            with self.held:
-                super().__init__(
-                    Classifier,
-                    pl.LightningDataModule,
-                    trainer_class=Trainer,
-                    subclass_mode_data=True,
-                    parser_class=OneLineParser,
-                    seed_everything_default=0,
-                    save_config_callback=SavedConfig,
-                    trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
-                    auto_configure_optimizers=False,  # the classifier knows which weights must not decay
-                    load_from_checkpoint_support=False,  # the classifier stores its own description, also from Python
-                )
-        except BaseException as error:
-            self._forget_what_has_not_begun()
-            if self.asked.checkpoint is not None and is_of_restoring(error):
-                what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error
-            raise
+        super().__init__(
+            Classifier,
+            pl.LightningDataModule,
+            trainer_class=Trainer,
+            subclass_mode_data=True,
+            parser_class=OneLineParser,
+            seed_everything_default=0,
+            save_config_callback=SavedConfig,
+            trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
+            auto_configure_optimizers=False,  # the classifier knows which weights must not decay
+            load_from_checkpoint_support=False,  # the classifier stores its own description, also from Python
+        )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -252,76 +259,48 @@ class Commands(CommandLine):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the flags. They override the configuration of the checkpoint or of the resumed run."""
-        args = self.args if self.begin is None else [*self.begin.base, *self.begin.flags]
-        self.asked = asked_for(parser, args, self.held)
+        given = self.args if self.series is None else [*self.series.base, *self.series.flags()]
+        self.asked = asked_for(parser, given, self.held)
         self.config = parser.parse_args(self.asked.args)
-        if self.config.subcommand == "fit":
-            flags = self._flags_of_run(self.settings)
-            if flags:
-                self.config = parser.parse_args([*self.asked.args, *flags])
-        is_of_data = self.config.subcommand in self.data_commands
+        is_training, is_of_data = (self.config.subcommand in names for names in (("fit",), self.data_commands))
+        if is_training and self.is_first and (self.settings.grow is not None or self.settings.folds is not None):
+            self.series = self._series(self.settings)
+            self.config = parser.parse_args([*self.asked.args, *self.series.flags()])
         refuse_unexpected_classes(self.settings, is_of_data)
+        refuse_nulls(self.settings.as_dict())
         if is_of_data:
             return
         refuse_wrong_settings(self.settings, self.asked)
-        if self.config.subcommand == "fit":
+        if is_training:
             refuse_useless_precision(self.settings.trainer)
-            self.experiment = experiment_of(self.settings)
+            experiment_of(self.settings)  # a wrong name is refused before anything is built
 
-    def _flags_of_run(self, settings: Namespace) -> list[str]:
-        """With --grow or --folds, find what is to be trained now, and return its flags."""
-        if settings.grow is None and settings.folds is None:
-            return []
+    def _series(self, settings: Namespace) -> Series:
+        """What --grow or --folds has still to train."""
         if settings.grow is not None and settings.folds is not None:
             raise UserError("folds: not together with --grow; give one of the two")
         refuse_wrong_numbers(settings)
-        if self.begin is not None:
-            self._base, self._later = self.begin.base, self.begin.later
-            return self.begin.flags
-        resumed = self.asked.resumed
+        resumed, base = self.asked.resumed, self.asked.args
         if resumed is None:
-            self._base = self.asked.args
             experiment = Path(settings.trainer.default_root_dir or ".").expanduser() / "runs" / experiment_of(settings)
         else:  # the command may name nothing but the run
             experiment = resumed.absolute().parent
             root = str(experiment.parent.parent)
-            without_checkpoint = self.asked.args[:-2]  # --ckpt_path and its value
-            self._base = [*without_checkpoint, "--experiment", experiment.name, "--trainer.default_root_dir", root]
+            without_checkpoint = base[:-2]  # --ckpt_path and its value
+            base = [*without_checkpoint, "--experiment", experiment.name, "--trainer.default_root_dir", root]
         if settings.grow is not None:
             stages = stages_of(settings.grow, settings.data)
             tested, left = stages_left(experiment, settings.grow, stages, resumed, self.asked.has_resume)
-        else:
-            assert settings.folds is not None
-            tested, left = None, folds_of(settings.folds, settings.data)
-            if self.asked.has_resume:
-                plain = yaml.safe_load(self._parser("fit").dump(settings, skip_unset=False))
-                left = folds_left(experiment, left, resumed, plain)
-            if not left:
-                rank_zero_only(write_report)(experiment, settings.folds, self.args)
-                sys.exit(0)
-        now, *self._later = left
-        return now.flags(tested)
-
-    @property
-    def following(self) -> Following | None:
-        """With --grow or --folds, what is trained after this run; None after the last one."""
-        if not self._later:
-            return None
-        now, *later = self._later
-        return Following(self._base, now.flags(self.tested), later)
-
-    def _settings_with(self, flags: list[str]) -> Namespace:
-        """The configuration that another run of this command has with its flags."""
-        return self.parser.parse_args([*self._base, *flags]).fit
-
-    def _forget_what_has_not_begun(self) -> None:
-        if self.record is None or self.record.has_begun:
-            return
-        if self.asked.resumed is None:
-            rank_zero_only(forget)(self.record.run)
-        else:  # otherwise the next --resume would read the settings that failed now
-            with suppress(UserError):  # a file that is damaged by now must not hide the error
-                rank_zero_only(restore_config)(self.record.run, self.asked.started_with)
+            return Series(base, left, tested)
+        assert settings.folds is not None
+        folds = folds_of(settings.folds, settings.data)
+        if self.asked.has_resume:
+            plain = yaml.safe_load(self._parser("fit").dump(settings, skip_unset=False))
+            folds = folds_left(experiment, folds, resumed, plain)
+        if not folds:
+            rank_zero_only(write_report)(experiment, settings.folds, self.args)
+            sys.exit(0)
+        return Series(base, folds, None)
 
     # Building
 
@@ -355,7 +334,6 @@ class Commands(CommandLine):
             refuse_fewer_epochs(checkpoint, self.trainer)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        config = self.settings
         if self.subcommand == "predict" and is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
             what = f"predict uses one process, got {os.environ['WORLD_SIZE']}"
             raise UserError(f"trainer.devices: {what}; start it without torchrun")
@@ -363,38 +341,46 @@ class Commands(CommandLine):
         if is_torchelastic_launched():  # torchrun has started the processes, so it alone knows how many there are
             devices = int(os.environ["LOCAL_WORLD_SIZE"])
             kwargs |= {"devices": devices, "num_nodes": int(os.environ["WORLD_SIZE"]) // devices}
-        if self.subcommand != "fit":
-            self.save_config_callback = None  # only fit has a run folder to save it in
-            kwargs["logger"] = False
-            if self.subcommand == "predict":
-                bars = [] if config.trainer.enable_progress_bar is False else progress_bars()
-                kwargs["enable_progress_bar"] = bool(bars)
-                self.trainer_defaults["callbacks"] = bars
-                kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share
-            else:
-                self.trainer_defaults["callbacks"] = [EventFigures()]
-            return self._trainer(**kwargs)
+        if self.subcommand == "fit":
+            return self._trainer_of_fit(**kwargs)
+        self.save_config_callback = None  # only fit has a run folder to save it in
+        kwargs["logger"] = False
+        if self.subcommand == "predict":
+            bars = [] if self.settings.trainer.enable_progress_bar is False else progress_bars()
+            kwargs["enable_progress_bar"] = bool(bars)
+            self.trainer_defaults["callbacks"] = bars
+            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share
+        else:
+            self.trainer_defaults["callbacks"] = [EventFigures()]
+        return self._trainer(lambda: None, **kwargs)
+
+    def _trainer_of_fit(self, **kwargs: Any) -> pl.Trainer:
+        """Make or lock the run's folder, and build the trainer with all that is logged and saved in it."""
+        config, checkpoint, resumed = self.settings, self.asked.checkpoint, self.asked.resumed
         refuse_incomplete_data(self.datamodule)
         try:
             describe(self.datamodule)
         except TypeError as error:
             raise UserError(f"data: {error}; a checkpoint names the data by its arguments") from error
-        if self.begin is None:
-            stages = [later for later in self._later if isinstance(later, Stage)]
-            refuse_wrong_stages(stages, self._settings_with, self.model, self.datamodule, config)
+        if self.series is not None and self.is_first:
+            stages = [later for later in self.series.left[1:] if isinstance(later, Stage)]
+            base = self.series.base
+            refuse_wrong_stages(
+                stages, lambda flags: self.parser.parse_args([*base, *flags]).fit, self.model, self.datamodule, config
+            )
         root = Path(config.trainer.default_root_dir or ".").expanduser()  # as Lightning does
         # only rank zero makes the folder; Lightning broadcasts its path to the other ranks
-        rank_zero = rank_zero_only.rank == 0
-        resumed = self.asked.resumed
-        run = resumed or (new_run(root, self.experiment) if rank_zero else root / "runs" / self.experiment)
-        self.record, self.best = RunRecord(run), BestCheckpoint(run, self.model.task)
+        rank_zero, experiment = rank_zero_only.rank == 0, experiment_of(config)
+        run = resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
+        record = RunRecord(run, None if resumed is None else self.asked.started_with)
+        self.held.push(lambda kind, *_: kind and record.undo())
         if rank_zero:
             if resumed is None:
                 self.held.enter_context(sole_use_of(run))
             refuse_full_disk(run, self.model)
         if config.trainer.logger is not False:
             # the resumed run logs the points after its checkpoint again: without this, its curves would hold them twice
-            again = {"purge_step": self.asked.checkpoint["global_step"]} if resumed and self.asked.checkpoint else {}
+            again = {"purge_step": checkpoint["global_step"]} if resumed and checkpoint else {}
             shown_as = curves_name(self.model, config.seed_everything)
             board = TensorBoardLogger(
                 run.parent.parent, run.parent.name, run.name, default_hp_metric=False, sub_dir=shown_as, **again
@@ -404,24 +390,26 @@ class Commands(CommandLine):
             kwargs["logger"] = [board, *others]
         self.model.bad_steps.allowed = config.skip_bad_steps
         self.trainer_defaults["callbacks"] = callbacks_of_training(
-            self.best, self.record, config, resumed is not None, self.command_line, self.began
+            BestCheckpoint(run, self.model.task), record, config, resumed is not None, self.command_line, self.began
         )
         if config.minutes is not None:
             kwargs |= {"max_epochs": -1, "max_steps": -1}
-        trainer = self._trainer(**kwargs)
+        trainer = self._trainer(record.undo, **kwargs)
         make_no_folders(trainer)
         warn_of_slow_precision(trainer)
-        if self.asked.checkpoint is not None:
+        if checkpoint is not None:
             take_off(trainer, *FINDERS)
         return trainer
 
-    def _trainer(self, **kwargs: Any) -> pl.Trainer:
+    def _trainer(self, clean_up: Callable[[], None], **kwargs: Any) -> pl.Trainer:
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except Exception as error:  # only Lightning's code runs here, so a flag of the trainer is wrong
             raise wrong_flag(error, self.settings.trainer) from error
         refuse_other_number_of_tasks(trainer)
-        name_awaited_ranks(trainer, self._forget_what_has_not_begun)
+        name_awaited_ranks(trainer, clean_up)
+        if self.asked.checkpoint is not None:
+            restore_within(trainer, refuse_damaged_content)
         return trainer
 
     @property
@@ -442,10 +430,14 @@ class Commands(CommandLine):
         if self.settings.minutes is not None and self.settings.baseline:
             fit_baseline_before(self.trainer, model, datamodule)
         train(self.trainer, model, datamodule, ckpt_path, self.settings)
-        self.tested, figures = evaluate_best(self.trainer, model, datamodule, self.best)
+        (best_checkpoint,) = callbacks_of(self.trainer, BestCheckpoint)
+        tested, figures = evaluate_best(self.trainer, model, datamodule, best_checkpoint)
+        if self.series is not None:
+            self.series = Series(self.series.base, self.series.left[1:], tested)
         if not self.trainer.is_global_zero:
             return
-        assert self.record is not None
+        is_last = self.series is None or not self.series.left
+        (record,) = callbacks_of(self.trainer, RunRecord)
         (by_class,) = callbacks_of(self.trainer, ByClass)
         (confusions,) = callbacks_of(self.trainer, Confusions)
         (of_events,) = callbacks_of(self.trainer, EventFigures)
@@ -455,19 +447,18 @@ class Commands(CommandLine):
         for name in ("event_recall", "event_precision"):
             if f"test/{name}" in figures:
                 print(f"test {name}: {figures[f'test/{name}']:.4f}")
-        is_last_size = self.settings.grow is None or not self._later
         baseline = None
-        if self.settings.baseline and is_last_size:
+        if self.settings.baseline and (is_last or self.settings.grow is None):
             baseline = baseline_of(self.trainer, model, datamodule, figures.get("test/accuracy"))
             figures |= {} if baseline is None else baseline.figures
-        found = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
+        tables = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
         course = "".join(item.summary(self.trainer) for item in callbacks_of(self.trainer, Timed))
-        write_card(self.record.run, model, datamodule, *found, self.tested, self.command_line, baseline, course)
-        write_metrics(self.record.run, figures)  # the last, because with it the run counts as finished
-        print(shown(f"checkpoint:    {from_here(self.tested)}"))
-        print(shown(f"logs:          {self.record.run}"))
-        if self.settings.folds is not None and not self._later:
-            write_report(self.record.run.parent, self.settings.folds, self.args)
+        write_card(record.run, model, datamodule, *tables, tested, self.command_line, baseline, course)
+        write_metrics(record.run, figures)  # the last, because with it the run counts as finished
+        print(shown(f"checkpoint:    {from_here(tested)}"))
+        print(shown(f"logs:          {record.run}"))
+        if self.settings.folds is not None and is_last:
+            write_report(record.run.parent, self.settings.folds, self.args)
 
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the validation split."""

@@ -59,9 +59,7 @@ def run(args: list[str], began: float) -> None:
                 module.run_function(args[0], args[1:])
             else:
                 keep_freed_memory()
-                following = module.Commands(args, began=began).following
-                while following is not None:
-                    following = module.Commands(args, following).following
+                module.run(args, began)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python prints an error when it exits
         sys.exit(141)  # the exit code that a shell gives for SIGPIPE

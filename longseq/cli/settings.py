@@ -5,18 +5,20 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from inspect import Parameter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import pytorch_lightning as pl
 from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, argument_hints, constructors
 from longseq.cli.before_torch import add_working_folder
+from longseq.cli.config_keys import parts_of
 from longseq.cli.errors import UserError
-from longseq.cli.errors.parsing import Finder
+from longseq.cli.errors.parsing import Finder, imported
 from longseq.cli.runs.folders import config_of, sole_use_of
 from longseq.cli.runs.resuming import find_resumed, newest_checkpoint, without_appended
 from longseq.cli.trainer_flags import refuse_missing_devices, refuse_wrong_numbers
@@ -157,6 +159,27 @@ def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
             planned_arguments(pl.Trainer, config["trainer"], pl.Trainer, "trainer")
     except CheckpointError as error:
         raise UserError(str(error)) from error
+
+
+def refuse_nulls(config: Mapping[str, Any]) -> None:
+    """Check that no class of a configuration gets null for an argument that needs a value: jsonargparse lets it pass.
+
+    Raises:
+        UserError: If an argument is null whose type does not allow it; the data may give those without a default later.
+    """
+    for key, part in parts_of(config):
+        nulls = [name for name, value in (part.get("init_args") or {}).items() if value is None]
+        if nulls:
+            kind = imported(part["class_path"])
+            hints, defaults = argument_hints(kind), {p.name: p.default for ps, _ in constructors(kind) for p in ps}
+            for name in nulls:
+                has_default = all(defaults.get(name) is not absent for absent in (None, Parameter.empty))
+                if has_default and name in hints and not _takes_null(hints[name]):
+                    raise UserError(f"{key}.{name}: got null; give a value, or leave it out")
+
+
+def _takes_null(hint: Any) -> bool:
+    return hint in (Any, object, type(None)) or isinstance(hint, TypeVar) or any(map(_takes_null, get_args(hint)))
 
 
 def configuration_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:

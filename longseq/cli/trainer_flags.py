@@ -3,9 +3,7 @@
 import math
 import os
 import re
-import traceback
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -14,8 +12,9 @@ from pytorch_lightning.accelerators import AcceleratorRegistry
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
+from longseq.cli.config_keys import items_of
 from longseq.cli.errors import UserError
-from longseq.cli.errors.parsing import blamed, first_line, items_of
+from longseq.cli.errors.building import blamed, first_line
 from longseq.compat.torch import has_bfloat16
 
 
@@ -142,21 +141,3 @@ def wrong_flag(error: Exception, settings: Namespace) -> UserError:
     """The error to raise for a wrong flag of the trainer, with Lightning's message."""
     what = first_line(error)
     return UserError(f"{blamed(what, settings.as_dict(), 'trainer')}: {what}; see --help")
-
-
-def is_lightnings(error: BaseException) -> bool:
-    """Whether Lightning's own code has raised an error, as it does for flags that do not fit each other or the data."""
-    *_, frame = _frames(error)
-    return frame.f_globals["__name__"].startswith("pytorch_lightning.")
-
-
-def is_of_restoring(error: BaseException) -> bool:
-    """Whether an error that longseq does not foresee was raised while a checkpoint's content was restored."""
-    if hasattr(error, "exit_code") or not isinstance(error, Exception):
-        return False
-    return any(frame.f_code.co_name.lstrip("_").startswith("restore") for frame in _frames(error))
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        yield frame

@@ -1,9 +1,11 @@
-"""jsonargparse: take apart its reports of wrong flags and configurations."""
+"""jsonargparse: take apart its reports of wrong flags and configurations, and note which class cannot be built."""
 
 import re
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
+
+from jsonargparse import add_instantiator
 
 Kind = Literal[
     "no such option", "no flag", "no such argument", "not allowed", "no such class", "missing", "no value",
@@ -74,6 +76,23 @@ def options_of(parser: ArgumentParser) -> set[str]:
     names = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     commands = [action.choices for action in parser._actions if isinstance(action.choices, Mapping)]
     return names.union(*(options_of(command) for choices in commands for command in choices.values()))
+
+
+def refusing_class(error: BaseException) -> type | None:
+    """The class whose constructor has raised an error, if jsonargparse has called it, and no class inside of it."""
+    return getattr(error, "refused_by", None)
+
+
+def _built(class_type: type[Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return class_type(*args, **kwargs)
+    except Exception as error:
+        if refusing_class(error) is None:
+            error.refused_by = class_type  # type: ignore[attr-defined]
+        raise
+
+
+add_instantiator(_built, object)  # jsonargparse calls it for every class of a configuration
 
 
 def _type_name(text: str) -> str:

@@ -2,8 +2,10 @@
 
 import ast
 import os
+import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
@@ -52,6 +54,13 @@ class CommandLine(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint's hyperparameters silently override the flags."""
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Do nothing: Lightning would run the command as soon as everything is built."""
+
+    def run(self) -> None:
+        """Run the command."""
+        super()._run_subcommand(str(self.subcommand))
+
     def instantiate_data(self) -> Any:
         """Build the data module alone."""
         self.config_init = self.parser.instantiate(self.config)
@@ -73,6 +82,44 @@ def wait_for_ranks_within(strategy: Any, context: Callable[[], AbstractContextMa
             plain()
 
     strategy.setup_environment = setup_environment
+
+
+def restore_within(trainer: pl.Trainer, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let a trainer enter a context while it restores the content of a checkpoint."""
+    connector = trainer._checkpoint_connector
+
+    def within(restore: Callable[..., None]) -> Callable[..., None]:
+        def restore_within_context(*args: Any) -> None:
+            with context():
+                restore(*args)
+
+        return restore_within_context
+
+    for name in ("_restore_modules_and_callbacks", "restore_training_state"):
+        setattr(connector, name, within(getattr(connector, name)))
+
+
+def is_raised_by_lightning(error: BaseException) -> bool:
+    """Whether Lightning's own code has raised an error, as it does for flags that do not fit each other or the data."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].startswith("pytorch_lightning.")
+
+
+def callback_behind(error: BaseException, ours: tuple[str, ...]) -> str | None:
+    """The name of the class of the callback in which an error was raised. None if no callback was at work, or if it had
+    called code of these packages, in which the error was raised."""
+    name = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(callback := frame.f_locals.get("self"), pl.Callback):
+            name = type(callback).__name__
+        elif frame.f_globals["__name__"].partition(".")[0] in ours:
+            name = None
+    return name
+
+
+def words_of_arguments(message: str) -> list[str]:
+    """The words of an error's message, the most likely names of arguments first: ``Trainer(max_epochs=...)``."""
+    return re.findall(r"`(?:Trainer\()?(\w+)", message) + re.findall(r"\w+", message)
 
 
 def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:

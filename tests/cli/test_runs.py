@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
@@ -320,7 +321,7 @@ PLAIN = ["--model.encoder", "ImageEncoder", "--model.encoder.attention", "Softma
 
 
 def new_run_of(started: Commands) -> Path:
-    return new_run(Path(started.settings.trainer.default_root_dir or "."), started.experiment)
+    return new_run(Path(started.settings.trainer.default_root_dir or "."), experiment_of(started.settings))
 
 
 @pytest.mark.parametrize(
@@ -349,15 +350,15 @@ def test_fit_and_resume_agree_on_the_name(
     Path("named.yaml").write_text(yaml.safe_dump({"experiment": "by_yaml"}))
     made: list[Path] = []
     monkeypatch.setattr(Commands, "instantiate_classes", lambda self: made.append(new_run_of(self)))
-    monkeypatch.setattr(Commands, "_run_subcommand", lambda *_: None)
-    Commands(["fit", *flags])
+    with ExitStack() as held:
+        Commands(["fit", *flags], held)
     (run,) = made
     assert run.parent.name == name
     (run / "last.ckpt").touch()
     looked_for: list[Path] = []
     monkeypatch.setattr("longseq.cli.settings.newest_checkpoint", lambda run: looked_for.append(run) or Stop.now())
-    with pytest.raises(Stop):
-        Commands(["fit", *flags, "--resume"])
+    with pytest.raises(Stop), ExitStack() as held:
+        Commands(["fit", *flags, "--resume"], held)
     assert looked_for == made
 
 

@@ -1,6 +1,7 @@
 """longseq uses parts of libraries that the libraries do not promise to keep: a test fails when a part changes."""
 
 import inspect
+from contextlib import contextmanager
 from pathlib import Path
 
 import forked
@@ -10,7 +11,13 @@ import torch
 import torch.nn.functional as F
 from jsonargparse import ArgumentParser
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from pytorch_lightning.callbacks import (
+    EarlyStopping,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from torchmetrics.classification import MulticlassAccuracy
@@ -81,9 +88,9 @@ class Watching(pl.Callback):
 
 def trainer_of(folder: object, *callbacks: pl.Callback, **options: object) -> pl.Trainer:
     return pl.Trainer(
-        accelerator="cpu", default_root_dir=str(folder), callbacks=list(callbacks), logger=False, max_epochs=1,
-        limit_train_batches=4, limit_val_batches=1, num_sanity_val_steps=0, enable_progress_bar=False,
-        enable_model_summary=False, **options,
+        accelerator="cpu", default_root_dir=str(folder), callbacks=list(callbacks), logger=False, limit_train_batches=4,
+        limit_val_batches=1, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
+        **{"max_epochs": 1, **options},
     )  # fmt: skip
 
 
@@ -100,6 +107,47 @@ def test_lightnings_loops_tell_where_a_training_is(tmp_path) -> None:
     assert watching.seen == [(True, False), (False, False), (True, False), (False, True)]
     assert watching.positions == [(0, 1), (0, 2), (0, 3), (1, 0)]
     assert not lightning.is_finding_learning_rate(trainer)
+
+
+def test_lightning_restores_a_checkpoint_within_a_context(tmp_path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=1)
+    trainer.fit(model(), datamodule=Digits())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    resumed, events = trainer_of(tmp_path), []
+
+    @contextmanager
+    def watched():
+        events.append("begin")
+        try:
+            yield
+        except KeyError:
+            events.append("fault")
+            raise
+
+    lightning.restore_within(resumed, watched)
+    checkpoint = torch.load(tmp_path / "end.ckpt", weights_only=True)
+    torch.save({**checkpoint, "optimizer_states": [{}]}, tmp_path / "damaged.ckpt")
+    with pytest.raises(KeyError):
+        resumed.fit(model(), datamodule=Digits(), ckpt_path=tmp_path / "damaged.ckpt")
+    assert events == ["begin", "begin", "fault"]
+
+
+def test_what_lightnings_errors_are_about_is_known(tmp_path) -> None:
+    """The callback in which an error was raised, whether Lightning raised it, and which argument the words name."""
+    with pytest.raises(RuntimeError) as error:
+        trainer_of(tmp_path, EarlyStopping("nothing")).fit(model(), datamodule=Digits())
+    assert lightning.callback_behind(error.value, ()) == "EarlyStopping"
+    with pytest.raises(ValueError, match="val_check_interval") as error:
+        trainer_of(tmp_path, val_check_interval=100).fit(model(), datamodule=Digits())
+    assert lightning.is_raised_by_lightning(error.value) and lightning.callback_behind(error.value, ()) is None
+    with pytest.raises(ValueError, match="empty name") as error:
+        Path().with_name("")
+    assert not lightning.is_raised_by_lightning(error.value)
+    names = inspect.signature(pl.Trainer).parameters
+    for wrong in ({"gradient_clip_algorithm": "nonsense"}, {"max_epochs": -5}, {"val_check_interval": 1.5}):
+        with pytest.raises(Exception) as error:  # noqa: PT011
+            trainer_of(tmp_path, **wrong)
+        assert next(word for word in lightning.words_of_arguments(str(error.value)) if word in names) in wrong
 
 
 def test_a_checkpoint_can_be_put_before_its_validation(tmp_path) -> None:
@@ -174,6 +222,16 @@ def test_jsonargparses_reports_are_taken_apart(arguments, fault) -> None:
     assert key in found.key
     assert all(any(said.startswith(each) for said in found.expected) for each in expected)
     assert {"n", "config"} <= jsonargparse.options_of(parser)
+
+
+def test_jsonargparse_builds_every_class_where_its_refusal_is_noted() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--callbacks", type=list[pl.Callback])
+    config = parser.parse_args(["--callbacks+=Timer", "--callbacks.duration", "nonsense"])
+    with pytest.raises(Exception, match="nonsense") as error:
+        parser.instantiate(config)
+    assert jsonargparse.refusing_class(error.value) is Timer
+    assert jsonargparse.refusing_class(ValueError()) is None
 
 
 def test_hooks_and_transformations_of_torch_are_seen() -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -98,8 +99,9 @@ def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]],
 
     def run(words: list[str]) -> set[str]:
         words = with_configurations(in_place(words))
-        with pytest.raises(Parsed):
-            function_commands.run_function(words[0], words[1:]) if COMMANDS[words[0]].function else Commands(words)
+        is_function = bool(COMMANDS[words[0]].function)
+        with pytest.raises(Parsed), ExitStack() as held:
+            function_commands.run_function(words[0], words[1:]) if is_function else Commands(words, held)
         asked = parsed[-1]
         options = set(named(asked))
         if words[0] == "sweep":  # what it would train

@@ -7,25 +7,20 @@ report: the wrong key, what is wrong with it, and the name that the user may hav
 import importlib
 import inspect
 import re
-import traceback
 from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
-from longseq.arguments import argument_names, constructors
+from longseq.arguments import argument_names
 from longseq.attention import Mechanism, Projection
 from longseq.cli.before_torch import CONFIGURATIONS, nearest
 from longseq.cli.errors import UserError
-from longseq.cli.errors.machine import what_was_asked
 from longseq.compat.jsonargparse import fault_of, options_of, with_nulls
-from longseq.compat.torch import is_out_of_memory
 from longseq.encoders import Encoder, LocalMixing, Stem
 from longseq.tasks import Task
-from longseq.training.fitting import OutOfMemory
 
 # Names of flags in other trainers, and the flag here.
 _ELSEWHERE = {
@@ -99,7 +94,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "no flag":
             return f"{what}: no flag; give each flag one value, and of several files their folder"
         case "no such argument":
-            remedy = _known_elsewhere(f"{key}.{what}", options) or nearest(what, argument_names(_imported(expected[0])))
+            remedy = _known_elsewhere(f"{key}.{what}", options) or nearest(what, argument_names(imported(expected[0])))
             return f"{key}.{what}: no such option; {remedy}"
         case "not allowed" if what == "pytorch_lightning.LightningDataModule":  # an argument of data without its class
             return "data: missing; give --config, one of configs/, or --data, such as ImageFolder or AudioFolder"
@@ -148,157 +143,6 @@ def _known_elsewhere(name: str, options: Iterable[str]) -> str:
     return f"did you mean {flag}?" if flag in known or flag.rpartition(".")[0] in groups else ""
 
 
-def user_error_in(error: BaseException) -> Any:
-    """The error with an exit code of its own, such as a DataError, that jsonargparse has wrapped; None if there is
-    none."""
-    return next((cause for cause in _chain(error) if hasattr(cause, "exit_code")), None)
-
-
-def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> BaseException | None:
-    """The error to raise when data, model or trainer refuses a value and cannot be built. None for a defect of
-    longseq."""
-    if is_out_of_memory(error):
-        what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
-        return UserError(what, OutOfMemory.exit_code)
-    wrong = argument_error_in(error)
-    if wrong is not None:
-        return UserError(f"{locate(config, wrong.argument)}: {wrong.what}")
-    return user_error_in(error) or refused_null(error, config) or refused_part(error, config)
-
-
-def argument_error_in(error: BaseException) -> Any:
-    """The ArgumentError (longseq's, or a data module's) behind an error; None if there is none."""
-    causes = (cause for cause in _chain(error) if isinstance(cause, ValueError))
-    return next((cause for cause in causes if hasattr(cause, "argument") and hasattr(cause, "what")), None)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and then its causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def locate(config: Mapping[str, Any], name: str) -> str:
-    """The full key of an argument in a configuration, ``k`` -> ``model.encoder.attention.k``; else its bare name."""
-    keys = list(keys_of(config))
-    groups = [f"{key.partition(f'.{name}.')[0]}.{name}" for key in keys if f".{name}." in key]
-    return next((key for key in keys if key.rpartition(".")[2] == name), groups[0] if groups else name)
-
-
-def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
-    """The full key of the argument that a library's message means. The message may hold the argument's name or its
-    value; if it holds neither, the answer is the group's key.
-
-    Args:
-        message: Names in back quotes count first.
-        config: The arguments of a group, or of a class.
-        group: The key of that group or class.
-    """
-    arguments = dict(items_of(config, group))
-    names = {key.rpartition(".")[2]: key for key in reversed(arguments)}
-    words = re.findall(r"`(?:Trainer\()?(\w+)", message) + re.findall(r"\w+", message)
-    by_name = [names[word] for word in words if word in names]
-    by_value = [key for key, value in arguments.items() if isinstance(value, str) and repr(value) in message]
-    return [*by_name, *by_value, group][0]
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class if the message is empty."""
-    return (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".!")
-
-
-def refused_null(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise when a class of a configuration got null for an argument that must have a value, which
-    jsonargparse lets pass. None if none did."""
-    if not any("NoneType" in str(cause) for cause in _chain(error)):
-        return None
-    for key, part in parts_of(config):
-        parameters: list[inspect.Parameter] = []
-        with suppress(ValueError):  # of a class that is not written in Python
-            parameters = [each for found, _ in constructors(_imported(part["class_path"])) for each in found]
-        for parameter in parameters:
-            name = parameter.name
-            is_null = (part.get("init_args") or {}).get(name, parameter) is None
-            # without a default, the data may give it later
-            has_default = all(parameter.default is not absent for absent in (None, inspect.Parameter.empty))
-            if is_null and has_default and "None" not in str(parameter.annotation):
-                return UserError(f"{key}.{name}: got null; give a value, or leave it out")
-    return None
-
-
-def refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise when a configuration names a class of another package and that class cannot be built, for
-    example because of its arguments. Its message is the key and the class's own message. None if a class of longseq
-    failed, which is a defect.
-
-    Args:
-        error: The error of jsonargparse; the error of the class is among its causes.
-        config: The whole configuration.
-    """
-    while error.__cause__ is not None:
-        error = error.__cause__
-    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    kinds = [values["class_type"] for values in frames if "class_type" in values]  # in functions that build an object
-    if not kinds or kinds[-1].__module__.partition(".")[0] in ("longseq", "datamodules"):
-        return None
-    return _refusal(kinds[-1].__name__, error, config)
-
-
-def refused_in_training(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise when a callback that a configuration names fails because its arguments do not fit the
-    training. None if no such callback was at work, or if it called code of longseq that failed, which is a defect."""
-    name = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if isinstance(callback := frame.f_locals.get("self"), pl.Callback):
-            name = type(callback).__name__
-        elif frame.f_globals["__name__"].partition(".")[0] in ("longseq", "datamodules"):
-            name = None
-    named = [part["class_path"].rpartition(".")[2] for _, part in parts_of(config)]
-    return _refusal(name, error, config) if name is not None and name in named else None
-
-
-def _refusal(name: str, error: BaseException, config: Mapping[str, Any]) -> UserError:
-    parts = {key: part for key, part in parts_of(config) if part["class_path"].rpartition(".")[2] == name}
-    key, part = next(iter(parts.items()), (name, {}))
-    what = first_line(error)
-    return UserError(f"{blamed(what, part.get('init_args') or {}, key)}: {name}: {what}; --debug shows where")
-
-
-def parts_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each part of a configuration that names a class, with its key as a user types it; in a list, the list's key."""
-    if isinstance(config, Mapping):
-        if "class_path" in config:
-            yield prefix, config
-        for name, value in config.items():
-            yield from parts_of(value, prefix if name == "init_args" else f"{prefix}.{name}".lstrip("."))
-    elif isinstance(config, list):
-        for value in config:
-            yield from parts_of(value, prefix)
-
-
-def items_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each plain value of a configuration, with its key as a user types it; in a list, the list's key."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            yield from items_of(value, prefix if name == "init_args" else f"{prefix}.{name}".lstrip("."))
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from items_of(value, prefix)
-    else:
-        yield prefix, config
-
-
-def keys_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """All keys of a nested configuration as a user types them, without the ``init_args`` in between."""
-    for name, value in config.items():
-        key = prefix if name == "init_args" else f"{prefix}.{name}".lstrip(".")
-        if isinstance(value, Mapping):
-            yield from keys_of(value, key)
-        else:
-            yield key
-
-
 def _class_names() -> set[str]:
     names: set[str] = set()
     pending: list[type] = [Mechanism, Projection, Encoder, LocalMixing, Stem, Task, pl.LightningDataModule]
@@ -310,6 +154,6 @@ def _class_names() -> set[str]:
     return names
 
 
-def _imported(class_path: str) -> type:
+def imported(class_path: str) -> type:
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -12,8 +12,8 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from torch.distributed import DistError, is_torchelastic_launched
 
 from longseq.cli.errors import UserError
+from longseq.cli.errors.building import first_line
 from longseq.cli.errors.machine import WORKER_OR_RANK
-from longseq.cli.errors.parsing import first_line
 from longseq.compat.lightning import wait_for_ranks_within
 from longseq.training.signals import ends_at_once
 

@@ -12,12 +12,14 @@ import pytorch_lightning as pl
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
+from longseq.cli.config_keys import items_of
 from longseq.cli.errors import UserError
-from longseq.cli.errors.parsing import items_of
 from longseq.cli.names import escaped, shown
-from longseq.cli.runs.folders import CONFIG, METRICS, SERIES, SPLITS, config_of, numbered
+from longseq.cli.runs.folders import CONFIG, METRICS, SERIES, SPLITS, config_of, forget, numbered
+from longseq.cli.runs.resuming import restore_config
 from longseq.compat.lightning import callbacks_of
 from longseq.files.storage import write_text
 from longseq.tasks import Task
@@ -128,14 +130,28 @@ class RunRecord(pl.Callback):
     """Write down which sample of a run is in which split (splits.csv) and which files were left out (skipped.txt), and
     remember whether the training has begun.
 
+    Args:
+        run: The run's folder.
+        started_with: The configuration that a resumed run was started with; None in a new run.
+
     Attributes:
         has_begun: Whether a training step was done.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, started_with: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self.run = run
+        self.run, self.started_with = run, started_with
         self.has_begun = False
+
+    def undo(self) -> None:
+        """If no step was done, delete the folder of a new run, or give a resumed run its configuration back."""
+        if self.has_begun:
+            return
+        if self.started_with is None:
+            rank_zero_only(forget)(self.run)
+        else:  # otherwise the next --resume would read the settings that failed now
+            with suppress(UserError):  # a file that is damaged by now must not hide the error
+                rank_zero_only(restore_config)(self.run, self.started_with)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if not self.has_begun and trainer.is_global_zero:

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from longseq.cli.errors import UserError
-from longseq.cli.errors.parsing import refused_in_building
+from longseq.cli.errors.building import refused_in_building
 from longseq.cli.runs.folders import METRICS, config_of, numbered
 from longseq.cli.trainer_flags import refuse_wrong_numbers
 from longseq.encoders import resize

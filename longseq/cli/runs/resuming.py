@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
+from longseq.cli.config_keys import items_of, keys_of
 from longseq.cli.errors import UserError
-from longseq.cli.errors.parsing import Finder, items_of, keys_of
+from longseq.cli.errors.parsing import Finder
 from longseq.cli.names import shown
 from longseq.cli.runs.folders import CONFIG, METRICS, config_of, experiment_of, numbered
 from longseq.cli.runs.growing import is_given_up
+from longseq.compat.torch import is_out_of_memory
 from longseq.files.checkpoint import Checkpoint, good_checkpoints, has_checkpoint
 from longseq.files.storage import CheckpointError, write_text
 from longseq.training import Classifier
@@ -118,6 +120,22 @@ def restore_config(run: Path, config: Mapping[str, Any]) -> None:
     """Write the configuration that a run was started with back to its folder, if the file holds another one now."""
     if config_of(run) != config:
         write_text(run / CONFIG, yaml.safe_dump({**config, "folds": None, "grow": None}, sort_keys=False))
+
+
+@contextmanager
+def refuse_damaged_content() -> Iterator[None]:
+    """Within it a checkpoint's content is restored: an error that nothing foresees means that the content is damaged.
+
+    Raises:
+        CheckpointError: If there is such an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "exit_code") or is_out_of_memory(error):
+            raise
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise CheckpointError(f"ckpt_path: the checkpoint cannot be restored ({what}); give another") from error
 
 
 def without_appended(args: list[str]) -> list[str]:

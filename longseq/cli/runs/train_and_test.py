@@ -10,12 +10,12 @@ from lightning_fabric.utilities.apply_func import move_data_to_device
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
+from longseq.cli.errors.building import refused_in_training
 from longseq.cli.errors.machine import what_was_asked
-from longseq.cli.errors.parsing import refused_in_training
 from longseq.cli.names import shown
 from longseq.cli.runs.callbacks import FINDERS, BestCheckpoint, take_off
-from longseq.cli.trainer_flags import is_lightnings, is_of_restoring, wrong_flag
-from longseq.compat.lightning import has_averaged, take_average
+from longseq.cli.trainer_flags import wrong_flag
+from longseq.compat.lightning import has_averaged, is_raised_by_lightning, take_average
 from longseq.compat.torch import is_out_of_memory
 from longseq.reports.baseline import Baseline, BaselineError, fit_baseline
 from longseq.training import Classifier
@@ -37,13 +37,11 @@ def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | No
         if is_out_of_memory(error) and trainer.world_size == 1:
             room.close()
             raise _out_of_memory(error, trainer, model, data) from None
-        if is_of_restoring(error):
-            raise
         if isinstance(error, Exception) and not hasattr(error, "exit_code"):
             refused = refused_in_training(error, settings.as_dict())
             if refused is not None:
                 raise refused from error
-        if isinstance(error, ValueError | RuntimeError) and is_lightnings(error):
+        if isinstance(error, ValueError | RuntimeError) and is_raised_by_lightning(error):
             raise wrong_flag(error, settings.trainer) from error
         raise
 
