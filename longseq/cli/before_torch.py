@@ -87,37 +87,31 @@ def _import_run() -> Callable[[list[str], float], None]:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.sentence}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "longseq trains classifiers of images and sound as very long sequences, at linear cost.",
-            "",
-            "usage: longseq COMMAND [--config FILE] [--FLAG VALUE ...]",
-            "",
-            *lines,
-            "",
-            "longseq COMMAND --help lists the flags of a command. longseq --version prints the version.",
-            "To begin: longseq fit --config image/digits",
-        ]
-    )
+    return f"""longseq trains classifiers of images and sound as very long sequences, at linear cost.
+
+usage: longseq COMMAND [--config FILE] [--FLAG VALUE ...]
+
+{_columns({name: command.sentence for name, command in COMMANDS.items()})}
+
+longseq COMMAND --help lists the flags of a command. longseq --version prints the version.
+To begin: longseq fit --config image/digits"""
 
 
 def _help_of_fit() -> str:
-    width = max(map(len, FIRST_FLAGS))
-    return "\n".join(
-        [
-            COMMANDS["fit"].sentence,
-            "",
-            "usage: longseq fit --config FILE [--FLAG VALUE ...]",
-            "",
-            *(f"  {flag:<{width}}  {sentence}" for flag, sentence in FIRST_FLAGS.items()),
-            "",
-            "All flags: longseq fit --config image/folder --help",
-            "Those of a class: longseq fit --model.encoder.help ImageEncoder",
-            "To begin: longseq fit --config image/digits",
-        ]
-    )
+    return f"""{COMMANDS["fit"].sentence}
+
+usage: longseq fit --config FILE [--FLAG VALUE ...]
+
+{_columns(FIRST_FLAGS)}
+
+All flags: longseq fit --config image/folder --help
+Those of a class: longseq fit --model.encoder.help ImageEncoder
+To begin: longseq fit --config image/digits"""
+
+
+def _columns(sentences: dict[str, str]) -> str:
+    width = max(map(len, sentences))
+    return "\n".join(f"  {name:<{width}}  {sentence}" for name, sentence in sentences.items())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -125,8 +119,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(set(known))
     parent, _, last = name.rpartition(".")
     # beside it, or else, where nothing is beside it, by the whole path
-    beside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == parent}
-    near = [beside[each] for each in difflib.get_close_matches(last, beside, 1)]
+    beside = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == parent}
+    near = [beside[last_part] for last_part in difflib.get_close_matches(last, beside, 1)]
     if not (near or (beside and parent)):
         near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(last, known, 1)
     if near:

@@ -79,8 +79,7 @@ def run_function(name: str, args: list[str]) -> None:
         UserError: If a flag is wrong, or the function refuses a value.
     """
     command = COMMANDS[name]
-    module, _, function_name = command.function.rpartition(".")
-    function = getattr(importlib.import_module(module), function_name)
+    function = getattr(importlib.import_module(f"{command.package}.{name}"), name)
     parser = OneLineParser(prog=f"longseq {name}", description=command.sentence)
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     parser.add_function_arguments(function, as_group=False, sub_configs=True, as_positional=name == "contract")

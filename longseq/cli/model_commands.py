@@ -27,6 +27,7 @@ from longseq.cli.data_commands import Trainer
 from longseq.cli.errors import UserError
 from longseq.cli.errors.building import refused_in_building, user_error_in
 from longseq.cli.errors.parsing import OneLineParser
+from longseq.cli.flags import FLAGS, FLAGS_OF_PREDICT, add_flags
 from longseq.cli.names import shown
 from longseq.cli.predict.command import predict, progress_bars
 from longseq.cli.process.ranks import name_awaited_ranks
@@ -81,7 +82,6 @@ from longseq.deploy.card import write_card
 from longseq.files.checkpoint import WholeCheckpoints, changed_settings, refuse_other_shapes
 from longseq.files.description import describe
 from longseq.training import Classifier
-from longseq.training.answers.events import Settings
 from longseq.training.board.by_class import ByClass
 from longseq.training.board.event_figures import EventFigures
 from longseq.training.board.tensorboard import Confusions
@@ -171,53 +171,10 @@ class Commands(CommandLine):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {name: _NO_FLAGS for name, command in COMMANDS.items() if not command.function}
+        return {name: _NO_FLAGS for name, command in COMMANDS.items() if not command.package}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--experiment",
-            type=str | None,
-            help="Name of the runs' folder; by default that of your data or config file.",
-        )
-        parser.add_argument(
-            "--peak_flops",
-            type=float | None,
-            help="The device's dense peak in FLOP/s, to log MFU if longseq does not know it.",
-        )
-        parser.add_argument(
-            "--resume", type=bool | str, default=False,
-            help="Resume the newest unfinished run of the experiment, or the run in this folder.",
-        )  # fmt: skip
-        parser.add_argument(
-            "--grow",
-            type=str | None,
-            help="Train on small images first: sizes, epochs and learning rates, such as 16x16:40,32x32:8@1e-3.",
-        )
-        parser.add_argument(
-            "--folds",
-            type=int | None,
-            help="Cross-validation: a run for each of so many folds of the data, and a table with mean and spread.",
-        )
-        parser.add_argument(
-            "--minutes",
-            type=float | None,
-            help="Train so long, and not so many epochs: the command ends then, its test included.",
-        )
-        parser.add_argument(
-            "--baseline", type=bool, default=True, help="Compare the trained model with a simple one, in seconds."
-        )
-        parser.add_argument(
-            "--checkpoint_minutes", type=float, default=10.0, help="Most minutes between two checkpoints of a training."
-        )
-        parser.add_argument(
-            "--skip_bad_steps", type=int, default=0, help="Most steps in a row to leave out if the loss is not finite."
-        )
-        parser.add_argument(
-            "--allow_class",
-            type=str | list[str],
-            default=[],
-            help="A package whose classes may be named, besides those of longseq.",
-        )
+        add_flags(parser, FLAGS)
         parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
@@ -231,24 +188,7 @@ class Commands(CommandLine):
     def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
         if command == "predict":
             parser.add_argument("--input", type=str, required=True, help="A file, or a folder of files, to classify.")
-            parser.add_argument("--window", type=float | None, help="Hear sounds in windows of so many seconds.")
-            parser.add_argument("--hop", type=float | None, help="Seconds from one window to the next.")
-            parser.add_argument("--top", type=int | None, help="Name so many classes, the most probable first.")
-            parser.add_argument(
-                "--out", type=str | None, help="Write a .csv, .jsonl or .json file; a stopped run goes on with it."
-            )
-            parser.add_argument(
-                "--events", type=str | None, help="Write what is heard when: .csv, .txt for Audacity, .tsv for Raven."
-            )
-            parser.add_argument("--picture", type=str | None, help="Draw a recording with its events.")
-            parser.add_argument("--embeddings", type=str | None, help="Write the features of every file: .npz.")
-            usual = Settings()
-            parser.add_argument("--threshold", type=float | None, help="The probability that an event reaches.")
-            parser.add_argument(
-                "--smooth", type=float, default=usual.smooth, help="Seconds over which probabilities are averaged."
-            )
-            parser.add_argument("--gap", type=float, default=usual.gap, help="Seconds of silence that end no event.")
-            parser.add_argument("--shortest", type=float, default=usual.shortest, help="Seconds of the shortest event.")
+            add_flags(parser, FLAGS_OF_PREDICT)
 
     @property
     def settings(self) -> Namespace:
@@ -462,26 +402,24 @@ class Commands(CommandLine):
 
     def validate(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the validation split."""
-        self._report(self.trainer.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
-        self._say_if_trained_on(ckpt_path, "val", datamodule)
+        self._print_figures(
+            "val", self.trainer.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False)
+        )
 
     def test(self, model: Classifier, datamodule: pl.LightningDataModule, ckpt_path: str) -> None:
         """Print the figures of the test split."""
-        self._report(self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False))
-        self._say_if_trained_on(ckpt_path, "test", datamodule)
+        results = self.trainer.test(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False)
+        self._print_figures("test", results)
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
         """Print or write path, class and probability of each input; with --window also when, with --events events."""
         assert self.asked.checkpoint is not None
         predict(self.trainer, model, datamodule, self.asked.checkpoint, self.config.predict)
 
-    def _say_if_trained_on(self, ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:
-        if self.trainer.is_global_zero:
-            say_if_trained_on(ckpt_path, split, datamodule)
-
-    def _report(self, results: Any) -> None:
+    def _print_figures(self, split: Literal["val", "test"], results: Any) -> None:
         if not results:
             raise UserError("trainer: no batch of the split was evaluated; remove the limit on its batches")
         if self.trainer.is_global_zero:
             for name, value in sorted(results[0].items()):
                 print(f"{name.replace('/', ' ') + ':':<15} {value:.4f}")
+            say_if_trained_on(self.settings.ckpt_path, split, self.datamodule)

@@ -16,6 +16,7 @@ from longseq.cli.errors.machine import (
     LOST_RANK,
     WORKER_OR_RANK,
     end_rank,
+    fault_of_machine,
     forget_workers,
     leave_group,
     miss_no_rank,
@@ -23,7 +24,6 @@ from longseq.cli.errors.machine import (
     rank_zero_goes_on,
     rank_zero_has_started_us,
     replace_port_in_use,
-    said_of_the_machine,
     signal_behind,
     signals_stop,
 )
@@ -51,7 +51,7 @@ def run(args: list[str], began: float) -> None:
         with signals_stop(), give_way():
             for package in OURS:  # so that --data MNIST resolves
                 importlib.import_module(package)
-            is_function = bool(COMMANDS[args[0]].function)
+            is_function = bool(COMMANDS[args[0]].package)
             module = importlib.import_module(f"longseq.cli.{'function_commands' if is_function else 'model_commands'}")
             gc.freeze()  # a collection would need half a second to scan the imported objects, which stay anyway
             gc.enable()
@@ -103,7 +103,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         return f"{error.argument}: {error.what}", 2
     exit_code = getattr(error, "exit_code", None)
     if exit_code is None:
-        return said_of_the_machine(error)
+        return fault_of_machine(error)
     return message_of_worker(error), exit_code
 
 

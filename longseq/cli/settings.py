@@ -92,7 +92,7 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
             raise UserError("ckpt_path: missing; give a checkpoint of fit, such as runs/digits/0/best.ckpt")
         return Asked(args, has_resume)
     checkpoint = read_checkpoint(path, to_go_on=command == "fit")
-    under = json.dumps(configuration_of(checkpoint, path))
+    under = json.dumps(_configuration_of(checkpoint, path))
     return Asked([command, "--config", under, *args[1:]], has_resume, checkpoint=checkpoint)
 
 
@@ -128,7 +128,7 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
         raise UserError("resume: stands in a configuration, where it has no effect; give it as a flag")
     refuse_wrong_numbers(settings)
     if settings.get("minutes") is not None:
-        refuse_beside_minutes(settings)
+        _refuse_beside_minutes(settings)
     refuse_missing_devices(settings.trainer)
     seed = settings.seed_everything
     if not isinstance(seed, bool) and not 0 <= seed < 2**32:
@@ -139,7 +139,7 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
             raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
 
 
-def refuse_beside_minutes(settings: Namespace) -> None:
+def _refuse_beside_minutes(settings: Namespace) -> None:
     """Check that nothing counts epochs in a training whose end is a time."""
     if settings.get("grow") is not None:
         raise UserError("minutes: not together with --grow, whose stages have epochs; give one of the two")
@@ -182,7 +182,7 @@ def _takes_null(hint: Any) -> bool:
     return hint in (Any, object, type(None)) or isinstance(hint, TypeVar) or any(map(_takes_null, get_args(hint)))
 
 
-def configuration_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _configuration_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The configuration that a checkpoint was trained with, without the values that the data gives to the model."""
     config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": data_of(checkpoint, path)})
     with naming(path):

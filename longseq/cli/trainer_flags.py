@@ -18,7 +18,7 @@ from longseq.cli.errors.building import blamed, first_line
 from longseq.compat.torch import has_bfloat16
 
 
-class Bound(NamedTuple):
+class _Bound(NamedTuple):
     """The values that a number may have."""
 
     holds: Callable[[Any], bool]
@@ -26,23 +26,23 @@ class Bound(NamedTuple):
     remedy: str
 
 
-def _count(least: int, remedy: str) -> Bound:
-    return Bound(lambda value: value >= least, f"{least} or more", remedy)
+def _count(least: int, remedy: str) -> _Bound:
+    return _Bound(lambda value: value >= least, f"{least} or more", remedy)
 
 
-def _count_or_all(least: int, remedy: str) -> Bound:
-    return Bound(lambda value: value >= least or value == -1, f"{least} or more, or -1 for all", remedy)
+def _count_or_all(least: int, remedy: str) -> _Bound:
+    return _Bound(lambda value: value >= least or value == -1, f"{least} or more, or -1 for all", remedy)
 
 
-def _batches(remedy: str, some: bool = False) -> Bound:
+def _batches(remedy: str, some: bool = False) -> _Bound:
     rule = "a share in 0.0..1.0" + (", more than 0," if some else "") + " or a number of batches"
-    return Bound(lambda value: (value > 0 or not some) and (0 <= value <= 1 or value % 1 == 0), rule, remedy)
+    return _Bound(lambda value: (value > 0 or not some) and (0 <= value <= 1 or value % 1 == 0), rule, remedy)
 
 
 # Lightning accepts other numbers too: with them it waits for ever, divides by zero, or does nothing.
-BOUNDS: dict[str, Bound] = {
-    "minutes": Bound(lambda value: 0 < value <= 1e6, "positive and at most a million", "10 is a start"),
-    "folds": Bound(lambda value: 2 <= value <= 1000, "in 2..1000", "5 is usual"),
+BOUNDS: dict[str, _Bound] = {
+    "minutes": _Bound(lambda value: 0 < value <= 1e6, "positive and at most a million", "10 is a start"),
+    "folds": _Bound(lambda value: 2 <= value <= 1000, "in 2..1000", "5 is usual"),
     "skip_bad_steps": _count(0, "0 leaves none out"),
     "trainer.num_nodes": _count(1, "1 is this machine alone"),
     "trainer.max_epochs": _count_or_all(1, "30 is a start, and the command test evaluates a checkpoint"),

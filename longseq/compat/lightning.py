@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pytorch_lightning as pl
@@ -88,15 +89,12 @@ def restore_within(trainer: pl.Trainer, context: Callable[[], AbstractContextMan
     """Let a trainer enter a context while it restores the content of a checkpoint."""
     connector = trainer._checkpoint_connector
 
-    def within(restore: Callable[..., None]) -> Callable[..., None]:
-        def restore_within_context(*args: Any) -> None:
-            with context():
-                restore(*args)
-
-        return restore_within_context
+    def within(restore: Callable[..., None], *args: Any) -> None:
+        with context():
+            restore(*args)
 
     for name in ("_restore_modules_and_callbacks", "restore_training_state"):
-        setattr(connector, name, within(getattr(connector, name)))
+        setattr(connector, name, partial(within, getattr(connector, name)))
 
 
 def is_raised_by_lightning(error: BaseException) -> bool:

@@ -56,8 +56,8 @@ def test_help_has_a_whole_sentence_for_every_command() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_record_of_a_command_leads_to_what_runs_it(name: str) -> None:
-    module, _, function = COMMANDS[name].function.rpartition(".")
-    assert callable(getattr(importlib.import_module(module) if module else Trainer, function or name))
+    package = COMMANDS[name].package
+    assert callable(getattr(importlib.import_module(f"{package}.{name}") if package else Trainer, name))
 
 
 def test_a_configuration_is_found_in_the_working_folder_and_then_in_the_package(

@@ -99,7 +99,7 @@ def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]],
 
     def run(words: list[str]) -> set[str]:
         words = with_configurations(in_place(words))
-        is_function = bool(COMMANDS[words[0]].function)
+        is_function = bool(COMMANDS[words[0]].package)
         with pytest.raises(Parsed), ExitStack() as held:
             function_commands.run_function(words[0], words[1:]) if is_function else Commands(words, held)
         asked = parsed[-1]

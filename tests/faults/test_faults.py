@@ -19,7 +19,7 @@ from test_resume import DIE, FIT, ROOT, SETTINGS, run
 
 from datamodules import Digits
 from longseq import ImageEncoder, Softmax
-from longseq.cli.errors.machine import replace_port_in_use, said_of_the_machine
+from longseq.cli.errors.machine import fault_of_machine, replace_port_in_use
 from longseq.files.checkpoint import good_checkpoints
 from longseq.files.storage import CheckpointError, StorageError, read_whole, write_checkpoint
 from longseq.training import Classifier
@@ -214,10 +214,10 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
     ],
 )  # fmt: skip
 def test_what_torch_says_of_the_machine_is_one_line(error: Exception, code: int, said: str) -> None:
-    message, exit_code = said_of_the_machine(error) or ("", 0)
+    message, exit_code = fault_of_machine(error) or ("", 0)
     assert exit_code == code
     assert said in message and "\n" not in message
-    assert said_of_the_machine(RuntimeError("a defect of ours")) is None
+    assert fault_of_machine(RuntimeError("a defect of ours")) is None
 
 
 LIMITED = """

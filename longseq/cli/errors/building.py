@@ -25,13 +25,13 @@ def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> Base
     if is_out_of_memory(error):
         what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
         return UserError(what, OutOfMemory.exit_code)
-    wrong = argument_error_in(error)
+    wrong = _argument_error_in(error)
     if wrong is not None:
         return UserError(f"{locate(config, wrong.argument)}: {wrong.what}")
     return user_error_in(error) or _refused_part(error, config)
 
 
-def argument_error_in(error: BaseException) -> Any:
+def _argument_error_in(error: BaseException) -> Any:
     """The ArgumentError (longseq's, or a data module's) behind an error; None if there is none."""
     causes = (cause for cause in _chain(error) if isinstance(cause, ValueError))
     return next((cause for cause in causes if hasattr(cause, "argument") and hasattr(cause, "what")), None)

@@ -27,7 +27,7 @@ _is_ending = threading.Event()  # set when this process ends together with all o
 LOST_RANK = "another rank has ended or cannot be reached; see its message, then --resume"
 
 
-def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
+def fault_of_machine(error: BaseException) -> tuple[str, int] | None:
     """Message and exit code of an error that the machine caused; None for any other."""
     if is_out_of_memory(error):
         return f"{what_was_asked(error)}; {_LESS}", MEMORY
@@ -44,12 +44,12 @@ def said_of_the_machine(error: BaseException) -> tuple[str, int] | None:
         return LOST_RANK, WORKER_OR_RANK
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk: no room for what is written; make room, or write to another place", MEMORY
-    if limit := limit_reached(error):
+    if limit := _limit_reached(error):
         return limit, MEMORY
     return None
 
 
-def limit_reached(error: BaseException) -> str | None:
+def _limit_reached(error: BaseException) -> str | None:
     """What to say of an error that a limit of the shell has caused (ulimit), in this process or in a worker, whose
     errors have no number left; None for any other."""
     if "Too many open files" in str(error) or "items of ancdata" in str(error):

@@ -98,7 +98,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
     heard_before, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
-    takers: list[Taker] = [] if events is None else [events.take]
+    takers: list[_Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
         takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
     eventless, hearing = Eventless(model, chosen), None
@@ -113,7 +113,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     say_if_long(parts, model)
     wanted = {"features": asked.embeddings is not None, "scores": bool(takers)}
     model.predict_step = partial(model.predict_step, **wanted)  # Lightning calls it with a batch and its number
-    writes = Writes(parts, gathering, output, hearing, [*takers, eventless.take])
+    writes = _Writes(parts, gathering, output, hearing, [*takers, eventless.take])
     trainer.callbacks.append(writes)  # type: ignore[attr-defined]
     with output:
         if events is not None:
@@ -134,11 +134,11 @@ def progress_bars() -> list[pl.Callback]:
     return [RichProgressBar(console_kwargs={"stderr": True})]
 
 
-Taker = Callable[[Heard], None]
+_Taker = Callable[[Heard], None]
 
 
-class Writes(pl.Callback):
-    """Writes the events and the predictions of every file as soon as its last part is answered, the events first: the
+class _Writes(pl.Callback):
+    """_Writes the events and the predictions of every file as soon as its last part is answered, the events first: the
     output takes them to be written.
 
     Attributes:
@@ -146,7 +146,7 @@ class Writes(pl.Callback):
     """
 
     def __init__(
-        self, parts: Sequence[Part], gathering: Gathering, output: Output, hearing: Hearing | None, takers: list[Taker]
+        self, parts: Sequence[Part], gathering: Gathering, output: Output, hearing: Hearing | None, takers: list[_Taker]
     ) -> None:
         self._divide, self._gathering, self._output = Dividing(parts), gathering, output
         self._hearing, self._takers = hearing, takers

@@ -10,13 +10,13 @@ from typing import Any
 import soundfile
 
 from longseq.cli.errors import UserError
-from longseq.cli.predict.output_files import Growing, csv_lines
+from longseq.cli.predict.output_files import TextFile, csv_lines
 from longseq.training.answers.predictions import Heard
 
 _LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # Audacity's begin and end; its labels have no header
 
 
-class EventTable(Growing, ABC):
+class EventTable(TextFile, ABC):
     """A table of events that grows by those of one recording after the other.
 
     Args:
@@ -80,7 +80,7 @@ class Raven(EventTable):
     )
 
     def check(self, recordings: Mapping[str, float]) -> None:
-        self.sounds = {path: (rate_of(path), seconds) for path, seconds in recordings.items()}
+        self.sounds = {path: (_rate_of(path), seconds) for path, seconds in recordings.items()}
 
     def begin(self, heard_before: Sequence[str]) -> None:
         super().begin(heard_before)
@@ -100,7 +100,7 @@ class Raven(EventTable):
         self.before += seconds
 
 
-def rate_of(path: str) -> int:
+def _rate_of(path: str) -> int:
     """The rate of a recording in Hz.
 
     Raises:

@@ -29,9 +29,9 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
         raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
     runs: list[str] = []
     below = list(_below(path, runs))
-    found = [file for file in below if file.is_file()]
-    files = sorted(str(file) for file in found if file.suffix.lower() in suffixes)
-    kinds = Counter(file.suffix.lower() or "without a suffix" for file in found if file.suffix.lower() not in suffixes)
+    live = [file for file in below if file.is_file()]
+    files = sorted(str(file) for file in live if file.suffix.lower() in suffixes)
+    kinds = Counter(file.suffix.lower() or "without a suffix" for file in live if file.suffix.lower() not in suffixes)
     dead = [file for file in below if file.suffix.lower() in suffixes and file.is_symlink() and not file.exists()]
     if runs:
         others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
@@ -61,7 +61,7 @@ def _below(folder: Path, runs: list[str]) -> Iterator[Path]:
             runs.append(path)
             continue
         inside = [Path(path) / name for name in folders if not name.startswith(".")]
-        folders[:] = [each.name for each in inside if not real.is_relative_to(each.resolve())]
+        folders[:] = [inner.name for inner in inside if not real.is_relative_to(inner.resolve())]
         yield from (Path(path) / name for name in names if not name.startswith("."))
 
 

@@ -29,8 +29,8 @@ def writable(path: str | Path, flag: str) -> Iterator[None]:
         raise UserError(f"{flag}: {path}: {error.strerror}; give another", exit_code=6) from error
 
 
-class Growing:
-    """A text file that grows, and that a run which goes on cuts off where it was whole.
+class TextFile:
+    """A text file that predictions are appended to. A run that goes on cuts it off where it was whole.
 
     Args:
         path: The file.
@@ -113,7 +113,7 @@ class Lines(Output):
         events: The file of events, if there is one.
     """
 
-    def __init__(self, events: Growing | None = None) -> None:
+    def __init__(self, events: TextFile | None = None) -> None:
         self._events = events
         # a progress bar takes over standard output: right on a terminal, where the bar stays below, and wrong elsewhere
         self._stream = None if sys.stdout.isatty() else sys.stdout
@@ -155,16 +155,16 @@ class Text(Output):
     header = ""
     mark = b""
 
-    def __init__(self, path: Path, settings: Any, events: Growing | None = None, stamps: Sequence[str] = ()) -> None:
-        self.file = Growing(path, "out", self.mark)
+    def __init__(self, path: Path, settings: Any, events: TextFile | None = None, stamps: Sequence[str] = ()) -> None:
+        self.file = TextFile(path, "out", self.mark)
         self._texts = [*([events] if events else []), self.file]  # events may not be writable, so they come first
         self._note = path.with_name(f".{path.name}.unfinished")
         described = json.dumps([settings, [str(text.path) for text in self._texts]])
         self._key = hashlib.sha256(described.encode()).hexdigest()
         self._sizes = [0 for _ in self._texts]
         self._stamps, self._seen = stamps, hashlib.sha256()
-        self._found = note = self._read_note()
-        if note.get("key") == self._key and all(map(Growing.holds, self._texts, note["sizes"])):
+        self._note_at_start = note = self._read_note()
+        if note.get("key") == self._key and all(map(TextFile.holds, self._texts, note["sizes"])):
             self._see(0, note["files"])
             if note["seen"] == self._seen.hexdigest():
                 self.done, self._sizes = note["files"], note["sizes"]
@@ -175,7 +175,7 @@ class Text(Output):
     def __enter__(self) -> "Output":
         for text in self._texts:
             text.open()
-        if self._read_note() != self._found:  # another process has written it, and has ended in between
+        if self._read_note() != self._note_at_start:  # another process has written it, and has ended in between
             raise self.file.in_use()
         for text, size in zip(self._texts, self._sizes, strict=True):
             text.cut(size)
@@ -247,7 +247,7 @@ class JsonLines(Text):
 class Json(JsonLines):
     """A JSON array of the same objects; it is made when all of them are there."""
 
-    def __init__(self, path: Path, settings: Any, events: Growing | None = None, stamps: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, settings: Any, events: TextFile | None = None, stamps: Sequence[str] = ()) -> None:
         self._whole = path
         refuse_foreign(path, "out", rb'\A\[\n\{"path": .*, "classes": \[')
         super().__init__(path.with_name(f".{path.name}.lines"), settings, events, stamps)
@@ -273,7 +273,7 @@ class Json(JsonLines):
 _KINDS: dict[str, type[Text]] = {".csv": Table, ".jsonl": JsonLines, ".json": Json}
 
 
-def output_for(out: str | None, settings: Any, events: Growing | None, stamps: Sequence[str]) -> Output:
+def output_for(out: str | None, settings: Any, events: TextFile | None, stamps: Sequence[str]) -> Output:
     """Where predictions go.
 
     Args:

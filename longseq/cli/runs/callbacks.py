@@ -192,7 +192,7 @@ def callbacks_of_training(
             RateAndNorm(),
             Overview(is_resumed, command, record.run / CONFIG),
             TaskPicture(),
-            *([] if are_inputs_shown(record.run, settings.data.as_dict()) else [InputSamples()]),
+            *([] if _are_inputs_shown(record.run, settings.data.as_dict()) else [InputSamples()]),
             BestFigure(is_resumed),
             Mistakes(),
             AttentionMaps(),
@@ -211,7 +211,7 @@ def make_no_folders(trainer: pl.Trainer) -> None:
             callback.auto_insert_metric_name = False  # Lightning would insert names with their slashes
 
 
-def are_inputs_shown(run: Path, data: Mapping[str, Any]) -> bool:
+def _are_inputs_shown(run: Path, data: Mapping[str, Any]) -> bool:
     """Whether TensorBoard has inputs of the same data from an earlier run of the experiment, with the same shape and
     augmentation; which of them are in which split may differ."""
     for earlier in numbered(run.parent):

@@ -149,7 +149,7 @@ def stages_left(
         if number is None:
             raise UserError(f"grow: {grow} has no stage of this run's size; give the stages of its start")
         if own and own[:-1] != stages[:number]:
-            before, now = (",".join(one.text for one in each) for each in (own[:-1], stages[:number]))
+            before, now = (",".join(stage.text for stage in part) for part in (own[:-1], stages[:number]))
             what = f"this run began after {before or 'no stage'}, and not after {now or 'none'}"
             raise UserError(f"grow: {what}; give the stages of its start, or leave out --resume")
         return None, stages[number:]

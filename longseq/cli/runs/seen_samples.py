@@ -49,10 +49,10 @@ def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule:
 
 def _splits_by_sample(path: Path) -> dict[tuple[tuple[str, str], ...], set[str]]:
     """The splits in which a table has each sample, which all columns but label and split tell apart."""
-    found: dict[tuple[tuple[str, str], ...], set[str]] = defaultdict(set)
+    splits_of: dict[tuple[tuple[str, str], ...], set[str]] = defaultdict(set)
     with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
         for row in csv.DictReader(file):
             split = row.pop("split", "")
             row.pop("label", None)
-            found[tuple(row.items())].add(split)
-    return found
+            splits_of[tuple(row.items())].add(split)
+    return splits_of
