@@ -72,7 +72,6 @@ from longseq.cli.settings import (
 )
 from longseq.cli.trainer_flags import (
     refuse_other_number_of_tasks,
-    refuse_useless_precision,
     refuse_wrong_numbers,
     warn_of_slow_precision,
     wrong_flag,
@@ -212,7 +211,9 @@ class Commands(CommandLine):
             return
         refuse_wrong_settings(self.settings, self.asked)
         if is_training:
-            refuse_useless_precision(self.settings.trainer)
+            if str(self.settings.trainer.precision) == "16-true":
+                what = "16-true has weights of float16, in which AdamW divides by 0"
+                raise UserError(f"trainer.precision: {what}; give 16-mixed or bf16-true")
             experiment_of(self.settings)  # a wrong name is refused before anything is built
 
     def _series(self, settings: Namespace) -> Series:

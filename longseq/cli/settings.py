@@ -128,7 +128,11 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
         raise UserError("resume: stands in a configuration, where it has no effect; give it as a flag")
     refuse_wrong_numbers(settings)
     if settings.get("minutes") is not None:
-        _refuse_beside_minutes(settings)
+        if settings.get("grow") is not None:
+            raise UserError("minutes: not together with --grow, whose stages have epochs; give one of the two")
+        for name in ("min_epochs", "min_steps"):
+            if settings.trainer.get(name) is not None:
+                raise UserError(f"trainer.{name}: not together with --minutes, which end the training; leave it out")
     refuse_missing_devices(settings.trainer)
     seed = settings.seed_everything
     if not isinstance(seed, bool) and not 0 <= seed < 2**32:
@@ -137,15 +141,6 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
         if settings.get(target) is not None:
             key = target.replace("init_args.", "")
             raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
-
-
-def _refuse_beside_minutes(settings: Namespace) -> None:
-    """Check that nothing counts epochs in a training whose end is a time."""
-    if settings.get("grow") is not None:
-        raise UserError("minutes: not together with --grow, whose stages have epochs; give one of the two")
-    for name in ("min_epochs", "min_steps"):
-        if settings.trainer.get(name) is not None:
-            raise UserError(f"trainer.{name}: not together with --minutes, which end the training; leave it out")
 
 
 def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:

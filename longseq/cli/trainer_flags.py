@@ -82,18 +82,6 @@ def refuse_wrong_numbers(settings: Namespace) -> None:
             raise UserError(f"{key}: must be {BOUNDS[key].rule}, got {value}; {BOUNDS[key].remedy}")
 
 
-def refuse_useless_precision(settings: Namespace) -> None:
-    """Check that the optimizer can work in the precision of the weights.
-
-    Raises:
-        UserError: If it cannot.
-    """
-    if str(settings.precision) == "16-true":
-        raise UserError(
-            "trainer.precision: 16-true has weights of float16, in which AdamW divides by 0; give 16-mixed or bf16-true"
-        )
-
-
 def warn_of_slow_precision(trainer: pl.Trainer) -> None:
     """Say that a training in bfloat16 has a processor that is faster in float32."""
     name = str(trainer.precision)

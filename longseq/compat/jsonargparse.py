@@ -87,8 +87,7 @@ def _built(class_type: type[Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return class_type(*args, **kwargs)
     except Exception as error:
-        if refusing_class(error) is None:
-            error.refused_by = class_type  # type: ignore[attr-defined]
+        vars(error).setdefault("refused_by", class_type)
         raise
 
 

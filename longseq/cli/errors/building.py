@@ -66,14 +66,8 @@ def first_line(error: BaseException) -> str:
 
 
 def _refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise when a configuration names a class of another package and that class cannot be built, for
-    example because of its arguments. Its message is the key and the class's own message. None if a class of longseq
-    failed, which is a defect.
-
-    Args:
-        error: The error of jsonargparse; the error of the class is among its causes.
-        config: The whole configuration.
-    """
+    """The error to raise when a class of another package cannot be built, with its key and its own message. None if a
+    class of longseq failed, which is a defect."""
     for cause in _chain(error):
         kind = refusing_class(cause)
         if kind is not None and kind.__module__.partition(".")[0] not in OURS:
