@@ -7,7 +7,7 @@ underscore in front where torch already uses the name. So longseq can describe t
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 
 class ArgumentError(ValueError):
@@ -28,8 +28,35 @@ class ArgumentError(ValueError):
         return f"{self.argument} {self.what}".rstrip()
 
 
+def require(holds: bool, argument: str, what: str) -> None:
+    """Check an argument.
+
+    Args:
+        holds: Whether its value can be used.
+        argument, what: As ArgumentError takes them.
+
+    Raises:
+        ArgumentError: Unless it holds.
+    """
+    if not holds:
+        raise ArgumentError(argument, what)
+
+
+def require_positive(remedy: str = "the README's configs have values that work", /, **numbers: float) -> None:
+    """Check that arguments, given by name, are above 0; NaN is not."""
+    for name, number in numbers.items():
+        require(number > 0, name, f"must be positive, got {number}; {remedy}")
+
+
+def require_choice(argument: str, value: object, choices: Any) -> None:
+    """Check that the value of an argument is one of the strings of a Literal."""
+    *others, last = get_args(choices)
+    listed = f"{', '.join(others)} or {last}"
+    require(value in (*others, last), argument, f"must be {listed}, got {value!r}; choose one of them")
+
+
 def argument_names(kind: Callable) -> list[str]:
-    """Names of the arguments of a function, or of a class's constructor, including those that its keywords go to."""
+    """Names of the arguments of a function or of a class's constructor, including those forwarded as keywords."""
     names: dict[str, None] = {}
     for parameters, _ in constructors(kind):
         names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
@@ -37,9 +64,9 @@ def argument_names(kind: Callable) -> list[str]:
 
 
 def argument_hints(kind: type) -> dict[str, Any]:
-    """The type hints of a constructor's arguments, including those that its keywords go to.
+    """The type hints of a constructor's arguments, including those forwarded as keywords.
 
-    If a constructor's hints name something that is not installed, its arguments are left out.
+    A constructor whose hints name something that is not installed is left out.
     """
     hints: dict[str, Any] = {}
     for parameters, constructor in constructors(kind):
@@ -50,8 +77,10 @@ def argument_hints(kind: type) -> dict[str, Any]:
 
 
 def constructors(kind: Callable) -> Iterator[tuple[list[inspect.Parameter], Any]]:
-    """Parameters and function of a class's constructor, and of each constructor that gets its keywords: the base
-    class's, or that of a dataclass named beside them, as in ``**sizes: Annotated[Any, Sizes]``. Of a function, itself.
+    """Parameters and function of a class's constructor, and of each constructor to which it forwards its keywords.
+
+    That is the constructor of the base class, or of the dataclass that the annotation names, as in
+    ``**sizes: Annotated[Any, Sizes]``. For a function: its own parameters.
     """
     if not isinstance(kind, type):
         yield list(inspect.signature(kind).parameters.values()), kind
@@ -85,6 +114,6 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 
 class SettingError(Exception):
-    """A setting that only a running command shows to be wrong; the message names it."""
+    """A wrong setting that is found only while a command runs; the message names it."""
 
     exit_code = 2

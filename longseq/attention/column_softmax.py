@@ -1,5 +1,5 @@
-"""Softmax over many tokens on a GPU. Tokens lie one after the other, so torch's kernel gives 64 columns to one of the
-GPU's processors, and the others wait: a layer of 64 channels has one at work, however many tokens there are."""
+"""Softmax over many tokens on a GPU. torch's kernel gives 64 columns to one processor of the GPU: in a layer of 64
+channels a single processor works, however many tokens there are, and all others wait."""
 
 from typing import Any
 
@@ -8,17 +8,18 @@ from torch import Tensor
 
 from longseq.compat.torch import at_least_float32, is_transformed
 
-_FEWEST = 2048  # tokens; with fewer the host takes longer to start the reductions than the GPU gains
+_FEWEST = 2048  # tokens; with fewer, starting the reductions takes longer than the GPU gains
 
 
 def suits_columns(scores: Tensor, dim: int) -> bool:
-    """Whether ColumnSoftmax is faster than torch's softmax over this dimension. A compiler makes reductions itself."""
+    """Whether ColumnSoftmax is faster than torch's softmax over this dimension. A compiler writes such reductions
+    itself."""
     is_long = dim not in (-1, scores.ndim - 1) and scores.shape[dim] >= _FEWEST
     return is_long and scores.is_cuda and not torch.compiler.is_compiling() and not is_transformed()
 
 
 class ColumnSoftmax(torch.autograd.Function):
-    """softmax over a dimension, by reductions that all of a GPU's processors share; in float32 at least, as torch's."""
+    """Softmax over a dimension, by reductions that use all processors of a GPU; in float32 at least, as in torch."""
 
     @staticmethod
     def forward(scores: Tensor, dim: int) -> Tensor:

@@ -19,12 +19,12 @@ from longseq.attention.shard import Shard, exponentials, summed
 class DynamicProjection(ProjectionLayer):
     """Shorten a sequence with E = softmax_n(X W)', X its tokens: (b, n, d) -> (b, k, d).
 
-    Each row of E is a weighted mean over the tokens, in which padding has the weight zero. No weight depends on n.
+    Each row of E is a weighted mean over the tokens, with weight zero for padding. No weight of the layer depends on n.
 
     Args:
         weight: W, (k, d), or (h, k, d) with one E for each head.
         norm: Whether shortened keys and values are normalised.
-        length_scaling: The power by which X W is scaled.
+        length_scaling: The power of ``scaled_by_length`` for X W.
     """
 
     can_be_sharded = True
@@ -53,13 +53,13 @@ class DynamicProjection(ProjectionLayer):
 
 
 class GivenMatrix:
-    """A projection whose matrix is known for each sequence of a batch.
+    """A projection whose matrix E was computed for each sequence of a batch.
 
     Args:
         matrix: E, (b, k, n), or (b, h, k, n) with one for each head; its columns at padding are zero.
-        commutes: Whether the heads share it, and nothing follows.
+        commutes: Whether all heads share it, and no norm follows.
         norm: Whether each shortened token is normalised over its channels.
-        shard: The share of this process in the tokens; its columns of E are then not divided by the sums of E's rows.
+        shard: This process's part of the tokens. Its columns of E are then not yet divided by the sums of E's rows.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class GivenMatrix:
 class Dynamic(Projection):
     """E = softmax_n(X W)', learned W of (k, d), one for each head with the sharing ``none`` (arXiv:2107.02192).
 
-    E depends on what the tokens are, and not on where they are: it has k d weights at any length, and a trained one can
-    be used at another length without resizing. It costs twice as much as a learned E.
+    E depends on the content of the tokens and not on their positions: it has k d weights at any length, and a trained
+    one works at another length without resizing. It costs twice as much as a learned E.
 
     Args:
         norm: Whether shortened keys and values are normalised over their channels (section 3.4, without learned
-            weights). Each row of E is a mean, and the mean of many tokens is short: without the norm keys of long
-            sequences are nearly equal. Keys and values are then made from n tokens, which costs 4 n d^2 in place of
-            4 k d^2.
-        length_scaling: X W is multiplied by (log(n) / log(1000)) to this power, so that in longer sequences than those
-            of the training the rows of E are not flatter (attention/scaling.py); 0 leaves it.
+            weights). Each row of E takes a mean, and the mean of many tokens is a short vector: without the norm, the
+            keys of long sequences are nearly equal. With it, keys and values are computed from n tokens, which costs
+            4 n d^2 instead of 4 k d^2.
+        length_scaling: X W is multiplied by (log(n) / log(1000)) to this power, so that the rows of E do not become
+            flatter in sequences longer than those of the training (attention/scaling.py); 0 turns it off.
     """
 
     norm: bool = False
@@ -117,7 +117,7 @@ class Dynamic(Projection):
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         refuse_wrong_power(self.length_scaling)
-        # scores with a deviation of 4, tokens being normalised: each row begins as a mean of few tokens. With 1 all
-        # rows are nearly the mean of all tokens: six epochs of digits reach 0.23, not 0.71 (docs/guides/choosing.md)
+        # tokens are normalised, so scores have a deviation of 4: each row starts as a mean of few tokens. With 1, all
+        # rows start near the mean of all tokens: 0.23 after six epochs of digits, not 0.71 (docs/guides/choosing.md)
         weight = 4 * torch.randn(heads or 1, k, dim) * dim**-0.5
         return DynamicProjection(weight[0].clone() if heads is None else weight, self.norm, self.length_scaling)

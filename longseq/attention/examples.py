@@ -1,4 +1,4 @@
-"""Every mechanism in every form, for tests, measurements and tables that must cover all of them."""
+"""Examples of every mechanism in every form, for tests, measurements and tables that cover all of them."""
 
 import dataclasses
 import inspect
@@ -27,7 +27,7 @@ def every_projection() -> list[attention.Projection]:
 def every_mechanism() -> list[attention.Mechanism]:
     """The examples of every mechanism that longseq.attention exports.
 
-    Where a mechanism takes a projection, one of its examples is repeated with every projection.
+    If a mechanism takes a projection, one of its examples is repeated with every projection.
 
     Raises:
         TypeError: If a mechanism or a projection has no example.

@@ -1,4 +1,4 @@
-"""What an attention layer works on: the tokens, and the heads that it makes of them for a mechanism's formula."""
+"""The inputs of an attention layer, and of a mechanism's formula."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 class Heads(NamedTuple):
-    """What a formula gets.
+    """The input of a formula.
 
     Attributes:
-        queries: Of the first q tokens.
-        keys, values: Of n tokens, or of the k to which a projection has shortened them. The values of absent tokens are
-            zero; their keys are not.
+        queries: Those of the first q tokens.
+        keys, values: Those of n tokens, or of the k to which a projection has shortened them. The values of padding are
+            zero; its keys are not.
         query_mask, key_mask: False at padding; None without padding.
         dropout: The dropout rate of the weights; 0 in evaluation.
     """
@@ -27,11 +27,11 @@ class Heads(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What a layer attends with.
+    """The input of a layer.
 
     Attributes:
-        x: The tokens that give keys and values.
-        queried: The first q of them, which give the queries.
+        x: The tokens, from which keys and values are computed.
+        queried: The first q of them, from which queries are computed.
         present: False where a token is padding; None without padding.
         rope: Sines and cosines of the tokens' angles; None without rotary positions.
     """
@@ -42,4 +42,4 @@ class Tokens(NamedTuple):
     rope: Tensor | None = None
 
 
-Formula = Callable[[Heads], Tensor]  # a mechanism's: it returns (b, h, q, c)
+Formula = Callable[[Heads], Tensor]  # a mechanism's formula; it returns (b, h, q, c)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Formula, Heads, Tokens
 from longseq.attention.mixer import TokenMixer, blank, copy_weights, masked_scores, present_tokens
@@ -22,22 +22,23 @@ from longseq.compat.torch import is_plain
 
 
 class AttentionLayer(TokenMixer):
-    """Takes the place of one of timm's attention layers, with its weights under the same state-dict names.
+    """Replaces one of timm's attention layers, with its weights under the same state-dict names.
 
-    Where a projection commutes with the key and value matrices, this layer shortens X first: it computes (E X) W and
-    not E (X W). Keys and values then cost 4 k d^2 FLOPs and not 4 n d^2. A bias b becomes (E 1) b, and the result is
-    the paper's exactly. This short cut reads the weights of ``qkv`` without calling it. So it is taken only where a
-    call would use nothing but these weights: a wrapped ``qkv`` (LoRA, hooks, pruning, quantisation, FSDP) is called on
-    all n tokens. A norm of the keys (qk_norm) is applied to the shortened keys, because these meet the queries.
+    If a projection commutes with the key and value matrices, this layer shortens X first: it computes (E X) W instead
+    of E (X W). Keys and values then cost 4 k d^2 FLOPs instead of 4 n d^2. A bias b becomes (E 1) b, so the result is
+    exactly the paper's. This short cut reads the weights of ``qkv`` without calling it, so it is used only if a call
+    would use nothing else: a wrapped ``qkv`` (LoRA, hooks, pruning, quantisation, FSDP) is called on all n tokens. A
+    norm of the keys (qk_norm) is applied to the shortened keys, because these are multiplied with the queries.
 
     Args:
         trained: timm's layer, or an AttentionLayer; this layer holds the same parameters, not copies.
-        formula: The mechanism's formula; it may be a module with weights of its own.
+        formula: The mechanism's formula; it may be a module with its own weights.
         project_keys: E, or None to keep all n keys.
         project_values: F, which may be the same object as E; then the tokens are shortened once for both.
-        independent_queries: Whether the formula's result for a query does not depend on other queries. Only then the
-            last block of an encoder with ``pool="token"`` computes the result for the class token alone.
-        rotary: Turns queries and keys by their places; only without projections, because a shortened key has no place.
+        independent_queries: Whether the formula's result for a query is independent of the other queries. Only then
+            the last block of an encoder with ``pool="token"`` computes the class token alone.
+        rotary: Rotates queries and keys by their positions; only without projections, because a shortened key has no
+            position.
 
     Raises:
         ValueError: If the formula does not take one argument.
@@ -81,20 +82,19 @@ class AttentionLayer(TokenMixer):
         num_queries: int | None = None,
         rope: Tensor | None = None,
     ) -> Float[Tensor, "b q d"]:
-        """Attend, as a TokenMixer. A trunk with rotary positions gives their sines and cosines as ``rope``.
+        """Attend, as a TokenMixer. A trunk with rotary positions passes their sines and cosines as ``rope``.
 
-        A sequence shorter than the n tokens that the layer was built for needs a mask, which says that its tokens are
+        A sequence shorter than the n tokens that the layer was built for needs a mask, which shows that its tokens are
         the first ones.
 
         Raises:
             ValueError: If is_causal is True, the mask is not a padding mask, or the tokens are not those that the
                 layer's projection was built for.
         """
-        if is_causal:
-            raise ArgumentError("is_causal", "must be False: shortened keys mix the future into every token")
+        require(not is_causal, "is_causal", "must be False: shortened keys mix the future into every token")
         present = None if attn_mask is None else present_tokens(attn_mask, x.shape[1])
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # once here, or every product of x would cast it again
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # once here; otherwise every product of x would cast it
         queried = x[:, :num_queries] if self.independent_queries else x
         tokens = Tokens(x, queried, present, rope)
         if self.shard is not None:
@@ -104,8 +104,7 @@ class AttentionLayer(TokenMixer):
 
     @property
     def can_be_sharded(self) -> bool:
-        """Where keys and values are shortened, all sums over tokens are E's and F's, or those of a formula that has a
-        share of its own (a Split)."""
+        """True if all sums over tokens are those of E and F, or of a formula that is itself a Split."""
         both: Any = [self.project_keys, self.project_values]
         projections = [part for project in both if project is not None for part in project.modules()]
         projections = [part for part in projections if isinstance(part, ProjectionLayer)]
@@ -132,7 +131,7 @@ class AttentionLayer(TokenMixer):
     def projections_for(
         self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None
     ) -> tuple[Shortening | RaggedProjection | None, Shortening | RaggedProjection | None]:
-        """E and F for these tokens; one object where they are one."""
+        """E and F for these tokens; the same object if they are tied."""
         if self.project_keys is None or self.project_values is None:
             return None, None
         of_keys = self.project_keys.given(x, present)
@@ -178,11 +177,12 @@ class AttentionLayer(TokenMixer):
         project_values: Shortening | RaggedProjection | None,
     ):
         """Queries (b, h, q, c), normalised, and keys and values (b, k, d), or lists of (b, k of the head, c) with a
-        ragged projection. A subclass that makes them of other matrices overrides this, and calls ``turned``.
+        ragged projection. A subclass that computes them with other matrices overrides this, and calls ``turned``.
 
-        With rotary positions keys are normalised and turned before they are shortened, because a shortened key has no
-        place: with k = n and E = I the result is the trunk's. So keys and values are then made from all n tokens. A
-        wrapped ``qkv`` is called too, in the paper's order: its weights alone lack the wrapper.
+        With a trunk's rotary positions, keys are normalised and rotated before they are shortened, because a shortened
+        key has no position: with k = n and E = I the result is the trunk's. Keys and values are then computed from all
+        n tokens. The same order is used for a wrapped ``qkv``, which must be called, because its weights lack the
+        wrapper.
         """
         x, queried, present, rope = tokens
         d = self.attn_dim
@@ -204,9 +204,14 @@ class AttentionLayer(TokenMixer):
         keys: Float[Tensor, "b n d"],
         values: Float[Tensor, "b n d"],
     ):
-        """Queries (b, h, q, c), normalised and, with rotary positions, turned by their places; keys (b, n, d), then
-        normalised and turned too; values, with zeros for absent tokens. The queries are those of the first tokens or,
-        with rotary positions, of all."""
+        """Normalise the queries, (b, h, q, c), and set the values of padding to zero. With a trunk's rotary positions,
+        rotate queries and keys by their positions too, and normalise the keys, (b, n, d), before.
+
+        Args:
+            tokens: The tokens.
+            queries: Those of the first q tokens, or of all; with rotary positions those of all.
+            keys, values: Those of all tokens.
+        """
         if tokens.rope is None:
             queries = self.q_norm(_split(queries[:, : tokens.queried.shape[1]], self.num_heads))
         else:
@@ -229,12 +234,12 @@ class AttentionLayer(TokenMixer):
         return keys, self._shortened(tokens, project_values, slice(2 * d, 3 * d))
 
     def _shortened(self, tokens: Tokens, project: Shortening | RaggedProjection, rows: slice):
-        """What some rows of the matrix of queries, keys and values make of the tokens, shortened."""
+        """The product of tokens with some rows of the matrix of queries, keys and values, shortened."""
         x, present = tokens.x, tokens.present
         if not project.commutes:
             return project(self.linear(x, rows), present)
         weight, bias = self.qkv.weight[rows], self.qkv.bias
-        if bias is not None and self.shard is not None:  # X and the ones of the bias in one sum over processes
+        if bias is not None and self.shard is not None:  # one sum over processes for X and for the ones of the bias
             short = project(torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=-1), present)
             return F.linear(short[..., :-1], weight) + short[..., -1:] * bias[rows]
         short = F.linear(project(x, present), weight)
@@ -245,7 +250,7 @@ class AttentionLayer(TokenMixer):
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights except the projections', which are interpolated along the grid of tokens."""
+        """Copy all weights except those of projections, which are resampled along the grid of tokens."""
         projections = ("project_keys", "project_values")
         fresh = copy_weights(self, trained, set(projections))
         for name in projections:
@@ -259,10 +264,10 @@ Stack = Sequence[Attention | AttentionLayer]
 
 
 def softmax_formula(heads: Heads) -> Float[Tensor, "b h q c"]:
-    """softmax(Q K' / sqrt(c)) V, in the fastest way that torch has for it."""
+    """softmax(Q K' / sqrt(c)) V, in the fastest way that torch offers."""
     queries, keys, values, _, key_mask, dropout = heads
     if queries.device.type == "cpu" and queries.dtype == torch.bfloat16 and _is_small(queries, keys):
-        # torch's fused kernel has no fast bfloat16 on a CPU, least of all backward (docs/performance.md)
+        # torch's fused kernel is slow in bfloat16 on a CPU, above all backward (docs/performance.md)
         with torch.autocast("cpu", enabled=False):
             scaled = (keys * queries.shape[-1] ** -0.5).to(queries.dtype)
             scores = queries @ scaled.mT
@@ -272,7 +277,7 @@ def softmax_formula(heads: Heads) -> Float[Tensor, "b h q c"]:
 
 
 def _is_small(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]) -> bool:
-    """Whether the n x k scores may be kept: as few as those of a shortened sequence, or as fit into 32 MiB."""
+    """Whether the n x k scores may be stored: those of a shortened sequence, or at most 32 MiB."""
     n, k = queries.shape[-2], keys.shape[-2]
     return 8 * k <= n or queries[..., 0].numel() * k <= 1 << 24
 

@@ -14,7 +14,7 @@ from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, sha
 class Linformer(Mechanism):
     """Y = softmax_k(Q (E K)' / sqrt(c)) (F V), with E and F of k x n: time and memory grow with n k, not n^2.
 
-    A layer costs 4 n d^2 FLOPs for queries and output, 2 n k d for E (twice where F is another matrix), 4 k d^2 for
+    A layer costs 4 n d^2 FLOPs for queries and output, 2 n k d for E (twice that if F is another matrix), 4 k d^2 for
     keys and values, and 4 n k d for the scores and their product with the values. Each matrix has n k weights.
 
     Args:

@@ -1,4 +1,4 @@
-"""The contract of an attention mechanism, and the legend of dimensions that every file here uses.
+"""The contract of an attention mechanism, and the letters of dimensions in all files of this folder.
 
 b batch, n tokens, k shortened tokens, d width, h heads, c = d / h channels of a head.
 """
@@ -15,16 +15,17 @@ from longseq.attention.mixer import TokenMixer
 class Mechanism(ABC):
     """A small description of an attention mechanism, which builds all the layers of a stack at once.
 
-    It builds them together because sharing a projection is a property of the stack: two layers share weights exactly
-    when they hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name it.
+    It builds them together because sharing a projection is a property of the stack: two layers share weights if and
+    only if they hold the same object. A mechanism is a frozen dataclass of plain values, so that a checkpoint can name
+    it.
     """
 
-    any_length: ClassVar[bool] = False  # whether its layers also take sequences that are longer than the grid's
+    any_length: ClassVar[bool] = False  # whether its layers also take sequences longer than the grid
 
     @classmethod
     @abstractmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        """Examples of every form of the mechanism, the plainest first; all tests of mechanisms use them.
+        """Examples of every form of the mechanism, the simplest first; all tests of mechanisms use them.
 
         Each example fits a stack of two layers of four heads, over 16 tokens or more.
         """
@@ -35,7 +36,7 @@ class Mechanism(ABC):
 
         Args:
             stack: timm's layers, or those of an earlier mechanism, in the order of the blocks.
-            grid: The tokens that the layers will see; its ``num_tokens`` is the longest sequence.
+            grid: The tokens of the layers; its ``num_tokens`` is the length of the longest sequence.
 
         Returns:
             One TokenMixer per block.

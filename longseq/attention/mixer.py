@@ -1,4 +1,4 @@
-"""The contract of a layer that mixes tokens, as attention does: what a transformer block asks of it."""
+"""The contract of a layer that mixes tokens, as attention does: what a transformer block needs from it."""
 
 from abc import ABC, abstractmethod
 
@@ -15,8 +15,7 @@ from longseq.attention.shard import Split
 class TokenMixer(Split, ABC):
     """A layer that mixes the tokens of a sequence: (b, n, d) -> (b, n, d).
 
-    Attention is one kind (layer.py). A convolution or a state-space model that knows nothing of queries, keys and
-    values is another.
+    Attention is one kind (layer.py). Another is a convolution or a state-space model, without queries, keys and values.
     """
 
     @abstractmethod
@@ -32,27 +31,28 @@ class TokenMixer(Split, ABC):
         Args:
             x: Tokens.
             attn_mask: (b, 1, 1, n), True at tokens and False at padding; None without padding. Padding must not change
-                the outcome for the tokens.
+                the result for the tokens.
             is_causal: Always False; it is an argument because timm's blocks pass it.
-            num_queries: q; the layer returns the outcome for the first q tokens only. None for all tokens.
+            num_queries: q; the layer returns the result for the first q tokens only. None for all tokens.
 
         Raises:
-            ValueError: If the mask has another form, or the tokens are not those that the layer was built for.
+            ValueError: If the mask has another shape or type, or the number of tokens is not the one that the layer was
+                built for.
         """
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
         """Take over the weights of a trained layer. This method copies every weight that both layers have.
 
-        A layer with weights that depend on the grid of tokens overrides this and interpolates them.
+        A layer with weights that depend on the grid of tokens overrides this and resamples them.
 
         Args:
-            trained: The layer at the same place in the trained model, of this class or of another one.
-            old: The tokens that the trained layer was built for.
-            new: The tokens that this layer was built for.
+            trained: The layer in the same block of the trained model, of this class or of another one.
+            old: The grid of tokens that the trained layer was built for.
+            new: The grid of tokens that this layer was built for.
 
         Returns:
-            The names of the weights that start anew because the trained layer has no weight of the same name.
+            The names of weights that keep their initial values, because the trained layer has no weight of that name.
 
         Raises:
             ValueError: If a weight of the same name has another shape; the message begins with the name.
@@ -61,23 +61,23 @@ class TokenMixer(Split, ABC):
 
     @property
     def can_be_sharded(self) -> bool:
-        """Whether the layer mixes tokens that lie on several processes, if its ``shard`` is set."""
+        """Whether the layer can mix tokens that lie on several processes, once its ``shard`` is set."""
         return False
 
     def at_step(self, step: int) -> None:
-        """Prepare for a step of a training, such as to draw features anew. It is called before each batch, on every
-        process, so what it does must follow from the step and from the layer's buffers alone.
+        """Prepare for a training step, for example by drawing random features again. It is called before each batch, on
+        every process, so it may depend only on the step and on the layer's buffers.
 
         Args:
-            step: How many steps the optimizer has taken.
+            step: Number of steps that the optimizer has taken.
         """
 
     def no_weight_decay(self) -> set[str]:
-        """The names of weights that no optimizer should decay, besides norms and biases."""
+        """The names of weights without weight decay, besides norms and biases."""
         return set()
 
     def learning_rates(self, learning_rate: float) -> dict[str, float]:
-        """The learning rates of weights, by name, that differ from the rate of all others, which is given."""
+        """The names of weights with another learning rate, and that rate, given the rate of all other weights."""
         return {}
 
 
@@ -97,18 +97,18 @@ def present_tokens(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
 
 
 def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
-    """The tokens, with zeros in place of the absent ones."""
+    """The tokens, with zeros at padding."""
     return tokens if present is None else tokens.masked_fill(~present, 0)
 
 
 def masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """The scores, with -inf where the mask is False, so that a softmax makes zeros of them."""
+    """The scores, with -inf where the mask is False, so that their softmax is zero."""
     return scores if mask is None else scores.masked_fill(~mask, -float("inf"))
 
 
 def own_softmax(scores: Tensor, dim: int, mask: Tensor | None = None) -> Tensor:
-    """Softmax where the mask lets it look, in the scores' own precision: autocast on a GPU would make it float32, and
-    both copies would be kept."""
+    """Softmax over what the mask leaves, in the precision of the scores: autocast on a GPU would compute it in float32
+    and store both copies."""
     scores = masked_scores(scores, mask)
     if suits_columns(scores, dim):
         return ColumnSoftmax.apply(scores, dim)  # type: ignore[return-value]
@@ -122,7 +122,7 @@ def copy_weights(layer: nn.Module, trained: nn.Module, left_out: set[str]) -> li
     Args:
         layer: The new layer.
         trained: The trained layer.
-        left_out: Names of parts of the layer whose weights are not copied.
+        left_out: Names of submodules or weights of the layer that are not copied.
 
     Returns:
         The names of the new layer's weights that the trained layer lacks.

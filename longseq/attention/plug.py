@@ -1,4 +1,4 @@
-"""Put a mechanism's layers into any timm vision transformer, and carry a trained one to another grid of tokens."""
+"""Put a mechanism's layers into any timm vision transformer, and resample a trained one to another grid of tokens."""
 
 import re
 from typing import Any
@@ -28,9 +28,9 @@ REFUSED = {  # why, by class of timm
 def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
     """Replace the attention in every block of a timm ViT by a mechanism's, in place; all weights are kept.
 
-    State-dict names stay timm's. What a mechanism has and timm's attention lacks is new, such as the projections E and
-    F. Load pretrained weights before: some new ones start from them (Longformer's of prefix tokens), and attention with
-    rotary positions gets one ``qkv``.
+    State-dict names stay timm's. Weights that timm's attention lacks are new, such as the projections E and F. Load
+    pretrained weights first: some new weights start from them (Longformer's for prefix tokens), and attention with
+    rotary positions gets a single ``qkv``.
 
     Args:
         vit: A timm VisionTransformer, or an Eva (EVA, DINOv3), whose blocks hold timm's attention.
@@ -58,9 +58,9 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
             )
     layers = mechanism.layers(attentions, token_grid(vit)) if attentions else []
     for block, attention, layer in zip(vit.blocks, attentions, layers, strict=True):
-        layer.num_heads = attention.num_heads  # also of a layer without heads: longseq.resize builds it anew
+        layer.num_heads = attention.num_heads  # longseq.resize rebuilds attention even from a layer without heads
         block.attn = layer.train(block.attn.training)  # type: ignore[union-attr]
-    vit.mechanism = mechanism  # type: ignore[assignment]  # for longseq.resize, which builds the layers anew
+    vit.mechanism = mechanism  # type: ignore[assignment]  # for longseq.resize, which rebuilds the layers
     return vit
 
 
@@ -73,13 +73,13 @@ def token_grid(vit: Trunk) -> TokenGrid:
 def carry(trained: Trunk, new: Trunk) -> list[str]:
     """Give a plugged ViT the weights of a trained one whose grid of tokens may differ.
 
-    Position embeddings are resampled as timm resamples them, and fixed waves do not become learned ones. Each attention
-    layer carries its own weights: it multiplies E and F by a damped inverse of the interpolation of tokens
-    (docs/resize.md), keeps their row sums, and stretches a convolution's kernel with its window. Everything else is
-    copied.
+    Position embeddings are resampled as timm does it; fixed waves stay those of the new grid. Each attention layer
+    resamples its own weights: it multiplies E and F by a damped inverse of the interpolation of tokens
+    (docs/resize.md), keeps their row sums, and stretches the kernel of a convolution with its window. Everything else
+    is copied.
 
     Returns:
-        The names of the weights and projections that start anew because the trained model has none like them.
+        The names of weights and projections that keep their initial values, because the trained model has none of them.
 
     Raises:
         ValueError: If a weight that does not depend on the grid has another shape; the message begins with its name.
@@ -118,5 +118,5 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
 
 
 def is_of_attention(name: str) -> bool:
-    """Whether a weight of a ViT belongs to an attention layer, which carries its own weights."""
+    """Whether a weight of a ViT belongs to an attention layer, which resamples its own weights."""
     return re.match(r"blocks\.\d+\.attn\.", name) is not None

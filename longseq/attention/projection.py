@@ -11,17 +11,18 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require_choice, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import blank
 from longseq.attention.shard import Split, summed
 
-_DAMPING = 0.1  # from 8 x 8 to 32 x 32 digits a separable E loses 0.6 points with it and 1.0 without (docs/resize.md)
+Start = Literal["random", "mean", "singular"]
+_DAMPING = 0.1  # from 8 x 8 to 32 x 32 digits a separable E loses 0.6 points with it, 1.0 without (docs/resize.md)
 
 
 @runtime_checkable
 class Shortening(Protocol):
-    """What an attention layer asks of a projection once the tokens of its sequence are known."""
+    """A projection as an attention layer uses it, once the tokens of the sequence are known."""
 
     commutes: bool
 
@@ -34,9 +35,9 @@ class ProjectionLayer(Split, ABC):
     """Shortens tokens: (b, n, d) -> (b, k, d).
 
     Attributes:
-        commutes: Whether shortening commutes with a linear map of the features, E (X W) = (E X) W. Only then may keys
-            and values be made from k shortened tokens; otherwise they are made from n tokens and then shortened.
-        can_be_sharded: Whether it shortens tokens that lie on several processes, if its ``shard`` is set.
+        commutes: Whether shortening commutes with a linear map of the features, E (X W) = (E X) W. If so, keys and
+            values are computed from the k shortened tokens; otherwise they are computed from n tokens, then shortened.
+        can_be_sharded: Whether it can shorten tokens that lie on several processes, once its ``shard`` is set.
     """
 
     commutes: bool
@@ -44,14 +45,14 @@ class ProjectionLayer(Split, ABC):
 
     @abstractmethod
     def forward(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None) -> Tensor:
-        """Shorten as if absent tokens did not exist, to (b, k, d).
+        """Shorten to (b, k, d), as if padding did not exist.
 
         Args:
-            tokens: A sequence; one shorter than the configured n uses the projection's first columns or windows.
-            present: False where a token is padding, which follows all other tokens; None without padding.
+            tokens: A sequence. If it is shorter than the configured n, the first columns or windows are used.
+            present: False where a token is padding, which comes after all other tokens; None without padding.
 
         Raises:
-            ValueError: If the projection takes only the n tokens that it was built for, and these are others.
+            ValueError: If the projection takes only the n tokens that it was built for, and got another number.
         """
 
     def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
@@ -59,19 +60,19 @@ class ProjectionLayer(Split, ABC):
         return self
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> Bool[Tensor, "b k 1"] | None:
-        """Which of the k shortened tokens hold any token; None if every one of them sums over all tokens."""
+        """Which of the k shortened tokens contain any token; None if each of them sums over all tokens."""
         return None
 
     @torch.no_grad()
     def carry(self, trained: Any, old: TokenGrid, new: TokenGrid) -> None:
-        """Take over the weights of a trained projection of the same k, interpolated from the old grid to the new."""
+        """Take over the weights of a trained projection of the same k, resampled from the old grid to the new one."""
 
 
 class Projection(ABC):
-    """A description of a projection, chosen in YAML; it builds the layers once n, k and the heads are known."""
+    """A description of a projection, as in a configuration; it builds the layers once n, k and heads are known."""
 
     takes_lengths_of_heads: ClassVar[bool] = True  # whether each head may have a k of its own
-    any_length: ClassVar[bool] = False  # whether its layers also take sequences that are longer than the grid's
+    any_length: ClassVar[bool] = False  # whether its layers also take sequences longer than the grid
 
     @classmethod
     def examples(cls) -> "Sequence[Projection]":
@@ -86,7 +87,7 @@ class Projection(ABC):
             grid: The n tokens that it shortens.
             k: Tokens out, 1 <= k <= n.
             dim: Width of a token.
-            heads: None for one projection that all heads share; the number of heads for one projection per head.
+            heads: The number of heads, if each has its own projection; None if all heads share one.
         """
 
     def pair(
@@ -115,7 +116,8 @@ class LinearProjection(ProjectionLayer):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        E = columns_for(tokens, self.weight, present)
+        refuse_other_lengths(tokens, self.weight.shape[-1], present)
+        E = self.weight[..., : tokens.shape[1]]  # a shorter sequence has the first tokens, as its mask says
         shorten = torch.matmul if E.ndim == 2 else shorten_by_head
         return summed(shorten(E, blank(tokens, present)), self.shard)
 
@@ -142,21 +144,20 @@ class Linear(Projection):
     """Learned matrices E and F, as in the paper's main experiments (Linformer, equation 7).
 
     Args:
-        start: ``random``: N(0, 1/n). ``mean``: the means over windows that tile the token grid, which suit the keys of
-            a pretrained model. ``singular``: random until ``start_from_inputs`` sets it to the k leading left singular
-            vectors, over tokens, of the layer's inputs; a training calls this with its first batch.
+        start: The initial weights. ``random``: N(0, 1/n). ``mean``: means over windows that tile the token grid, which
+            suit the keys of a pretrained model. ``singular``: the k leading left singular vectors, over tokens, of the
+            layer's inputs. A training sets these with its first batch, by ``start_from_inputs``.
     """
 
-    start: Literal["random", "mean", "singular"] = "random"
+    start: Start = "random"
 
     def __post_init__(self) -> None:
-        if self.start not in ("random", "mean", "singular"):
-            raise ArgumentError("start", f"must be random, mean or singular, got {self.start!r}; choose one of them")
+        require_choice("start", self.start, Start)
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         if self.start == "mean":
             weight = grid.window_means(k).repeat(heads or 1, 1, 1)
-        else:  # fan-in keeps the keys' variance; a variance of 1/k would raise it by n/k
+        else:  # fan-in preserves the keys' variance; a variance of 1/k would multiply it by n/k
             weight = torch.randn(heads or 1, k, grid.num_tokens) * grid.num_tokens**-0.5
         return _linear(weight, heads, nn.Parameter)
 
@@ -165,18 +166,17 @@ class Linear(Projection):
 class Gaussian(Projection):
     """The fixed matrices of the theorems: E = delta R and F = exp(-delta) R, R of N(0, 1/k) (Linformer, theorem 2).
 
-    It is for trying the theorems, not for training. Keys and values of a layer have the same R with every sharing;
-    with ``layerwise`` sharing, all layers have the same R.
+    It is meant for testing the theorems, not for training. Keys and values of a layer always share R; with
+    ``layerwise`` sharing all layers share it.
 
     Args:
-        delta: The theorems let it be as small as 2^-n, where all scores vanish and the softmax is uniform.
+        delta: In the theorems it may be as small as 2^-n; then all scores vanish and the softmax is uniform.
     """
 
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.delta > 0:
-            raise ArgumentError("delta", f"must be positive, got {self.delta}; 1.0 leaves R as it is")
+        require_positive("1.0 leaves R as it is", delta=self.delta)
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         return self.pair(False, grid, k, dim, heads)[0]
@@ -189,11 +189,11 @@ class Gaussian(Projection):
 
 
 def carry_projections(ours: nn.Module | None, trained: nn.Module | None, old: TokenGrid, new: TokenGrid) -> list[str]:
-    """Carry a projection, or one per head, from a trained layer.
+    """Take over the weights of a trained projection, or of one per head, resampled to the new grid.
 
     Returns:
-        The names, within ``ours``, of the projections that start anew because the trained layer has none of the same
-        class and k.
+        The names, within ``ours``, of projections that keep their initial weights, because the trained layer has none
+        of the same class and k.
     """
     theirs = {} if trained is None else dict(trained.named_modules())
     fresh = []
@@ -212,23 +212,11 @@ def _shapes_but_last(layer: Any) -> list[tuple[int, ...]]:
     return [tuple(weight.shape[:-1]) for weight in layer.state_dict().values()]
 
 
-def columns_for(
-    tokens: Float[Tensor, "b m d"], weight: Float[Tensor, "*h k n"], present: Bool[Tensor, "b m 1"] | None
-) -> Float[Tensor, "*h k m"]:
-    """The columns of E that meet these tokens: all, or the first ones where a mask says that the sequence is shorter.
-
-    Raises:
-        ValueError: If there are more tokens than columns, or fewer without a mask: E would meet tokens of other places.
-    """
-    refuse_other_lengths(tokens, weight.shape[-1], present)
-    return weight[..., : tokens.shape[1]]
-
-
 def refuse_other_lengths(tokens: Tensor, n: int, present: Tensor | None) -> None:
-    """Check that E meets the n tokens that it was built for, or fewer where a mask says that the sequence is shorter.
+    """Check that there are the n tokens that E was built for, or fewer if a mask says that the sequence is shorter.
 
     Raises:
-        ValueError: If it would meet tokens of other places.
+        ValueError: Otherwise: columns of E would be multiplied with tokens of other places.
     """
     m = tokens.shape[1]
     if m > n or (m < n and present is None):
@@ -240,12 +228,13 @@ def refuse_other_lengths(tokens: Tensor, n: int, present: Tensor | None) -> None
 
 
 def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "*h k m"]:
-    """Carry E from one grid of tokens to another so that the same picture gives nearly the same result: E' (B X) ~ E X.
+    """Resample E from one grid of tokens to another so that an input gives nearly the same result: E' (B X) ~ E X.
 
-    B interpolates tokens by cubics along rows and columns (smoothed where the grid shrinks), as position embeddings
-    are. E' = E G, G a damped pseudo-inverse of B; FlexiViT (arXiv:2212.08013, section 3.4) resizes patches so, without
-    damping. Interpolating E itself would blur it, because learned columns are rough; without damping E' is rougher than
-    E, and amplifies where the new tokens differ from B X. Each row keeps its sum. Columns of prefix tokens are copied.
+    B interpolates tokens along rows and columns by cubics (smoothed if the grid shrinks), just as position embeddings
+    are interpolated. E' = E G, where G is a damped pseudo-inverse of B; FlexiViT (arXiv:2212.08013, section 3.4)
+    resizes patches in this way without damping. Interpolating E itself would blur it, because learned columns are
+    rough. Without damping E' would be rougher than E, and would amplify the difference between the new tokens and B X.
+    Each row keeps its sum. Columns of prefix tokens are copied.
     """
     if new == old:
         return weight
@@ -253,13 +242,13 @@ def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: Token
         raise ValueError(f"prefix tokens must stay {old.num_prefix_tokens}, got {new.num_prefix_tokens}; keep the pool")
     prefix, columns = weight.split([old.num_prefix_tokens, math.prod(old.size)], dim=-1)
     by_row, by_column = (_unsample(*lengths).to(weight) for lengths in zip(old.size, new.size, strict=True))
-    carried = torch.einsum("...yx,yY,xX->...YX", columns.unflatten(-1, old.size), by_row, by_column).flatten(-2)
-    return torch.cat([prefix, carried], dim=-1)
+    resampled = torch.einsum("...yx,yY,xX->...YX", columns.unflatten(-1, old.size), by_row, by_column).flatten(-2)
+    return torch.cat([prefix, resampled], dim=-1)
 
 
 def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
-    """G = (B^T B + s 1)^-1 B^T, B the cubic interpolation from old points to new ones, s a tenth of the mean of the
-    diagonal of B^T B; then each row is divided by its sum, so that G 1 = 1."""
+    """G = (B^T B + s 1)^-1 B^T, where B is the cubic interpolation from old points to new ones, and s a tenth of the
+    mean of the diagonal of B^T B. Then each row is divided by its sum, so that G 1 = 1."""
     points = torch.eye(old, dtype=torch.float64)
     if new == old:
         return points

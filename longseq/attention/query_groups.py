@@ -1,10 +1,9 @@
 """Attention of many queries to few keys on a GPU: queries in groups, so that the backward pass has enough blocks.
 
-FlashAttention-2's backward pass starts one block for each 128 keys of a head of a sample. With 128 keys and 12 heads
-these are 12 blocks for the 132 processors of an H100. Queries do not depend on each other, so s groups of them may
-count as s samples with the same keys: there are s times as many blocks, and the gradients of the keys are summed over
-the groups. Tokens lie one after the other, so the groups are a view; as heads of grouped-query attention they would be
-copied.
+FlashAttention-2's backward pass starts one block per 128 keys, head and sample. With 128 keys and 12 heads these are
+12 blocks for the 132 processors of an H100. Queries do not depend on each other, so s groups of them can be treated as
+s samples with the same keys. This gives s times as many blocks, and the keys' gradients are summed over the groups.
+Tokens are contiguous in memory, so the groups are a view; as heads of grouped-query attention they would be copied.
 """
 
 import torch
@@ -14,13 +13,13 @@ from torch import Tensor
 
 from longseq.attention.heads import Heads
 
-KEYS_OF_A_BLOCK = 128
-BLOCKS_A_PROCESSOR = 4  # so that the last round, which leaves some processors idle, is a small part
-FEWEST_QUERIES = 4096  # of a group; with fewer the host takes longer to start them than the GPU gains (docs/results)
+_KEYS_OF_A_BLOCK = 128
+_BLOCKS_A_PROCESSOR = 4  # so that the last round, which leaves some processors idle, is a small part of the time
+_FEWEST_QUERIES = 4096  # of a group; with fewer, starting the kernels takes longer than the GPU gains (docs/results)
 
 
 def num_groups(samples: int, heads: int, queries: int, keys: int, processors: int) -> int:
-    """The fewest groups, a power of two, that give each processor its blocks; 1 where there are enough without.
+    """The smallest number of groups, a power of two, that gives each processor its blocks.
 
     Args:
         samples: b.
@@ -29,14 +28,14 @@ def num_groups(samples: int, heads: int, queries: int, keys: int, processors: in
         keys: k.
         processors: Of the device (streaming multiprocessors); 0 for no groups.
     """
-    blocks, groups = samples * heads * -(-keys // KEYS_OF_A_BLOCK), 1
-    while blocks * groups < BLOCKS_A_PROCESSOR * processors and queries >= 2 * groups * FEWEST_QUERIES:
+    blocks, groups = samples * heads * -(-keys // _KEYS_OF_A_BLOCK), 1
+    while blocks * groups < _BLOCKS_A_PROCESSOR * processors and queries >= 2 * groups * _FEWEST_QUERIES:
         groups *= 2
     return groups
 
 
 def groups_for(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]) -> int:
-    """The number of groups on the device of these queries: 1 unless that is a GPU of CUDA."""
+    """The number of groups on the device of these queries: 1 unless it is a CUDA GPU."""
     if queries.device.type != "cuda":
         return 1
     b, h, n, _ = queries.shape
@@ -49,7 +48,7 @@ def _processors(index: int) -> int:
 
 
 def attend_in_groups(heads: Heads, groups: int) -> Float[Tensor, "b h q c"]:
-    """softmax(Q K' / sqrt(c)) V by torch's fused kernel, with so many groups of queries."""
+    """softmax(Q K' / sqrt(c)) V by torch's fused kernel, with this number of groups of queries."""
     queries, keys, values, _, key_mask, dropout = heads
     if groups == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=key_mask, dropout_p=dropout)

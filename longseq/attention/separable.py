@@ -8,18 +8,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require, require_choice
 from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import blank
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, refuse_other_lengths, resample_columns
 from longseq.attention.shard import summed
 
+Start = Literal["random", "mean"]
+
 
 class SeparableProjection(ProjectionLayer):
     """Shorten a grid of tokens along its rows and its columns: E = [P, E_y (x) E_x].
 
-    E_y is (k_y, height) and E_x (k_x, width), so E has k = k_y k_x rows and weights for height + width tokens, not for
-    their product. Prefix tokens have dense columns P, (k, prefix). E X costs 2 n k_y d + 2 k_y width k_x d FLOPs, where
+    E_y is (k_y, height) and E_x (k_x, width). So E has k = k_y k_x rows, and its weights grow with height + width, not
+    with height * width. Prefix tokens have dense columns P, (k, prefix). E X costs 2 n k_y d + 2 k_y width k_x d FLOPs;
     a dense E costs 2 n k d.
 
     Args:
@@ -60,7 +62,7 @@ class SeparableProjection(ProjectionLayer):
         if of_prefix is not None:
             short = short + of_prefix @ tokens[..., :prefix, :]
         elif self.of_prefix is not None:
-            short = short + 0 * self.of_prefix.sum()  # the processes that gather gradients wait for its own
+            short = short + 0 * self.of_prefix.sum()  # all processes must have a gradient for each weight, if only 0
         short = summed(short, self.shard)
         return short if self.commutes else short.transpose(1, 2).flatten(2)
 
@@ -77,22 +79,21 @@ class SeparableProjection(ProjectionLayer):
 class Separable(Projection):
     """Learned E = E_y (x) E_x on the grid of tokens, k = k_y k_x: the paper's E in height + width instead of n columns.
 
-    For an image of 1,024 x 1,024 pixels and k = 256 it has 32 thousand weights, and a dense E 268 million. Where all
-    tokens stand in one row or column, such as the frames of a sound, it is ``Linear``.
+    For an image of 1,024 x 1,024 pixels and k = 256 it has 32 thousand weights, a dense E 268 million. If all tokens
+    are in one row or column, such as the frames of a sound, it is ``Linear``.
 
     Args:
-        start: ``random``: E_y of N(0, 1/height), E_x of N(0, 1/width), so that entries of E have the variance 1/n.
-            ``mean``: the means over windows that tile the grid, which suit the keys of a pretrained model; what prefix
-            tokens add to them starts at zero.
-        rows: k_y, which divides k; None for the most square of those that fit the grid.
+        start: The initial weights. ``random``: E_y of N(0, 1/height), E_x of N(0, 1/width), so that entries of E have
+            the variance 1/n. ``mean``: means over windows that tile the grid, which suit the keys of a pretrained
+            model; the columns of prefix tokens start at zero.
+        rows: k_y, which divides k; None for the k_y that fits the grid with k_y and k_x as equal as possible.
     """
 
-    start: Literal["random", "mean"] = "random"
+    start: Start = "random"
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.start not in ("random", "mean"):
-            raise ArgumentError("start", f"must be random or mean, got {self.start!r}; choose one of them")
+        require_choice("start", self.start, Start)
 
     def build(self, grid: TokenGrid, k: int, dim: int, heads: int | None = None) -> ProjectionLayer:
         if 1 in grid.size:
@@ -119,9 +120,8 @@ class Separable(Projection):
             raise ArgumentError("k", f"must give rows times columns within {size}, got k {k}; {near} does")
         if self.rows is not None:
             fitting = [pair for pair in fitting if pair[0] == self.rows]
-        if not fitting:
-            what = f"must give rows times columns within {size}, got k {k} and rows {self.rows}; leave rows out"
-            raise ArgumentError("rows", what)
+        what = f"must give rows times columns within {size}, got k {k} and rows {self.rows}; leave rows out"
+        require(bool(fitting), "rows", what)
         return min(fitting, key=lambda pair: abs(math.log(pair[0] / pair[1])))
 
     def _factor(self, count: int, k: int, length: int) -> Float[Tensor, "count k length"]:

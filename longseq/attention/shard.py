@@ -1,9 +1,9 @@
-"""Sequences whose tokens lie on several processes: what a layer sums over tokens, it sums over all of them.
+"""Sequences whose tokens are distributed over several processes: a layer's sums over tokens go over all processes.
 
-Each process has some rows of the token grid, and a copy of the prefix tokens, of which only the first process gives
-keys and values. Every process computes the loss; all gradients are those of the sum of these losses, as an all-reduce
-whose backward pass is an all-reduce makes them. So their mean over the processes, which DistributedDataParallel takes,
-is the gradient of the loss.
+Each process has some rows of the token grid and a copy of the prefix tokens, whose keys and values only the first
+process computes. Every process computes the loss. The backward pass of an all-reduce is an all-reduce, so gradients are
+those of the sum of these equal losses; DistributedDataParallel takes their mean over the processes, which is the
+gradient of the loss.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require
 
 
 class Shard:
-    """The share of a process in its sequences.
+    """The part of a sequence that a process has.
 
     Args:
-        group: The processes that have the others.
-        num_prefix_tokens: Tokens in front of the grid, which every process has.
+        group: The processes that share a sequence.
+        num_prefix_tokens: Tokens before the grid, which every process has.
 
     Attributes:
-        rank, size: The place of the process, and how many there are.
-        num_tokens: Tokens of the whole sequence, prefix included; the encoder sets it for each batch.
-        first: The place of the first token of this process that gives keys and values; set with it.
+        rank, size: The rank of this process, and the number of processes.
+        num_tokens: Tokens of the whole sequence, including prefix tokens; the encoder sets it for each batch.
+        first: The position of this process's first token with keys and values; the encoder sets it for each batch.
     """
 
     def __init__(self, group: Any, num_prefix_tokens: int) -> None:
@@ -35,25 +35,23 @@ class Shard:
         self.num_tokens = self.first = 0
 
     def rows(self, height: int) -> slice:
-        """The rows of a grid that this process has: as many as the others, or one less.
+        """The rows of a grid that this process has. Numbers of rows differ by one at most.
 
         Raises:
             ValueError: If there are fewer rows than processes.
         """
-        if height < self.size:
-            raise ArgumentError(
-                "tokens", f"must be at most the {height} rows of a sequence, got {self.size}; use fewer"
-            )
+        what = f"must be at most the {height} rows of a sequence, got {self.size}; use fewer"
+        require(height >= self.size, "tokens", what)
         return slice(self.rank * height // self.size, (self.rank + 1) * height // self.size)
 
     def of_keys(self, tokens: Tensor) -> Tensor:
-        """The tokens (b, n, ...) that give keys and values: prefix tokens count once."""
+        """This process's tokens (b, n, ...) with keys and values: only the first process has those of prefix tokens."""
         return tokens if self.rank == 0 else tokens[:, self.num_prefix_tokens :]
 
 
 def summed(values: Tensor, shard: Shard | None) -> Tensor:
-    """The sum over all processes; so is its gradient."""
-    return values if shard is None else Sum.apply(values, shard.group)
+    """The sum over all processes; its gradient is summed over all processes too."""
+    return values if shard is None else _Sum.apply(values, shard.group)
 
 
 @torch.no_grad()
@@ -64,8 +62,8 @@ def highest(values: Tensor, shard: Shard) -> Tensor:
     return values
 
 
-class Sum(torch.autograd.Function):
-    """All-reduce; its backward pass is an all-reduce, because every process has a loss."""
+class _Sum(torch.autograd.Function):
+    """All-reduce. Its backward pass is an all-reduce too, because every process computes the loss."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
@@ -82,22 +80,21 @@ class Sum(torch.autograd.Function):
 
 
 def with_halo(grid: Float[Tensor, "b d rows columns"], rows: int, shard: Shard) -> Float[Tensor, "b d _ columns"]:
-    """The rows of this process between the nearest ones of its neighbours; zeros beyond the ends of the grid.
+    """The rows of this process with the nearest rows of its neighbours on both sides; zeros at the ends of the grid.
 
     Raises:
-        ValueError: If a process has fewer rows than its neighbours want.
+        ValueError: If a process has fewer rows than its neighbours need.
     """
-    return Halo.apply(grid, rows, shard) if rows else grid
+    return _Halo.apply(grid, rows, shard) if rows else grid
 
 
-class Halo(torch.autograd.Function):
-    """Send the first rows to the process before, the last ones to the process after, and their gradients back."""
+class _Halo(torch.autograd.Function):
+    """Send the first rows to the previous process and the last rows to the next one, and their gradients back."""
 
     @staticmethod
     def forward(ctx: Any, grid: Tensor, rows: int, shard: Shard) -> Tensor:
-        if grid.shape[2] < rows:
-            what = f"must leave each process the {rows} rows that its neighbours' kernels reach, got {grid.shape[2]}"
-            raise ArgumentError("tokens", f"{what}; use fewer")
+        what = f"must leave each process the {rows} rows that its neighbours' kernels reach, got {grid.shape[2]}"
+        require(grid.shape[2] >= rows, "tokens", f"{what}; use fewer")
         ctx.rows, ctx.shard = rows, shard
         before, after = _exchanged(grid[:, :, :rows], grid[:, :, -rows:], shard)
         return torch.cat([before, grid, after], dim=2)
@@ -113,7 +110,7 @@ class Halo(torch.autograd.Function):
 
 
 def _exchanged(to_before: Tensor, to_after: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """What the processes before and after have sent; zeros where there is none."""
+    """What the previous and the next process have sent; zeros if there is no such process."""
     requests, received = [], []
     for step, sent in ((-1, to_before), (1, to_after)):
         other = shard.rank + step
@@ -129,7 +126,14 @@ def _exchanged(to_before: Tensor, to_after: Tensor, shard: Shard) -> tuple[Tenso
 
 
 def exponentials(scores: Tensor, dim: int, present: Tensor | None, shard: Shard) -> Tensor:
-    """exp(scores - their maximum over all tokens, of which dim has this process's): the softmax before its division."""
+    """exp(scores - m), the numerator of a softmax over all tokens, where m is the maximum over all processes.
+
+    Args:
+        scores: Those of this process's tokens.
+        dim: The dimension of the tokens.
+        present: False where a token is padding.
+        shard: This process's part of the tokens.
+    """
     if present is not None:
         scores = scores.masked_fill(~present, -float("inf"))
     return (scores - highest(scores.amax(dim, keepdim=True), shard)).exp()
@@ -139,7 +143,7 @@ class Split(nn.Module):
     """A layer whose sums over tokens may go over several processes.
 
     Attributes:
-        shard: The share of this process; None where one process has all tokens.
+        shard: This process's part of the tokens; None if one process has all tokens.
     """
 
     shard: Shard | None = None

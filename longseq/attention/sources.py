@@ -1,4 +1,4 @@
-"""See what a layer's formula gets, and which tokens its result comes from."""
+"""Record the inputs of a layer and of its formula, and find the tokens that its result comes from."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,8 +18,8 @@ from longseq.attention.verma import VermaLayer
 
 @contextmanager
 def inputs_of(layers: Sequence[AttentionLayer]) -> Iterator[list[tuple[Tensor, Tensor | None, Tensor | None]]]:
-    """Record the tokens (b, n, d) that each layer gets while a model runs, which are there, (b, n, 1), and the trunk's
-    rope; None where all are there, and where there is no rope."""
+    """While a model runs, record of each layer: its tokens (b, n, d), which of them are present (b, n, 1), and the
+    trunk's rope. The last two are None without padding, and without rotary positions."""
     seen: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def see(_: Any, arguments: Any, keywords: Any) -> None:
@@ -35,7 +35,7 @@ def inputs_of(layers: Sequence[AttentionLayer]) -> Iterator[list[tuple[Tensor, T
 
 @contextmanager
 def watched(layer: AttentionLayer) -> Iterator[list[Heads]]:
-    """Record what the formula gets while the layer runs: once for all heads, or once for each."""
+    """Record what the formula gets while the layer runs: one entry for all heads, or one per head."""
     formula = layer.formula
     calls: list[Heads] = []
 
@@ -60,10 +60,10 @@ def sources(
     weights: Float[Tensor, " n"],
     rope: Tensor | None = None,
 ) -> Float[Tensor, " n"]:
-    """From which tokens a weighted sum of a layer's results takes its values: w P F, the mean over the heads.
+    """How much each token contributes to a weighted sum of a layer's results: w P F, the mean over the heads.
 
-    P F maps the values of n tokens to results, Y = P F V: softmax(Q (E K)') F for Linformer, H L for Verma. Nothing of
-    the size n x n is made: w P F is the gradient of the result by V, in which it is linear (with ``Max`` near V alone).
+    P F maps the values of n tokens to results, Y = P F V: softmax(Q (E K)') F for Linformer, H L for Verma. The n x n
+    matrix is never built: the result is linear in V, so w P F is its gradient (with ``Max`` it is linear only near V).
 
     Args:
         layer: The layer.
@@ -83,13 +83,13 @@ def sources(
         _, project_values = layer.projections_for(x, present)
         if project_values is None:
             # a layer may have several keys and values for each token
-            found = torch.stack(heads).mean(0)[0].unflatten(0, (-1, x.shape[1])).sum(0)
-            return found if present is None else found.masked_fill(~present[0, :, 0], 0)  # absent values are zero
+            total = torch.stack(heads).mean(0)[0].unflatten(0, (-1, x.shape[1])).sum(0)
+            return total if present is None else total.masked_fill(~present[0, :, 0], 0)  # values of padding are zero
         values = layer.qkv(x)[..., 2 * layer.attn_dim :].detach().requires_grad_()
         short = _unnormed(project_values)(values, present)
         parts = short if isinstance(project_values, RaggedProjection) else short.chunk(len(heads), dim=-1)
-        total: Any = sum((part.mean(-1) * of_head).sum() for part, of_head in zip(parts, heads, strict=True))
-        return torch.autograd.grad(total, values)[0].sum(-1)[0] / len(heads)
+        weighted: Any = sum((part.mean(-1) * of_head).sum() for part, of_head in zip(parts, heads, strict=True))
+        return torch.autograd.grad(weighted, values)[0].sum(-1)[0] / len(heads)
 
 
 def summary_rows(
@@ -99,14 +99,11 @@ def summary_rows(
     rope: Tensor | None = None,
     most: int = 8,
 ) -> Float[Tensor, "rows n"]:
-    """What some of the summary tokens look at: rows of E in its first head or, for Verma without E, rows of L.
+    """Which tokens the summary tokens attend to: some rows of E in its first head or, for Verma without E, of L.
 
     Args:
-        layer: The layer.
-        x: The tokens that it gets, of one sequence.
-        present: False where a token is padding.
-        rope: As the layer takes it.
-        most: How many rows, spread over all; none where the layer has neither E nor L.
+        layer, x, present, rope: As for ``sources``.
+        most: The largest number of rows, at equal distances. A layer with neither E nor L has none.
     """
     project_keys, _ = layer.projections_for(x, present)
     if project_keys is None:
@@ -131,10 +128,10 @@ def summary_rows(
 
 
 def _unnormed(project: Any) -> Any:
-    """A projection without its norm, which changes how much the tokens give, and not which ones."""
+    """A projection without its norm, which changes how much each token contributes, but not which tokens do."""
     return getattr(project, "unnormed", project)
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Places among so many, at most a number of them, at equal distances from the first on."""
+    """At most ``most`` of ``count`` places, at equal distances, beginning with the first."""
     return [number * count // min(count, most) for number in range(min(count, most))]

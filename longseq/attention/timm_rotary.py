@@ -1,4 +1,4 @@
-"""timm's attention with rotary positions (EVA, DINOv3), as the plain attention that mechanisms take over."""
+"""timm's attention with rotary positions (EVA, DINOv3), converted to the plain attention that mechanisms replace."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Turn:
-    """Turns queries or keys, pair of channels by pair, by the angles that a trunk gives for its grid of tokens.
+    """Rotates each pair of channels of queries or keys by the angles that a trunk gives for its grid of tokens.
 
     Args:
-        num_prefix_tokens: Tokens in front, which are not turned.
-        half: Whether a pair is channel i and i + c / 2, and not 2 i and 2 i + 1.
+        num_prefix_tokens: Number of first tokens, which are not rotated.
+        half: Whether a pair is channels i and i + c / 2; otherwise it is channels 2 i and 2 i + 1.
     """
 
     num_prefix_tokens: int
@@ -31,10 +31,10 @@ class Turn:
 
 @torch.no_grad()
 def as_plain(trained: EvaAttention | AttentionRope) -> Attention:
-    """timm's Attention with the weights of one that has rotary positions, and with a ``turn``.
+    """timm's Attention with the weights of a layer that has rotary positions, and with a ``turn``.
 
-    Matrices of queries, keys and values become one. A bias that keys lack becomes zeros. Keys and values that several
-    heads share are repeated for each of them, and so can learn to differ. Other parts stay the same objects.
+    Matrices of queries, keys and values become one. If keys have no bias, theirs becomes zero. Keys and values that
+    several heads share are repeated for each head, so they can then learn to differ. Other parts are the same objects.
     """
     heads, channels = trained.num_heads, trained.head_dim
     if trained.qkv is None:
@@ -54,11 +54,11 @@ def as_plain(trained: EvaAttention | AttentionRope) -> Attention:
     for name in ("q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"):
         setattr(plain, name, getattr(trained, name))
     plain.turn = Turn(trained.num_prefix_tokens, trained.rotate_half)  # type: ignore[assignment]
-    plain.qkv.requires_grad_(any(weight.requires_grad for weight in matrices))  # also a frozen trunk stays as it is
+    plain.qkv.requires_grad_(any(weight.requires_grad for weight in matrices))  # a frozen trunk stays frozen
     return plain.train(trained.training)
 
 
 def _for_all_heads(rows: Tensor, heads: int, channels: int) -> Tensor:
-    """The rows of a matrix or a bias, (heads * channels, ...), those of a group of heads repeated for each of them."""
+    """The rows of a matrix or a bias, (heads * channels, ...); rows that a group of heads shares are repeated."""
     of_groups = rows.unflatten(0, (-1, channels))
     return of_groups.repeat_interleave(heads // len(of_groups), dim=0).flatten(0, 1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_choice
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack
@@ -32,8 +32,8 @@ class Verma(Mechanism):
 
     The layer multiplies in the order H ((L V) W_o). L V is c x c in each head, so (L V) W_o costs 2 (k + d) d c FLOPs,
     and its size depends on neither k nor n. The paper's O(n d^2), independent of k, counts this and the linear maps of
-    width d (4 n d^2 for queries and output, 4 k d^2 for keys and values), but not E itself: a learned E costs 2 n k d
-    more (twice where F is another matrix). Without k there is no E, and keys and values cost 4 n d^2: the mechanism is
+    width d (4 n d^2 for queries and output, 4 k d^2 for keys and values), but not E: a learned E costs another 2 n k d
+    (twice that if F is another matrix). Without k there is no E, and keys and values cost 4 n d^2: the mechanism is
     then EfficientAttention with a scale of 1/sqrt(c) in both softmaxes.
 
     Args:
@@ -42,10 +42,10 @@ class Verma(Mechanism):
         sharing: Which heads, keys and values, and layers share a matrix; it has no effect without k.
         projection: What E and F are; it has no effect without k.
         normalize: ``rows``: each softmax runs along the rows of its matrix, so every row of H L sums to one and Y is a
-            weighted mean of the values. ``columns``: as the paper's proof is written, with column sums as normalisers:
-            H over the n tokens and L over the c channels; rows of H L then have no fixed sum.
-        length_scaling: The scores of L are multiplied by (log(n) / log(1000)) to this power, so that in longer
-            sequences than those of the training L is not flatter (attention/scaling.py); 0 leaves them. It has no
+            weighted mean of the values. ``columns``: the normalisers are column sums, as in the paper's proof: H is a
+            softmax over the n tokens and L over the c channels. Rows of H L then have no fixed sum.
+        length_scaling: The scores of L are multiplied by (log(n) / log(1000)) to this power, so that L does not become
+            flatter in sequences longer than those of the training (attention/scaling.py); 0 turns it off. It has no
             effect with k, and is not possible with ``columns``, whose L is no softmax over tokens.
     """
 
@@ -64,11 +64,10 @@ class Verma(Mechanism):
         return [cls(), cls(length_scaling=1.5), *examples_of_lengths(cls), cls(7, normalize="columns")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        if self.normalize not in get_args(Normalize):
-            raise ArgumentError("normalize", f"must be rows or columns, got {self.normalize!r}; choose one of them")
+        require_choice("normalize", self.normalize, Normalize)
         refuse_wrong_power(self.length_scaling)
-        if self.length_scaling and self.normalize == "columns":
-            raise ArgumentError("length_scaling", "must be 0 with normalize columns; L is no softmax over tokens")
+        is_over_tokens = not self.length_scaling or self.normalize == "rows"
+        require(is_over_tokens, "length_scaling", "must be 0 with normalize columns; L is no softmax over tokens")
         pairs: list[Any] = [(None, None)] * len(stack)
         if self.k is not None:
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
@@ -76,7 +75,7 @@ class Verma(Mechanism):
             power = self.length_scaling if self.k is None else 0.0
             return [VermaLayer(trained, E, F_, power) for trained, (E, F_) in zip(stack, pairs, strict=True)]
         return [
-            AttentionLayer(trained, ByColumns(self.k is None), *pair)
+            AttentionLayer(trained, _ByColumns(self.k is None), *pair)
             for trained, pair in zip(stack, pairs, strict=True)
         ]
 
@@ -100,17 +99,16 @@ class EfficientAttention(Mechanism):
 
 
 class VermaLayer(AttentionLayer):
-    """Verma with normalised rows, in an order that leaves only two matrix products of n tokens after the softmaxes.
+    """Verma with normalised rows, in an order that needs only two matrix products over n tokens after the softmaxes.
 
-    Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o). Without E, values are never made. The n rows of H meet
-    one (d, d) matrix, which contains the heads' contexts L V and the output's weights. Where a norm or a gate comes
-    before the output, or the linear layers are wrapped, the base class calls all of them in the paper's order.
+    Y W_o = H (L (X W_v)) W_o is computed as H (((L X) W_v) W_o). Without E, values are never computed. The n rows of H
+    are multiplied by one (d, d) matrix, which contains the heads' contexts L V and the output's weights. If a norm or a
+    gate comes before the output, or the linear layers are wrapped, the base class calls them in the paper's order.
 
     Args:
-        trained: As AttentionLayer takes it.
-        project_keys, project_values: As AttentionLayer takes them.
-        length_scaling: The power by which the scores of L are scaled; 0 with projections.
-        scale: What queries and keys are multiplied by; None for 1/sqrt(c).
+        trained, project_keys, project_values: As AttentionLayer takes them.
+        length_scaling: The power of ``scaled_by_length`` for the scores of L; 0 with projections.
+        scale: Factor of queries and keys; None for 1/sqrt(c).
     """
 
     def __init__(
@@ -147,19 +145,19 @@ class VermaLayer(AttentionLayer):
         return self.proj_drop(out)
 
     def _scores(self, tokens: Float[Tensor, "b n d"], rows: slice, norm: nn.Module) -> Float[Tensor, "b n h c"]:
-        """Queries or keys of tokens, scaled; without a norm it scales d x d weights, not n x d scores."""
+        """Queries or keys of tokens, scaled. Without a norm the d x d weights are scaled, not the n x d scores."""
         heads = (self.num_heads, -1)
         if is_plain(norm, nn.Identity):
             return self.linear(tokens, rows, self.scale).unflatten(-1, heads)
         return norm(self.linear(tokens, rows).unflatten(-1, heads)) * self.scale
 
     def _token_weights(self, scores: Float[Tensor, "b k hc"], filled: Bool[Tensor, "b k 1"] | None) -> Tensor:
-        """L', (b, k, hc): laid out token by token as the keys are, because a transpose would copy it."""
+        """L', (b, k, hc), with the memory layout of the keys, token by token: a transpose would copy it."""
         L = own_softmax(scores, 1, filled)
         return F.dropout(L, self.attn_drop.p, self.training)
 
     def _context_of_few(self, tokens: Tokens) -> Float[Tensor, "b h c c"]:
-        """L V over keys and values that a projection has shortened."""
+        """L V over shortened keys and values."""
         present = tokens.present
         project_keys, project_values = self.projections_for(tokens.x, present)
         assert project_keys is not None and project_values is not None
@@ -200,7 +198,8 @@ class VermaLayer(AttentionLayer):
         return context + L.sum(1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
 
     def _context_of_shards(self, L: Float[Tensor, "b n hc"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h c c"]:
-        """L V over the tokens of all processes, from exponentials: c + 1 numbers for each channel of a head cross."""
+        """L V over the tokens of all processes, from exponentials. Processes exchange c + 1 numbers for each channel of
+        a head."""
         d, heads = self.attn_dim, (self.num_heads, -1)
         own = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
         context, sums = summed(torch.cat([own, L.sum(1).unflatten(1, heads)[..., None]], -1), self.shard).split(
@@ -213,10 +212,10 @@ class VermaLayer(AttentionLayer):
 
 
 class OverTokens(torch.autograd.Function):
-    """L' X, (b, n, c) and (b, n, d) to (b, c, d), with gradients laid out token by token as L and X are.
+    """L' X, (b, n, c) and (b, n, d) to (b, c, d), with gradients in the memory layout of L and X, token by token.
 
-    Autograd's gradient of a transposed factor is transposed too. The backward pass of L's softmax would copy all of
-    it, which takes a tenth of a layer's step.
+    Autograd would return a transposed gradient for the transposed factor. The backward pass of L's softmax would then
+    copy it, which takes a tenth of a layer's step.
     """
 
     generate_vmap_rule = True
@@ -236,7 +235,7 @@ class OverTokens(torch.autograd.Function):
 
 
 def verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | None = None) -> Float[Tensor, "b h n c"]:
-    """H (L V) with normalised rows; dropout falls on L, the weights of the tokens, as on softmax attention's."""
+    """H (L V) with normalised rows. Dropout is applied to L, the weights of the tokens, as in softmax attention."""
     queries, keys, values, _, key_mask, dropout = heads
     factor = queries.shape[-1] ** -0.5 if scale is None else scale
     H = own_softmax(queries * factor, dim=-1)
@@ -245,11 +244,12 @@ def verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | None
     return H @ (F.dropout(L, dropout) @ values)
 
 
-class ByColumns(Split):
-    """H (L V) with normalised columns: H over n tokens, L over c channels; L needs no mask: absent values are zero.
+class _ByColumns(Split):
+    """H (L V) with normalised columns: H over n tokens, L over c channels. L needs no mask, because the values of
+    padding are zero.
 
     Args:
-        sums_over_tokens: Whether keys and values are those of the tokens; a projection has summed over them already.
+        sums_over_tokens: Whether keys and values are those of the tokens; False if a projection has shortened them.
     """
 
     def __init__(self, sums_over_tokens: bool) -> None:
@@ -257,7 +257,7 @@ class ByColumns(Split):
         self.sums_over_tokens = sums_over_tokens
 
     def forward(self, heads: Heads) -> Float[Tensor, "b h n c"]:
-        """The mask of the queries lacks prefix tokens where the process gives no keys of them."""
+        """Attend. In a process that has no keys of prefix tokens, the mask of the queries lacks these tokens."""
         queries, keys, values, query_mask, _, dropout = heads
         scale = queries.shape[-1] ** -0.5
         L = own_softmax(keys.mT * scale, dim=-2)
@@ -270,7 +270,7 @@ class ByColumns(Split):
         return own_softmax(scores, -2, query_mask) @ context
 
     def _over_shards(self, scores: Tensor, query_mask: Tensor | None, shard: Shard) -> Tensor:
-        """H of this process's tokens; a prefix token, of which each has a copy, counts once."""
+        """H of this process's tokens. A prefix token, of which each process has a copy, counts once."""
         if query_mask is not None:
             query_mask = F.pad(query_mask, (0, 0, scores.shape[2] - query_mask.shape[2], 0), value=True)
         H = exponentials(scores, 2, query_mask, shard)

@@ -18,9 +18,9 @@ from longseq.attention.shard import Shard, highest, summed
 class WindowProjection(ProjectionLayer):
     """Windows of ceil(n / k) tokens, side by side along the sequence; the last may be shorter if k does not divide n.
 
-    There are ceil(n / window) windows: k, or fewer where rounding up leaves no token for the last ones. The window's
-    length follows from the configured n: a shorter sequence has fewer windows and a longer one more,
-    all of the same length.
+    There are ceil(n / window) windows: k, or fewer if rounding up leaves no tokens for the last ones. The length of a
+    window follows from the configured n: a shorter sequence has fewer windows and a longer one more, all of that
+    length.
 
     Args:
         n: Tokens in.
@@ -34,8 +34,8 @@ class WindowProjection(ProjectionLayer):
     can_be_sharded = True
 
     def windows(self, tokens: Tensor, padding: float = 0.0) -> Tensor:
-        """(b, n, d) -> (b, k, window, d), with padding behind the last token; of a sequence on several processes those
-        windows that have a token of this one, with padding for the tokens of its neighbours."""
+        """(b, n, d) -> (b, k, window, d), with padding after the last token. Of a sequence on several processes: the
+        windows that contain a token of this process, with padding in place of its neighbours' tokens."""
         before = 0 if self.shard is None else self.shard.first % self.window
         missing = -(before + tokens.shape[1]) % self.window
         if before or missing:
@@ -43,7 +43,7 @@ class WindowProjection(ProjectionLayer):
         return tokens.unflatten(1, (-1, self.window))
 
     def placed(self, short: Float[Tensor, "b m d"], empty: float = 0.0) -> Float[Tensor, "b k d"]:
-        """What belongs to the windows of this process among those of all processes."""
+        """The values of this process's windows, put in their places among the windows of all processes."""
         if self.shard is None:
             return short
         k = math.ceil(self.shard.num_tokens / self.window)
@@ -60,7 +60,7 @@ class WindowProjection(ProjectionLayer):
 
 
 class MeanProjection(WindowProjection):
-    """The mean over each window, without absent tokens."""
+    """The mean over each window, without padding."""
 
     commutes = True
 
@@ -69,7 +69,7 @@ class MeanProjection(WindowProjection):
     ) -> Float[Tensor, "b k d"]:
         if present is None:
             present = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool)
-        exact = torch.promote_types(tokens.dtype, torch.float32)  # float16 counts to 65,504, and so far reach its sums
+        exact = torch.promote_types(tokens.dtype, torch.float32)  # float16 ends at 65,504: too few for counts and sums
         counts = self.windows(present).sum(dim=2).to(exact)
         sums = self.windows(blank(tokens, present)).sum(dim=2, dtype=exact)
         if self.shard is not None:
@@ -94,7 +94,8 @@ class MaxProjection(WindowProjection):
         return short if present is None else short.masked_fill(~self.filled(present), 0.0)
 
     def _over_shards(self, windows: Float[Tensor, "b m window d"], shard: Shard) -> Float[Tensor, "b k d"]:
-        """The mean of all tokens that equal the maximum: it has the maximum's value and gradient, and is a sum."""
+        """The mean of all tokens that equal the maximum. It has the value and gradient of the maximum, but is a sum,
+        which can be taken over several processes."""
         most = highest(self.placed(windows.amax(dim=2), -float("inf")), shard)
         most = most[:, self._begin : self._begin + windows.shape[1], None]
         is_most = (windows == most) & windows.isfinite()

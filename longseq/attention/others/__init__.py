@@ -1,1 +1,1 @@
-"""Other systems that mix the tokens of long sequences, behind the same seam; longseq.attention exports them."""
+"""The systems that longseq is compared with, as mechanisms too; longseq.attention exports them."""

@@ -1,6 +1,6 @@
 """Windows of softmax attention on a GPU, by torch's flex_attention: it never writes scores to memory.
 
-It is tested on a CPU, where it has values and no gradients; docs/results has its time and its values on a GPU.
+The tests run it on a CPU, where it has no gradients; docs/results has its speed and its values on a GPU.
 """
 
 import functools
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from longseq.attention.heads import Heads
 
-_BLOCK = 128  # tokens of a block of scores that the kernel makes or leaves out
-_FEWEST = 8192  # tokens of a batch; products of blocks were faster at 4,096, where a GPU waits for its host
+_BLOCK = 128  # tokens of a block of scores that the kernel computes or skips
+_FEWEST = 8192  # tokens of a batch; at 4,096, where a GPU waits for its host, products of blocks were faster
 
 
 def suits_flex(queries: Float[Tensor, "b h q c"], dropout: float) -> bool:
-    """Whether the kernel takes these queries, and gains by it: on a GPU, of 32 bits at most, with 16, 32, 64 ...
-    channels, without dropout, and many."""
+    """Whether the kernel supports these queries and is faster: on a GPU, with 32 bits at most, with 16, 32, 64 ...
+    channels, without dropout, and with many tokens."""
     b, _, n, c = queries.shape
     suits = queries.dtype != torch.float64 and c >= 16 and c & (c - 1) == 0 and b * n >= _FEWEST
     return suits and queries.is_cuda and not dropout and _is_there()
@@ -31,7 +31,7 @@ def _is_there() -> bool:
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention  # it imports torch._dynamo, which takes a second
+    from torch.nn.attention.flex_attention import flex_attention  # imports torch._dynamo, which takes a second
 
     return torch.compile(flex_attention)
 
@@ -41,12 +41,13 @@ def attend_in_window(
 ) -> Float[Tensor, "b h q c"]:
     """softmax(q_t [K_G; K_t]' / sqrt(c)) [V_G; V_t], K_t the keys at most a window from t, K_G those of prefix tokens.
 
-    The queries are those of the first q tokens behind the prefix tokens; one without any key gets zeros. Blocks of
-    scores without a pair are left out, so time grows with n (window + 128).
+    The queries are those of the first q tokens after the prefix tokens; a query without any key gets zeros. Blocks of
+    scores without a pair are skipped, so time grows with n (window + 128).
 
     Args:
+        heads: What a formula gets.
         window: Tokens on each side of t.
-        num_prefix_tokens: The first tokens.
+        num_prefix_tokens: How many of the first tokens are prefix tokens.
         attend: flex_attention; None for the compiled one.
     """
     from torch.nn.attention.flex_attention import BlockMask

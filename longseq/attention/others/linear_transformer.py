@@ -21,8 +21,8 @@ class LinearTransformer(Mechanism):
     """Y = (p(Q) (p(K)' V)) / (p(Q) p(K)' 1) with p(x) = elu(x) + 1, not causal (equations 5 to 7).
 
     A layer costs 8 n d^2 FLOPs for queries, keys, values and output, and 4 n d c for p(K)' V and its product with p(Q):
-    no term has both n^2 and d. There is no scale and nothing is learned beside timm's weights, so it takes sequences of
-    any length. Every row of the weights is positive and sums to one.
+    no term grows with n^2. There is no scale, and no weights besides timm's, so it takes sequences of any length. Every
+    row of attention weights is positive and sums to one.
     """
 
     any_length: ClassVar[bool] = True
@@ -61,8 +61,9 @@ def mean_by_features(
 ) -> Float[Tensor, "b h n c"]:
     """The mean of the values with the weights of_queries of_keys' / its row sums, in time n r c.
 
-    Dropout falls on the features of the keys, and not on their sum, as it falls on the weights of a softmax. Sums over
-    more than a thousand tokens may be beyond what float16 holds, so float32 computes them.
+    Dropout is applied to the features of the keys but not to their sum, just as softmax attention applies it to the
+    weights after the division. Sums over more than a thousand tokens can overflow float16, so they are computed in
+    float32.
 
     Args:
         of_queries, of_keys: r features of each query and key, not negative.
@@ -71,8 +72,8 @@ def mean_by_features(
     """
     if values.dtype == torch.float16:
         with without_autocast(values):
-            found = mean_by_features(of_queries.float(), of_keys.float(), values.float(), dropout)
-        return found.to(values.dtype)
+            means = mean_by_features(of_queries.float(), of_keys.float(), values.float(), dropout)
+        return means.to(values.dtype)
     context = F.dropout(of_keys, dropout).mT @ values
     sums = of_queries @ of_keys.sum(-2, keepdim=True).mT
     return of_queries @ context / sums.clamp(min=torch.finfo(sums.dtype).tiny)

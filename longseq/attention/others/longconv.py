@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
 from longseq.attention.others.fourier import convolve
-from longseq.attention.others.sequence import FilterLayer, width_and_dropout
+from longseq.attention.others.sequence import FilterLayer
 from longseq.compat.torch import at_least_float32
 
 
@@ -23,12 +23,12 @@ from longseq.compat.torch import at_least_float32
 class LongConv(Mechanism):
     """y = K * u + D u, a kernel of n numbers for each channel and direction; then GELU and a gated linear unit.
 
-    K = sign(K') max(|K'| - lam, 0), squashed, of the weights K' or, with ``smooth``, of their moving average. The
-    kernel of the backward direction begins at the next token. The trunk's dropout of attention weights falls on K, as
-    the paper's kernel dropout.
+    K = sign(K') max(|K'| - lam, 0) is the squashed kernel; K' are the weights or, with ``smooth``, their moving
+    average. The kernel of the backward direction begins at the next token. The trunk's dropout of attention weights is
+    applied to K, as the paper's kernel dropout.
 
-    A layer costs 4 n d^2 FLOPs for the gated unit and 15 n d log2(2 n) for three FFTs, one of them once in a batch; it
-    has 2 n d weights in K'. Padding is zero and changes nothing; a shorter sequence uses the first numbers of K.
+    A layer costs 4 n d^2 FLOPs for the gated unit and 15 n d log2(2 n) for three FFTs, one of which runs once per
+    batch. K' has 2 n d weights. Padding is zero and changes nothing; a shorter sequence uses the first numbers of K.
 
     Args:
         lam: The threshold of squashing; the paper's settings lie in 0.001..0.003.
@@ -45,26 +45,19 @@ class LongConv(Mechanism):
         return [cls(), cls(lam=0.001, smooth=5)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> "list[LongConvLayer]":
-        if not self.lam >= 0:
-            raise ArgumentError("lam", f"must be 0 or more, got {self.lam}; 0.003 is usual")
-        if self.smooth < 1 or self.smooth % 2 == 0:
-            raise ArgumentError("smooth", f"must be odd and positive, got {self.smooth}; 1 for no moving average")
-        if not self.lr > 0:
-            raise ArgumentError("lr", f"must be positive, got {self.lr}; 0.001 is usual")
-        drops = [trained.attn_drop for trained in stack]
-        return [
-            LongConvLayer(*sizes, drop, grid.num_tokens, self)
-            for sizes, drop in zip(width_and_dropout(stack), drops, strict=True)
-        ]
+        require(self.lam >= 0, "lam", f"must be 0 or more, got {self.lam}; 0.003 is usual")
+        is_odd = self.smooth >= 1 and self.smooth % 2 == 1
+        require(is_odd, "smooth", f"must be odd and positive, got {self.smooth}; 1 for no moving average")
+        require_positive("0.001 is usual", lr=self.lr)
+        return [LongConvLayer(trained, grid.num_tokens, self) for trained in stack]
 
 
 class LongConvLayer(FilterLayer):
     """A layer of LongConv.
 
     Args:
-        dim, proj_drop: As FilterLayer takes them.
-        attn_drop: The dropout of the kernel.
-        n: The longest sequence.
+        trained: The attention layer that this one replaces; its dropout of weights becomes that of the kernel.
+        n: Tokens of the longest sequence.
         options: The mechanism.
 
     Attributes:
@@ -72,9 +65,10 @@ class LongConvLayer(FilterLayer):
             exp(-(l / n) (d / 2)^(i / d)) in channel i.
     """
 
-    def __init__(self, dim: int, proj_drop: nn.Module, attn_drop: nn.Module, n: int, options: LongConv) -> None:
-        super().__init__(dim, proj_drop)
-        self.attn_drop, self.options = attn_drop, options
+    def __init__(self, trained: Any, n: int, options: LongConv) -> None:
+        dim = trained.qkv.in_features
+        super().__init__(dim, trained.proj_drop)
+        self.attn_drop, self.options = trained.attn_drop, options
         rates = (dim / 2) ** (torch.arange(dim) / dim)
         self.kernel = nn.Parameter(0.02 * torch.randn(2, dim, n) * torch.exp(-rates[:, None] * torch.arange(n) / n))
 
@@ -91,18 +85,18 @@ class LongConvLayer(FilterLayer):
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights except the kernel. K is resampled; its lags are steps along rows and columns of the grid.
+        """Copy all weights except the kernel, and resample K, whose lags are steps along rows and columns of the grid.
 
-        A grid with twice the tokens has kernels of half the size, so that their sums stay. With ``smooth`` the new K is
-        near what was resampled, for it is averaged once more.
+        For a grid with twice the tokens the values of K are halved, so that their sum stays the same. With ``smooth``
+        the new K is only close to the resampled one, because it is averaged once more.
         """
         fresh, theirs = copy_weights(self, trained, {"kernel"}), getattr(trained, "kernel", None)
         if not isinstance(theirs, Tensor) or theirs.shape[:2] != self.kernel.shape[:2]:
             return [*fresh, "kernel"]
         if new != old:
-            kept: Any = trained.options
-            theirs = _resampled(_squashed(theirs, kept), old, new)
-            theirs = theirs + theirs.sign() * self.options.lam  # squashed again, it is what was resampled
+            options: Any = trained.options
+            theirs = _resampled(_squashed(theirs, options), old, new)
+            theirs = theirs + theirs.sign() * self.options.lam  # squashing takes this off again
         self.kernel.copy_(theirs)
         return fresh
 
@@ -131,8 +125,8 @@ def _resampled(kernel: Float[Tensor, "2 d n"], old: TokenGrid, new: TokenGrid) -
 
 
 def _means(old: int, new: int) -> Float[Tensor, "new old"]:
-    """Linear interpolation between points whose first and last ones stay; of more points than asked for, the mean of
-    those nearby, with weights that fall linearly."""
+    """Linear interpolation that keeps the first and the last point. Where points become fewer, each new one is a mean
+    of the nearby old ones, with weights that fall linearly."""
     step = max((old - 1) / max(new - 1, 1), 1)
     places = torch.linspace(0, old - 1, new, dtype=torch.float64)
     weights = F.relu(1 - (torch.arange(old) - places[:, None]).abs() / step)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
@@ -20,15 +20,15 @@ from longseq.attention.others.pattern import Blocks, PatternFormula
 class Longformer(Mechanism):
     """Y_t = softmax(q_t [K_G; K_t]' / sqrt(c)) [V_G; V_t], K_t and V_t at most w / 2 tokens from t (section 3.1).
 
-    Prefix tokens are the global tokens G: all tokens attend to them, and they attend to all tokens with queries, keys
-    and values of a matrix of their own, which starts as a copy of the other (section 3.1, "Linear Projections").
-    Windows are not dilated.
+    Prefix tokens are the global tokens G: all tokens attend to them, and they attend to all tokens. For that they have
+    a second matrix of queries, keys and values, which starts as a copy of the first (section 3.1, "Linear
+    Projections"). Windows are not dilated.
 
     A layer costs 8 n d^2 FLOPs for queries, keys, values and output, 6 n w d for the scores and weights of windows (on
-    a grid 9 n w^2 d), and with g global tokens 8 n g d and 6 n d^2 more; it has 3 d^2 more weights. Tokens are
-    multiplied by blocks of w / 2, so time and memory grow with n w. Along an axis of at most 1.5 w tokens they are one
-    block, so that no window costs much more than all n tokens. On a GPU, windows of a sequence are multiplied by
-    flex_attention (flex.py).
+    a grid 9 n w^2 d). With g global tokens it costs 8 n g d and 6 n d^2 more, and has 3 d^2 more weights. Scores are
+    computed for blocks of w / 2 tokens, so time and memory grow with n w. An axis of at most 1.5 w tokens is a single
+    block, so that windows never cost much more than attention to all n tokens. On a GPU, flex_attention computes the
+    windows of a sequence (flex.py).
 
     Args:
         window: w, even; a token attends to w / 2 tokens on each side of it.
@@ -48,14 +48,15 @@ class Longformer(Mechanism):
         return [cls(8), cls(4, grid=True)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> "list[AttentionLayer]":
-        if self.window < 2 or self.window % 2:
-            raise ArgumentError("window", f"must be even and positive, got {self.window}; 512 is the paper's")
+        is_even = self.window >= 2 and self.window % 2 == 0
+        require(is_even, "window", f"must be even and positive, got {self.window}; 512 is the paper's")
         beside = self.window // 2
         blocks = Blocks.of_windows(grid.size[1] if self.grid else 1, beside, beside)
         if not grid.num_prefix_tokens:
             formula = PatternFormula(0, blocks, is_banded=True)
             return [AttentionLayer(trained, formula, independent_queries=True) for trained in stack]
-        return [LongformerLayer(trained, LongformerFormula(grid.num_prefix_tokens, blocks)) for trained in stack]
+        formula = _LongformerFormula(grid.num_prefix_tokens, blocks, is_banded=True)
+        return [LongformerLayer(trained, formula) for trained in stack]
 
 
 class LongformerLayer(AttentionLayer):
@@ -65,16 +66,16 @@ class LongformerLayer(AttentionLayer):
         trained, formula: As AttentionLayer takes them.
 
     Attributes:
-        qkv_global: The matrix of queries, keys and values for what global tokens attend to.
+        qkv_global: The matrix for the queries of global tokens, and for the keys and values that they attend to.
     """
 
-    def __init__(self, trained: "nn.Module", formula: "LongformerFormula") -> None:
+    def __init__(self, trained: "nn.Module", formula: "_LongformerFormula") -> None:
         super().__init__(trained, formula, independent_queries=True)  # type: ignore[arg-type]
         self.qkv_global = trained.qkv_global if isinstance(trained, LongformerLayer) else copy.deepcopy(self.qkv)
         self.num_prefix_tokens = formula.num_prefix_tokens
 
     def queries_keys_values(self, tokens: Tokens, project_keys: None, project_values: None) -> list[Tensor]:
-        """The prefix tokens' queries of the second matrix, the others' of the first; all keys and values of both."""
+        """Queries of prefix tokens by the second matrix, of all others by the first; keys and values by both."""
         queries, *of_windows = super().queries_keys_values(tokens, project_keys, project_values)
         of_prefix, *everywhere = self.turned(tokens, *self.qkv_global(tokens.x).split(self.attn_dim, dim=-1))
         prefix = self.num_prefix_tokens
@@ -83,22 +84,15 @@ class LongformerLayer(AttentionLayer):
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights; what a layer without global tokens lacks starts as a copy of its matrix."""
+        """Copy all weights. If the trained layer has no global tokens, ``qkv_global`` starts as a copy of ``qkv``."""
         fresh = super().carry(trained, old, new)
         if any(name.startswith("qkv_global.") for name in fresh):
             self.qkv_global.load_state_dict(self.qkv.state_dict())
         return fresh
 
 
-class LongformerFormula(PatternFormula):
-    """Windows, and global tokens with keys and values of their own, which follow the n of the windows.
-
-    Args:
-        num_prefix_tokens, blocks: As PatternFormula takes them.
-    """
-
-    def __init__(self, num_prefix_tokens: int, blocks: Blocks) -> None:
-        super().__init__(num_prefix_tokens, blocks, is_banded=True)
+class _LongformerFormula(PatternFormula):
+    """Windows, and global tokens. The global tokens' own n keys and values come after the n of the windows."""
 
     def __call__(self, heads: Heads) -> Float[Tensor, "b h q c"]:
         of_prefix, rest = heads.queries.tensor_split([self.num_prefix_tokens], dim=2)

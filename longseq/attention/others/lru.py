@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
-from longseq.attention.others.sequence import FilterLayer, width_and_dropout
+from longseq.attention.others.sequence import FilterLayer
 from longseq.compat.torch import at_least_float32
 
 
@@ -26,16 +26,16 @@ class LRU(Mechanism):
     Lambda = exp(-exp(nu) + i exp(theta)) is diagonal, N complex numbers. The states of both directions have the same
     Lambda and B, and matrices C of their own: y_k = Re(C x_k + C' x'_k) + D u_k, where x' comes from the last token.
 
-    A layer costs 4 n d^2 FLOPs for the gated unit, 4 n d N for B, 8 n d N for C and C', and 40 n N log2(2 n) for eight
-    real FFTs (two of them once in a batch), by which the recurrence is a convolution with the powers of Lambda.
-    Padding is zero and changes nothing, and no weight depends on n.
+    The recurrence is computed as a convolution with the powers of Lambda, by FFTs. A layer costs 4 n d^2 FLOPs for the
+    gated unit, 4 n d N for B, 8 n d N for C and C', and 40 n N log2(2 n) for eight real FFTs, two of which run once per
+    batch. Padding is zero and changes nothing, and no weight depends on n.
 
     Args:
         state: N.
-        r_min: The inner radius of the ring in which Lambda starts, uniform by its area, 0 <= r_min < r_max.
+        r_min: The inner radius of the ring in which Lambda starts, uniformly by area; 0 <= r_min < r_max.
         r_max: The ring's outer radius, at most 1.
         max_phase: The largest angle at which Lambda starts.
-        lr_factor: The rate of nu, theta, gamma and B, as a share of that of other weights; the paper's settings are
+        lr_factor: The learning rate of nu, theta, gamma and B, as a fraction of that of other weights; the paper uses
             0.25 and 0.5. These weights have no weight decay.
     """
 
@@ -52,14 +52,11 @@ class LRU(Mechanism):
         return [cls(state=24), cls(state=8, r_min=0.9, r_max=0.99, max_phase=0.3)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> "list[LRULayer]":
-        if self.state < 1:
-            raise ArgumentError("state", f"must be positive, got {self.state}; 256 is usual")
-        if not 0 <= self.r_min < self.r_max <= 1:
-            raise ArgumentError("r_min", f"must be in 0..r_max, and r_max at most 1, got {self.r_min} and {self.r_max}")
-        for name, value in {"max_phase": self.max_phase, "lr_factor": self.lr_factor}.items():
-            if not value > 0:
-                raise ArgumentError(name, f"must be positive, got {value}; leave it out for the usual one")
-        return [LRULayer(dim, drop, self) for dim, drop in width_and_dropout(stack)]
+        require_positive("256 is usual", state=self.state)
+        what = f"must be in 0..r_max, and r_max at most 1, got {self.r_min} and {self.r_max}"
+        require(0 <= self.r_min < self.r_max <= 1, "r_min", what)
+        require_positive("leave it out for the usual one", max_phase=self.max_phase, lr_factor=self.lr_factor)
+        return [LRULayer(trained.qkv.in_features, trained.proj_drop, self) for trained in stack]
 
 
 class LRULayer(FilterLayer):
@@ -92,23 +89,23 @@ class LRULayer(FilterLayer):
         steps = torch.arange(n, device=x.device)
         size, angle = torch.exp(-nu.exp()[:, None] * steps), theta.exp()[:, None] * steps
         inputs = F.linear(x, (B * gamma.exp()[:, None]).flatten(0, 1)).mT
-        # complex numbers are pairs of real sequences: exporters have FFTs of real numbers alone
+        # complex numbers as pairs of real sequences, because exporters support only FFTs of real numbers
         pairs = size * angle.cos(), size * angle.sin(), *inputs.chunk(2, dim=1)
-        real, imag, first, second = (torch.fft.rfft(each, 2 * n) for each in pairs)
+        real, imag, first, second = (torch.fft.rfft(part, 2 * n) for part in pairs)
         states = []
         for re, im in ((real, imag), (real.conj(), imag.conj())):  # powers in the other direction have this spectrum
             states += [re * first - im * second, re * second + im * first]
-        parts = torch.cat([torch.fft.irfft(each, 2 * n)[..., :n] for each in states], dim=1)
+        parts = torch.cat([torch.fft.irfft(part, 2 * n)[..., :n] for part in states], dim=1)
         rows = torch.cat([part for real, imag in C for part in (real, -imag)], dim=1)
         return F.linear(parts.mT, rows)
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights. If the tokens of the grid change by a factor f, Lambda becomes Lambda^(1 / f), and B is
-        multiplied by (1 - Lambda^(1 / f)) / (1 - Lambda), so that a constant input has the same outcome: what S4D's
-        zero-order hold does when dt is divided by f.
+        """Copy all weights. If the grid has f times the tokens, Lambda becomes Lambda^(1 / f), and B is multiplied by
+        (1 - Lambda^(1 / f)) / (1 - Lambda), so that the result for a constant input stays the same. S4D's zero-order
+        hold does the same when dt is divided by f.
 
-        Of a Lambda below the real axis the root is below it too: as exp(theta) is positive, it is an angle above pi.
+        A Lambda below the real axis keeps its root below it: exp(theta) is positive, so its angle is then above pi.
         """
         fresh, share = copy_weights(self, trained, set()), math.prod(old.size) / math.prod(new.size)
         if share == 1 or not {"nu", "theta", "B"}.isdisjoint(fresh):

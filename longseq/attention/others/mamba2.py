@@ -11,35 +11,35 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.others.sequence import SequenceLayer, backwards, width_and_dropout
+from longseq.attention.others.sequence import SequenceLayer, backwards
 from longseq.compat.torch import at_least_float32, without_autocast
 
-_CHUNK = 64  # Q, tokens whose products are made at once: as in the paper's listing 1
+_CHUNK = 64  # Q, the tokens of a chunk, as in the paper's listing 1
 
 
 @dataclass(frozen=True)
 class Mamba2(Mechanism):
     """H_t = exp(dt_t A) H_(t-1) + dt_t B_t x_t', y_t = C_t' H_t + D x_t, with a number A for each head.
 
-    x (P channels in each head), B, C (N channels, for all heads) and dt come from the tokens, the first three through
-    a short causal convolution. The outcome is RMSNorm(y silu(z)) W. Each direction has weights of its own, the
-    backward one begins at the last token, before the padding, and their outcomes are summed.
+    x (P channels in each head), B, C (N channels, shared by all heads) and dt are computed from the tokens, the first
+    three through a short causal convolution. The result is RMSNorm(y silu(z)) W. Each direction has its own weights,
+    the backward one begins at the last token before the padding, and the results of both are summed.
 
-    The states are computed in chunks of Q = 64 tokens (section 6); on a GPU, in bfloat16, by the kernel of the package
-    ``mamba_ssm`` if it is installed. For e = ``expand``, a direction costs 6 e n d^2 FLOPs for the linear maps of x, z
-    and W, 4 n d N for those of B and C, and 2 n Q (N + e d) + 4 n e d N in the chunks. No weight depends on n.
-    The states of the m = n / Q chunks are summed in log2(m) steps, and each step keeps a copy of all of them, e m d N
-    numbers, for the backward pass. So the memory of a training grows with n log n.
+    The states are computed in chunks of Q = 64 tokens (section 6). On a GPU, in bfloat16, the kernel of the package
+    ``mamba_ssm`` does this if it is installed. For e = ``expand``, a direction costs 6 e n d^2 FLOPs for the linear
+    maps of x, z and W, 4 n d N for those of B and C, and 2 n Q (N + e d) + 4 n e d N in the chunks. No weight depends
+    on n. The states of the m = n / Q chunks are summed in log2(m) steps. Each step stores a copy of all of them, e m d
+    N numbers, for the backward pass, so the memory of a training grows with n log n.
 
     Args:
         state: N.
-        expand: e, the width of x and z as a multiple of d; the trunk's heads share it, P = e d / h. (The paper has
-            P = 64, so use d / 32 heads.)
-        conv: Tokens that the convolution sees.
+        expand: e, the width of x and z as a multiple of d. It is divided among the trunk's heads, P = e d / h. (The
+            paper has P = 64: use d / 32 heads.)
+        conv: Width of the convolution, in tokens.
     """
 
     state: int = 128
@@ -53,14 +53,8 @@ class Mamba2(Mechanism):
         return [cls(state=16), cls(state=8, expand=1, conv=3)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> "list[Mamba2Layer]":
-        for name, value in {"state": self.state, "expand": self.expand, "conv": self.conv}.items():
-            if value < 1:
-                raise ArgumentError(name, f"must be positive, got {value}; leave it out for the paper's")
-        heads = [trained.num_heads for trained in stack]
-        return [
-            Mamba2Layer(dim, drop, num_heads, self)
-            for (dim, drop), num_heads in zip(width_and_dropout(stack), heads, strict=True)
-        ]
+        require_positive("leave it out for the paper's", state=self.state, expand=self.expand, conv=self.conv)
+        return [Mamba2Layer(trained.qkv.in_features, trained.proj_drop, trained.num_heads, self) for trained in stack]
 
 
 class Mamba2Layer(SequenceLayer):
@@ -74,8 +68,8 @@ class Mamba2Layer(SequenceLayer):
 
     def __init__(self, dim: int, proj_drop: nn.Module, num_heads: int, options: Mamba2) -> None:
         super().__init__(dim, proj_drop)
-        self.from_first = Direction(dim, num_heads, options)
-        self.from_last = Direction(dim, num_heads, options)
+        self.from_first = _Direction(dim, num_heads, options)
+        self.from_last = _Direction(dim, num_heads, options)
 
     def mix(
         self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None, num_queries: int | None
@@ -84,10 +78,10 @@ class Mamba2Layer(SequenceLayer):
         return self.from_first.out_proj(self.from_first(x)[:, :num_queries]) + self.from_last.out_proj(after)
 
 
-class Direction(nn.Module):
+class _Direction(nn.Module):
     """Mamba-2 from the first token to the last: (b, n, d) -> (b, n, e d), before ``out_proj``.
 
-    Weights have the names and the starting values of the paper's code.
+    Weights have the names and the initial values of the paper's code.
     """
 
     def __init__(self, dim: int, num_heads: int, options: Mamba2) -> None:
@@ -116,16 +110,16 @@ class Direction(nn.Module):
             scan = kernel_for(values.device.type, values.dtype)
             if scan is None:
                 values, B, C = map(at_least_float32, (values, B, C))
-                mixed = state_space_dual(values * dt[..., None], decay * dt, B, C) + D[:, None] * values
-            else:  # the kernel's B and C have groups of heads, of which there is one
+                mixed = _state_space_dual(values * dt[..., None], decay * dt, B, C) + D[:, None] * values
+            else:  # the kernel takes B and C for groups of heads; here there is one group
                 mixed = scan(values, dt, decay, B[:, :, None], C[:, :, None], chunk_size=_CHUNK, D=D)
             gated = at_least_float32(mixed).flatten(-2) * F.silu(at_least_float32(z))
             return F.rms_norm(gated, [inner], at_least_float32(self.norm), eps=1e-5).to(x_B_C.dtype)
 
 
 def kernel_for(device: str, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    """The Triton kernel of the paper's authors, if the package mamba_ssm is installed and the values are on a GPU, in
-    bfloat16 or float16: it multiplies float32 as TF32, of 11 bits."""
+    """The Triton kernel of the paper's authors; None unless mamba_ssm is installed and the values are on a GPU, in
+    bfloat16 or float16. In float32 it would multiply as TF32, with 11 bits."""
     if device != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not _has_kernel():
         return None
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
@@ -138,14 +132,14 @@ def _has_kernel() -> bool:
     return torch.cuda.is_available() and find_spec("mamba_ssm") is not None
 
 
-def state_space_dual(
+def _state_space_dual(
     x: Float[Tensor, "b n h p"], log_decay: Float[Tensor, "b n h"], B: Float[Tensor, "b n s"], C: Float[Tensor, "b n s"]
 ) -> Float[Tensor, "b n h p"]:
     """y_t = C_t' H_t, H_t = exp(log_decay_t) H_(t-1) + B_t x_t', by products within chunks and states between them."""
     n, h = x.shape[1:3]
     padding = -n % _CHUNK
     x, log_decay, B, C = (
-        F.pad(each, (0, 0) * (each.ndim - 2) + (0, padding)).unflatten(1, (-1, _CHUNK)) for each in (x, log_decay, B, C)
+        F.pad(part, (0, 0) * (part.ndim - 2) + (0, padding)).unflatten(1, (-1, _CHUNK)) for part in (x, log_decay, B, C)
     )
     total = log_decay.cumsum(2)  # (b, chunks, Q, h), from the chunk's first token on
     past = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=x.device).tril()
@@ -160,7 +154,7 @@ def state_space_dual(
 
 
 def _accumulated(states: Float[Tensor, "b m h p s"], log_decay: Float[Tensor, "b m h"]) -> Float[Tensor, "b m h p s"]:
-    """H_i = exp(log_decay_i) H_(i-1) + states_i; each step sums over twice as many i, so m take log2(m) steps."""
+    """H_i = exp(log_decay_i) H_(i-1) + states_i. Each step doubles the number of summed states: log2(m) steps."""
     step, count = 1, states.shape[1]
     while step < count:
         states = states + log_decay.exp()[..., None, None] * F.pad(states, (0, 0) * 3 + (step, -step))

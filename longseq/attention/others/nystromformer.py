@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
@@ -23,16 +23,16 @@ from longseq.compat.torch import without_autocast
 class Nystromformer(Mechanism):
     """Y = softmax_k(Q Kl' / sqrt(c)) pinv(softmax_k(Ql Kl' / sqrt(c))) softmax_n(Ql K' / sqrt(c)) V (equation 13).
 
-    Ql and Kl, the landmarks, are the means of queries and of keys over k windows of the sequence. A window has
-    ceil(n / k) tokens, n those of the grid, so a shorter sequence has fewer landmarks and a longer one more. Padding is
-    in no mean, and a window that holds only padding is no landmark. A layer costs 8 n d^2 FLOPs for queries, keys,
-    values and output, 8 n k d for the scores and their products, and 8 k^3 h for each iteration of the inverse.
+    The landmarks Ql and Kl are the means of queries and of keys over k windows of the sequence. A window has
+    ceil(n / k) tokens, where n is the size of the grid: a shorter sequence has fewer landmarks, a longer one more.
+    Means leave padding out, and a window of padding alone is no landmark. A layer costs 8 n d^2 FLOPs for queries,
+    keys, values and output, 8 n k d for the scores and their products, and 8 k^3 h per iteration of the inverse.
 
     Args:
         k: Landmarks, 1 <= k <= n.
         iterations: Of the inverse: Z (13 - A Z (15 - A Z (7 - A Z))) / 4 (equation 11).
-        kernel_size: Tokens that a convolution of the values spans, which is added to Y: along the sequence, with one
-            kernel for each head; odd. 0 leaves it out.
+        kernel_size: Width, in tokens, of a convolution of the values along the sequence that is added to Y, with one
+            kernel per head; odd. 0 leaves it out.
     """
 
     k: int = 64
@@ -47,41 +47,32 @@ class Nystromformer(Mechanism):
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         n = grid.num_tokens
-        if not 1 <= self.k <= n:
-            raise ArgumentError("k", f"must be in 1..{n} (the sequence length), got {self.k}; choose fewer landmarks")
-        if self.iterations < 1:
-            raise ArgumentError("iterations", f"must be positive, got {self.iterations}; 6 is usual")
-        if self.kernel_size < 0 or (self.kernel_size and self.kernel_size % 2 == 0):
-            raise ArgumentError("kernel_size", f"must be odd, got {self.kernel_size}; 0 leaves the convolution out")
-        formulas = [
-            NystromFormula(MeanProjection(n, self.k), self.iterations, trained.num_heads, self.kernel_size)
-            for trained in stack
-        ]
-        # a query's result depends on the landmarks, and so on all other queries
-        return [AttentionLayer(trained, formula) for trained, formula in zip(stack, formulas, strict=True)]
+        require(1 <= self.k <= n, "k", f"must be in 1..{n} (the sequence length), got {self.k}; choose fewer landmarks")
+        require_positive("6 is usual", iterations=self.iterations)
+        is_odd_or_0 = self.kernel_size == 0 or (self.kernel_size > 0 and self.kernel_size % 2 == 1)
+        require(is_odd_or_0, "kernel_size", f"must be odd, got {self.kernel_size}; 0 leaves the convolution out")
+        # the result of a query depends on the landmarks, and through them on all other queries
+        return [AttentionLayer(trained, _NystromFormula(self, n, trained.num_heads)) for trained in stack]
 
 
-class NystromFormula(nn.Module):
+class _NystromFormula(nn.Module):
     """Nystrom attention with landmarks, and a convolution of the values.
 
     Args:
-        windows: The means that make landmarks of tokens.
-        iterations: As Nystromformer takes it.
+        described: The mechanism.
+        n: Tokens of the grid.
         heads: h.
-        kernel_size: As Nystromformer takes it.
     """
 
-    def __init__(self, windows: MeanProjection, iterations: int, heads: int, kernel_size: int) -> None:
+    def __init__(self, described: Nystromformer, n: int, heads: int) -> None:
         super().__init__()
-        self.windows, self.iterations = windows, iterations
+        self.windows, self.iterations = MeanProjection(n, described.k), described.iterations
         self.convolution = None
-        if kernel_size:
-            self.convolution = nn.Conv2d(
-                heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), groups=heads, bias=False
-            )
+        if size := described.kernel_size:
+            self.convolution = nn.Conv2d(heads, heads, (size, 1), padding=(size // 2, 0), groups=heads, bias=False)
 
     def forward(self, heads: Heads) -> Float[Tensor, "b h n c"]:
-        """Dropout falls on the weights of the n tokens, as on softmax attention's."""
+        """Dropout is applied to the weights of the n tokens, as in softmax attention."""
         queries, keys, values, _, key_mask, dropout = heads
         queries = queries * queries.shape[-1] ** -0.5
         present = None if key_mask is None else key_mask[:, 0].mT
@@ -105,10 +96,10 @@ class NystromFormula(nn.Module):
         of_keys: Float[Tensor, "b h k c"],
         filled: Bool[Tensor, "b 1 1 k"] | None,
     ) -> Float[Tensor, "b h k k"]:
-        """The pseudo-inverse of the landmarks' weights, in float32 or better.
+        """The pseudo-inverse of the landmarks' weights, in float32 at least.
 
-        Rows and columns of landmarks that hold no token are zero, and stay so in every iteration: the others are then
-        those of the shorter sequence alone.
+        Rows and columns of landmarks without a token are zero in every iteration, so all others are what they would be
+        for the shorter sequence alone.
         """
         dtype = torch.promote_types(of_queries.dtype, torch.float32)
         A = own_softmax(of_queries.to(dtype) @ of_keys.to(dtype).mT, -1, filled)
@@ -118,7 +109,7 @@ class NystromFormula(nn.Module):
 
 
 def iterative_inverse(A: Float[Tensor, "*b k k"], iterations: int) -> Float[Tensor, "*b k k"]:
-    """The pseudo-inverse of each matrix, approached from A' / (|A|_1 |A|_inf) by iterations of the third order."""
+    """The pseudo-inverse of each matrix, by iterations of third order that start from A' / (|A|_1 |A|_inf)."""
     largest_sums = A.abs().sum(-2).amax(-1) * A.abs().sum(-1).amax(-1)
     Z = A.mT / largest_sums[..., None, None]
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

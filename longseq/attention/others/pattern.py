@@ -37,11 +37,11 @@ class Blocks:
         return cls(columns, ((block, beside), (block, beside)))
 
     def fitted(self, num_tokens: int) -> "Blocks":
-        """Blocks for so many tokens: one block along an axis that is no longer than a block with the tokens beside it,
-        because this makes no more scores, and often far fewer. A mask then keeps the windows as they are."""
+        """The blocks for this number of tokens. An axis that is no longer than a block with the tokens beside it
+        becomes a single block: this takes no more scores, and often far fewer. A mask then keeps the windows."""
 
         def cut(size: int, block: int, beside: int) -> tuple[int, int]:
-            # an exporter's symbol is no int: to compare it would bind the exported program to a range of lengths
+            # an exporter's symbol is no int; comparing it would restrict the exported program to a range of lengths
             return (size, 0) if isinstance(size, int) and size <= block + 2 * beside else (block, beside)
 
         of_rows, of_columns = self.along
@@ -62,7 +62,7 @@ class Blocks:
         return grid[:, :, :, : self.columns].flatten(2, 3)[:, :, :num_tokens]
 
     def windows(self, is_banded: bool, device: torch.device) -> Bool[Tensor, "t u"] | None:
-        """Whether a key is in a query's window, as PatternFormula takes ``is_banded``; None if each of them is."""
+        """Whether a key is in a query's window (``is_banded`` as in PatternFormula); None if all keys are."""
         if not is_banded and self.cut == self.along:
             return None
         masks = []
@@ -76,7 +76,7 @@ class Blocks:
 
 
 class PatternFormula:
-    """Softmax attention of each token over its set of blocks, the prefix tokens, and k more keys behind the n tokens.
+    """Softmax attention of each token over its set of blocks, the prefix tokens, and k more keys after the n tokens.
 
     Prefix tokens are global: they attend to everything, and everything attends to them.
 
@@ -84,8 +84,8 @@ class PatternFormula:
         num_prefix_tokens: Prefix tokens.
         blocks: The blocks of the other tokens.
         num_summaries: k.
-        is_banded: Whether a token attends only to tokens as near as those beside a block are to it, and not to its
-            whole block and all beside it.
+        is_banded: Whether a token attends only to tokens within the width of what lies beside a block. Otherwise it
+            attends to its whole block and all tokens beside that.
     """
 
     def __init__(self, num_prefix_tokens: int, blocks: Blocks, num_summaries: int = 0, is_banded: bool = False) -> None:
@@ -103,7 +103,7 @@ class PatternFormula:
         return torch.cat([of_prefix, rest], dim=2)
 
     def of_rest(self, heads: Heads) -> Float[Tensor, "b h q c"]:
-        """The outcome for queries behind the prefix tokens."""
+        """The result for the queries after the prefix tokens."""
         window = self.window
         if window is not None and suits_flex(heads.queries, heads.dropout):
             return attend_in_window(heads, window, self.num_prefix_tokens)
@@ -111,13 +111,13 @@ class PatternFormula:
 
     @property
     def window(self) -> int | None:
-        """How far a token's keys are from it at most, where it attends to a window of the sequence and to prefix tokens
-        alone; else None."""
+        """The largest distance of a token's keys from it, if it attends only to a window of the sequence and to prefix
+        tokens; else None."""
         is_window = self.is_banded and self.blocks.columns == 1 and not self.num_summaries
         return self.blocks.along[0][1] if is_window else None
 
     def by_blocks(self, heads: Heads) -> Float[Tensor, "b h q c"]:
-        """The same by products of blocks."""
+        """What ``of_rest`` returns, by products of blocks."""
         queries, keys, values, _, key_mask, dropout = heads
         num_queries, num_tokens = queries.shape[2], keys.shape[2] - self.num_summaries - self.num_prefix_tokens
         there = torch.ones_like(keys[:1, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask.mT
@@ -136,13 +136,13 @@ class PatternFormula:
         return blocks.join(functools.reduce(torch.add, mixed), num_tokens)[:, :, :num_queries]
 
     def fitted(self, num_tokens: int) -> Blocks:
-        """The blocks into which so many tokens are cut."""
+        """The blocks into which this number of tokens is cut."""
         return self.blocks.fitted(num_tokens)
 
     def key_sets(
         self, blocks: Blocks, keys: Tensor, values: Tensor, there: Bool[Tensor, "b 1 m 1"]
     ) -> Iterator[KeySet]:
-        """The sets of keys, which have no key in common; ``there`` is False at padding."""
+        """The sets of keys, which do not overlap; ``there`` is False at padding."""
         yield self.beside(blocks, keys, values, there)
         yield from self.everywhere(keys, values, there)
 
@@ -153,32 +153,33 @@ class PatternFormula:
         return K, V, "bhyxuc", present.mT if windows is None else present.mT & windows
 
     def everywhere(self, keys: Tensor, values: Tensor, there: Tensor) -> Iterator[KeySet]:
-        """What every token attends to: the prefix tokens, and what is behind the n tokens."""
+        """What every token attends to: the prefix tokens, and the k keys after the n tokens."""
         prefix, n = self.num_prefix_tokens, keys.shape[2] - self.num_summaries
         if prefix + self.num_summaries:
             K, V, present = (torch.cat([x[:, :, :prefix], x[:, :, n:]], dim=2) for x in (keys, values, there))
             yield K, V, "bhuc", present.mT[:, :, None, None]
 
     def of_grid(self, x: Tensor) -> Tensor:
-        """The tokens between."""
+        """The tokens of the grid: all but the prefix tokens and the k summaries."""
         return x[:, :, self.num_prefix_tokens : x.shape[2] - self.num_summaries]
 
 
 def _scores(queries: Tensor, keys: Tensor, dims: str, mask: Tensor) -> Tensor:
-    """The scores of a set of keys, finite where they are masked: a query among padding may have no key at all."""
+    """The scores of a set of keys. Masked ones are finite, because a query that is padding may have no key at all."""
     scores = torch.einsum(f"bhyxtc,{dims}->bhyxtu", queries, keys)
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # under autocast not the precision of the queries
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # autocast changes the precision of the scores
 
 
 def _in_blocks(x: Tensor, dim: int, block: int, beside: int) -> Tensor:
-    """A dimension as blocks, each with the ends of its neighbours, zeros at the border: (..., blocks, tokens, ...)."""
+    """Cut a dimension into blocks that also hold the ends of their neighbours, or zeros at the border: (..., blocks,
+    tokens, ...)."""
     missing = -x.shape[dim] % block
     x = F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)).unflatten(dim, (-1, block))
     if not beside:
         return x
     first, last = x.narrow(dim + 1, 0, beside), x.narrow(dim + 1, block - beside, beside)
-    nothing = torch.zeros_like(first.narrow(dim, 0, 1))
+    zeros = torch.zeros_like(first.narrow(dim, 0, 1))
     count = x.shape[dim] - 1
-    before = torch.cat([nothing, last.narrow(dim, 0, count)], dim)
-    behind = torch.cat([first.narrow(dim, 1, count), nothing], dim)
-    return torch.cat([before, x, behind], dim + 1)
+    before = torch.cat([zeros, last.narrow(dim, 0, count)], dim)
+    after = torch.cat([first.narrow(dim, 1, count), zeros], dim)
+    return torch.cat([before, x, after], dim + 1)

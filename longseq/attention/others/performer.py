@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_choice, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
@@ -34,8 +34,8 @@ class Performer(Mechanism):
     Args:
         num_features: m; None for c log(c), which theorem 4 asks for, and at least c.
         kernel: ``softmax``, or ``relu`` for p(x) = relu(W x), a generalised kernel that estimates no softmax.
-        redraw_every: Steps of a training after which W is drawn anew, from a seed of the layer and the step, so that a
-            resumed training draws the same; 0 never does. In evaluation W stays as it was last.
+        redraw_every: Training steps from one drawing of W to the next; 0 never draws again. W follows from the layer's
+            seed and the step, so a resumed training draws the same. Evaluation uses the last W.
     """
 
     num_features: int | None = None
@@ -49,12 +49,11 @@ class Performer(Mechanism):
         return [cls(), cls(num_features=13, kernel="relu")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        if self.num_features is not None and self.num_features < 1:
-            raise ArgumentError("num_features", f"must be positive, got {self.num_features}; leave it out")
-        if self.kernel not in get_args(Kernel):
-            raise ArgumentError("kernel", f"must be softmax or relu, got {self.kernel!r}; choose one of them")
-        if self.redraw_every < 0:
-            raise ArgumentError("redraw_every", f"must be 0 or more steps, got {self.redraw_every}; 0 never redraws")
+        if self.num_features is not None:
+            require_positive("leave it out", num_features=self.num_features)
+        require_choice("kernel", self.kernel, Kernel)
+        what = f"must be 0 or more steps, got {self.redraw_every}; 0 never redraws"
+        require(self.redraw_every >= 0, "redraw_every", what)
         formulas = [self._formula(trained.attn_dim // trained.num_heads) for trained in stack]
         return [
             RedrawnLayer(trained, formula, independent_queries=True)
@@ -95,7 +94,7 @@ class RandomFeatures(Redrawn):
     def _features(
         self, x: Float[Tensor, "b h n c"], mask: Bool[Tensor, "b 1 1 n"] | None, is_query: bool
     ) -> Float[Tensor, "b h n m"]:
-        """p(x), but for factors that cancel in the quotient: one for each query, and one for all keys of a head."""
+        """p(x), without factors that cancel in the quotient: one per query, and one for all keys of a head."""
         x = at_least_float32(x) * x.shape[-1] ** -0.25
         scores = x @ self.directions.to(x.dtype).mT
         if self.kernel == "relu":
@@ -111,7 +110,7 @@ class RandomFeatures(Redrawn):
 
 
 def orthogonal_directions(num_features: int, channels: int, seed: int) -> Float[Tensor, "m c"]:
-    """Rows that are each a Gaussian vector, N(0, 1) in every channel, and orthogonal to the others of a block of c."""
+    """Gaussian rows, N(0, 1) in every channel; within each block of c rows they are orthogonal."""
     generator = torch.Generator().manual_seed(seed)
     exact: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
     blocks = [

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack
@@ -19,7 +19,7 @@ from longseq.attention.mixer import copy_weights
 from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
 from longseq.compat.torch import at_least_float32, is_plain, without_autocast
 
-AT_ITSELF = -1e5  # a token's score with itself, so that it attends to itself only if there is no other token
+_SCORE_WITH_ITSELF = -1e5  # so low that a token attends to itself only if there is no other token
 
 
 @dataclass(frozen=True)
@@ -27,29 +27,29 @@ class Reformer(Mechanism):
     """Y_t = sum_r exp(z_tr - z_t) softmax(q_t K_S(t,r)') V_S(t,r), K = Q / |Q|, z_tr the log of the softmax's sum.
 
     In each of r rounds, tokens are sorted by the bucket argmax([x R; -x R]) of a random R and then by place, and cut
-    into chunks of m tokens; S(t, r) is the chunk of t with those beside it (section 2, z_t is the log of the sum over
-    rounds). Queries and keys are the same (the matrix of the keys takes no part), and a token attends to itself only
-    if there is no other. Class tokens are hashed like all others.
+    into chunks of m tokens; S(t, r) is the chunk of t with its neighbours (section 2, z_t is the log of the sum over
+    rounds). Queries and keys are the same (the matrix of the keys is not used), and a token attends to itself only if
+    there is no other. Class tokens are hashed like all others.
 
     A layer costs 6 n d^2 FLOPs for queries, values and output, n d r B for hashing (B buckets; if that is more than
     2 m, numbers of buckets f, f are drawn with f^2 >= B, which cost 2 n d r f), and 4 n d r m (1 + before + after)
     for scores and weights. There are 2 n / m buckets of the configured n. A sequence may have any length.
 
     A key that a token meets in several rounds counts in each of them; the paper subtracts the log of their number from
-    its score (appendix A). transformers counts as here and has ``before``, ``after`` and masks of padding, so its layer
-    is the oracle of the tests; reformer-pytorch attends to one chunk before a token's own, and to none after it.
+    its score (appendix A). transformers counts in the same way and has ``before``, ``after`` and padding masks, so the
+    tests compare with its layer; reformer-pytorch attends to one chunk before a token's own, and to none after it.
 
-    Padding changes nothing: it is sorted behind all tokens, and the first chunk has none before it (in the authors'
-    code this is the last chunk of the round before). Reversible layers (section 3) are an encoder's, for any mechanism:
-    ``reversible``.
+    Padding changes nothing: it is sorted after all tokens, and no chunk precedes the first one (in the authors' code
+    the last chunk of the previous round does). Reversible layers (section 3) are available for any mechanism: the
+    encoder's argument ``reversible``.
 
     Args:
         rounds: r, how often the tokens are hashed.
         chunk: m.
         before: How many chunks before its own a token attends to.
         after: How many after it.
-        redraw_every: Steps of a training after which R is drawn anew, from a seed of the layer and the step, so that a
-            resumed training draws the same; 0 never does. In evaluation R stays as it was last.
+        redraw_every: Training steps from one drawing of R to the next; 0 never draws again. R follows from the layer's
+            seed and the step, so a resumed training draws the same. Evaluation uses the last R.
     """
 
     rounds: int = 4
@@ -65,22 +65,19 @@ class Reformer(Mechanism):
         return [cls(rounds=2, chunk=16), cls(rounds=1, chunk=4, after=0)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> "list[ReformerLayer]":
-        for name in ("rounds", "chunk"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(name, f"must be positive, got {getattr(self, name)}; leave it out")
-        for name in ("before", "after", "redraw_every"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(name, f"must be 0 or more, got {getattr(self, name)}; leave it out")
+        require_positive("leave it out", rounds=self.rounds, chunk=self.chunk)
+        for name, count in {"before": self.before, "after": self.after, "redraw_every": self.redraw_every}.items():
+            require(count >= 0, name, f"must be 0 or more, got {count}; leave it out")
         return [ReformerLayer(trained, self, grid.num_tokens) for trained in stack]
 
 
 class ReformerLayer(RedrawnLayer):
-    """Attention with shared queries and keys, whose rotations are drawn anew in the course of a training.
+    """Attention with shared queries and keys, whose rotations are drawn again during a training.
 
     Args:
-        trained: As AttentionLayer takes it; the rows of its keys stay, and are not used.
+        trained: As AttentionLayer takes it; the rows of its keys are kept but not used.
         described: The mechanism.
-        n: The tokens that the number of buckets follows from.
+        n: Tokens of the grid, which decide the number of buckets.
     """
 
     formula: "HashedAttention"
@@ -116,12 +113,12 @@ class HashedAttention(Redrawn):
 
     Args:
         heads, channels: h and c.
-        n: The tokens that the number of buckets follows from.
+        n: Tokens of the grid, which decide the number of buckets.
         described: The mechanism.
 
     Attributes:
-        buckets: The numbers of buckets, whose product is that of all.
-        rotations: R of each head and round, (h, c, r, half the sum of the numbers of buckets).
+        buckets: The number of buckets, or two factors of it.
+        rotations: R of each head and round, (h, c, r, half the sum of ``buckets``).
     """
 
     def __init__(self, heads: int, channels: int, n: int, described: Reformer) -> None:
@@ -139,7 +136,7 @@ class HashedAttention(Redrawn):
         self.rotations.copy_(drawn, non_blocking=True)
 
     def forward(self, heads: Heads) -> Float[Tensor, "b h q c"]:
-        """Attend; the queries are the first q keys, but for the norms that each may have gone through."""
+        """Attend. The queries are the first q keys, except that each may have been normalised in another way."""
         queries, keys, values, _, key_mask, dropout = heads
         num_queries, n, missing = queries.shape[2], keys.shape[2], -keys.shape[2] % self.chunk
         queries = F.pad(queries, (0, 0, 0, n + missing - num_queries))
@@ -156,7 +153,7 @@ class HashedAttention(Redrawn):
         near_places = self._with_neighbours(places, nothing=-1).mT
         scores = at_least_float32(queries @ near_keys.mT)
         scores = scores.masked_fill(near_places < 0, torch.finfo(scores.dtype).min)
-        scores = scores.masked_fill(places == near_places, AT_ITSELF)
+        scores = scores.masked_fill(places == near_places, _SCORE_WITH_ITSELF)
         sums = scores.logsumexp(-1, keepdim=True)
         weights = F.dropout((scores - sums).exp().to(values.dtype), dropout)
         unsort = order.argsort(dim=-1)[..., :num_queries]
@@ -180,7 +177,7 @@ class HashedAttention(Redrawn):
         return x.unflatten(3, (-1, self.chunk))
 
     def _with_neighbours(self, chunks: Shaped[Tensor, "b h r g m c"], nothing: int = 0) -> Tensor:
-        """Each chunk behind those before it, and those after it behind it: (b, h, r, g, (before + 1 + after) m, c)."""
+        """Each chunk together with those before and after it: (b, h, r, g, (before + 1 + after) m, c)."""
         padded = F.pad(chunks, (0, 0, 0, 0, self.before, self.after), value=nothing)
         count = self.before + 1 + self.after
         return torch.cat([padded.narrow(3, first, chunks.shape[3]) for first in range(count)], dim=4)

@@ -3,19 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_choice, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
 from longseq.attention.others.fourier import convolve
-from longseq.attention.others.sequence import FilterLayer, width_and_dropout
+from longseq.attention.others.sequence import FilterLayer
 from longseq.compat.torch import at_least_float32
 
 Start = Literal["lin", "inv"]
@@ -26,11 +26,11 @@ class S4D(Mechanism):
     """x' = A x + B u, y = Re(C x) + D u, with a diagonal A for each channel, discretised by a zero-order hold.
 
     As a convolution: y = K * u, K_l = 2 Re(sum_i C_i (exp(dt A_i) - 1) / A_i exp(l dt A_i)) with B = 1, over N / 2
-    states (their conjugates give the factor 2). The backward direction has the same A and dt and a C of its own, and
-    begins at the next token, as in S4's code. Then GELU and a gated linear unit.
+    states (their conjugates give the factor 2). The backward direction has the same A and dt, its own C, and begins at
+    the next token, as in S4's code. Then GELU and a gated linear unit.
 
-    A layer costs 4 n d^2 FLOPs for the gated unit, 15 n d log2(2 n) for three FFTs and 4 n d N for the kernels, once
-    in a batch. Padding is zero and changes nothing, and no weight depends on n.
+    A layer costs 4 n d^2 FLOPs for the gated unit, 15 n d log2(2 n) for three FFTs, and 4 n d N for the kernels, once
+    per batch. Padding is zero and changes nothing, and no weight depends on n.
 
     Args:
         state: N, the states of a channel with their conjugates; even.
@@ -49,17 +49,19 @@ class S4D(Mechanism):
         return [cls(), cls(state=16, start="inv")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> "list[S4DLayer]":
-        if self.state < 2 or self.state % 2:
-            raise ArgumentError("state", f"must be even and positive, got {self.state}; 64 is usual")
-        if self.start not in get_args(Start):
-            raise ArgumentError("start", f"must be lin or inv, got {self.start!r}; choose one of them")
-        if not self.lr > 0:
-            raise ArgumentError("lr", f"must be positive, got {self.lr}; 0.001 is usual")
-        return [S4DLayer(dim, drop, self.state, self.start, self.lr) for dim, drop in width_and_dropout(stack)]
+        is_even = self.state >= 2 and self.state % 2 == 0
+        require(is_even, "state", f"must be even and positive, got {self.state}; 64 is usual")
+        require_choice("start", self.start, Start)
+        require_positive("0.001 is usual", lr=self.lr)
+        return [S4DLayer(trained.qkv.in_features, trained.proj_drop, self) for trained in stack]
 
 
 class S4DLayer(FilterLayer):
-    """A layer of S4D; its arguments are those of the mechanism.
+    """A layer of S4D.
+
+    Args:
+        dim, proj_drop: As FilterLayer takes them.
+        options: The mechanism.
 
     Attributes:
         log_dt: log(dt), (d).
@@ -67,13 +69,13 @@ class S4DLayer(FilterLayer):
         C: Real and imaginary parts for each direction, (2, d, N / 2, 2).
     """
 
-    def __init__(self, dim: int, proj_drop: nn.Module, state: int, start: Start, lr: float) -> None:
+    def __init__(self, dim: int, proj_drop: nn.Module, options: S4D) -> None:
         super().__init__(dim, proj_drop)
-        self.lr = lr
+        self.lr, state = options.lr, options.state
         low, high = math.log(0.001), math.log(0.1)
         self.log_dt = nn.Parameter(low + (high - low) * torch.rand(dim))
         number = torch.arange(state // 2)
-        imag = math.pi * number if start == "lin" else state / math.pi * (state / (2 * number + 1) - 1)
+        imag = math.pi * number if options.start == "lin" else state / math.pi * (state / (2 * number + 1) - 1)
         self.log_A_real = nn.Parameter(torch.full((dim, state // 2), math.log(0.5)))
         self.A_imag = nn.Parameter(imag.repeat(dim, 1))
         self.C = nn.Parameter(torch.randn(2, dim, state // 2, 2) * 0.5**0.5)
@@ -81,7 +83,7 @@ class S4DLayer(FilterLayer):
     def kernels(self, n: int) -> Float[Tensor, "2 d n"]:
         """K of each direction. The powers exp(l dt A) are products of exp(s i dt A) and exp(j dt A), s near sqrt(n).
 
-        Complex numbers are pairs here: their exponential is slow on a CPU, and ONNX has none.
+        Complex numbers are written as pairs: their exponential is slow on a CPU, and ONNX has none.
         """
         dt, C = at_least_float32(self.log_dt).exp()[:, None], at_least_float32(self.C)
         A_real, A_imag = -at_least_float32(self.log_A_real).exp(), at_least_float32(self.A_imag)
@@ -109,8 +111,8 @@ class S4DLayer(FilterLayer):
 
     @torch.no_grad()
     def carry(self, trained: nn.Module, old: TokenGrid, new: TokenGrid) -> list[str]:
-        """Copy all weights. Where the grid has f times the tokens, dt is divided by f, so that the memory reaches over
-        the same share of the sequence: LongConv's kernel is stretched alike."""
+        """Copy all weights. If the grid has f times the tokens, dt is divided by f, so that the memory spans the same
+        share of the sequence, as LongConv's resampled kernel does."""
         fresh = copy_weights(self, trained, set())
         if "log_dt" not in fresh:
             self.log_dt += math.log(math.prod(old.size) / math.prod(new.size))

@@ -1,7 +1,7 @@
-"""What layers without queries, keys and values share: masks, dropout, prefix tokens, and the way backwards.
+"""What layers without queries, keys and values share: masks, dropout, and the backward direction.
 
-They read the tokens in their order: class and register tokens first, then the grid, row by row. So a prefix token sees
-the others through the backward direction alone.
+They read the tokens in order: class and register tokens first, then the grid, row by row. So information reaches a
+prefix token only through the backward direction.
 """
 
 from abc import abstractmethod
@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
-from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer, blank, present_tokens
 from longseq.compat.torch import at_least_float32, without_autocast
 
@@ -22,7 +21,7 @@ class SequenceLayer(TokenMixer):
 
     Args:
         dim: d, the width of a token.
-        proj_drop: The dropout of the outcome, which timm's attention has.
+        proj_drop: The dropout of the result, that of timm's attention.
     """
 
     def __init__(self, dim: int, proj_drop: nn.Module) -> None:
@@ -37,7 +36,7 @@ class SequenceLayer(TokenMixer):
         num_queries: int | None = None,
         rope: Tensor | None = None,
     ) -> Float[Tensor, "b q d"]:
-        """Mix, as a TokenMixer. A trunk's rotary positions (``rope``) turn queries and keys, so they change nothing.
+        """Mix, as a TokenMixer. ``rope`` is ignored: it rotates queries and keys, and the layer has none.
 
         Raises:
             ValueError: If is_causal is True, or the mask is not a padding mask.
@@ -51,11 +50,11 @@ class SequenceLayer(TokenMixer):
     def mix(
         self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None, num_queries: int | None
     ) -> Float[Tensor, "b q d"]:
-        """The outcome for the first q tokens.
+        """The result for the first q tokens.
 
         Args:
-            x: The tokens; those that are absent are zero.
-            present: False where a token is padding, which follows all other tokens; None without padding.
+            x: The tokens; padding is zero.
+            present: False where a token is padding, which comes after all other tokens; None without padding.
             num_queries: q; None for all.
         """
 
@@ -63,11 +62,10 @@ class SequenceLayer(TokenMixer):
 class FilterLayer(SequenceLayer):
     """A filter along the tokens in the block of S4 (arXiv:2111.00396): Y = GLU(GELU(filter(X) + D X) W).
 
-    The filter is computed in float32 also under autocast: torch has no bfloat16 FFT.
+    The filter is computed in float32 even under autocast, because torch has no bfloat16 FFT.
 
     Args:
-        dim: As SequenceLayer takes it.
-        proj_drop: As SequenceLayer takes it.
+        dim, proj_drop: As SequenceLayer takes them.
     """
 
     def __init__(self, dim: int, proj_drop: nn.Module) -> None:
@@ -84,18 +82,13 @@ class FilterLayer(SequenceLayer):
 
     @abstractmethod
     def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """A linear map along the tokens, in which zeros change nothing; x has at least the precision of float32."""
+        """A linear map along the tokens in which zeros change nothing; x is float32 or float64."""
 
 
 def backwards(tokens: Float[Tensor, "b n c"], present: Bool[Tensor, "b n 1"] | None) -> Float[Tensor, "b n c"]:
-    """The tokens from the last to the first; padding stays behind them. Applied twice it changes nothing."""
+    """The tokens from the last to the first, with padding still at the end. Applied twice it changes nothing."""
     if present is None:
         return tokens.flip(1)
     places, count = torch.arange(tokens.shape[1], device=tokens.device), present.sum(1)
     places = torch.where(places < count, count - 1 - places, places)
     return tokens.gather(1, places[..., None].expand_as(tokens))
-
-
-def width_and_dropout(stack: Stack) -> list[tuple[int, nn.Module]]:
-    """d and the dropout of the outcome of each attention layer that a SequenceLayer replaces."""
-    return [(trained.qkv.in_features, trained.proj_drop) for trained in stack]

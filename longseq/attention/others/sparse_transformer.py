@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_choice, require_positive
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
@@ -24,20 +24,20 @@ Factors = Literal["merged", "interleaved", "heads"]
 class SparseTransformer(Mechanism):
     """Y_t = softmax(q_t K_S(t)' / sqrt(c)) V_S(t), S(t) of about sqrt(n) tokens, not causal (sections 4.2 and 4.3).
 
-    The sequence is read in rows of l tokens. Two factors, A1 and A2, take any token to any other in two steps:
+    The sequence is read in rows of l tokens. Two factors, A1 and A2, connect any two tokens in two steps:
 
     - ``strided``: A1 are the tokens at most l from t; A2 is the column of t, every l-th token.
     - ``fixed``: A1 is the row of t; A2 are the last tokens of every row.
 
-    Prefix tokens are global: they attend to all tokens, and all tokens attend to them. Where a sequence has no last
-    token of a row and no prefix token, A2 is empty and its outcome zero. A layer costs 8 n d^2 FLOPs for
-    queries, keys, values and output, and, in r = n / l rows with s last tokens, for scores and weights: strided 12 n l
-    d (A1) and 4 n r d (A2), fixed 4 n l d (A1) and 4 n r s d (A2). So time and memory grow with n sqrt(n).
+    Prefix tokens are global: they attend to all tokens, and all tokens attend to them. If a sequence reaches no last
+    token of a row and has no prefix token, A2 is empty and its result zero. A layer costs 8 n d^2 FLOPs for queries,
+    keys, values and output. With r = n / l rows and s last tokens, scores and weights cost 12 n l d (A1) and 4 n r d
+    (A2) if strided, 4 n l d (A1) and 4 n r s d (A2) if fixed. So time and memory grow with n sqrt(n).
 
     Args:
         pattern: ``strided`` or ``fixed``.
-        stride: l; None for the whole rows of the token grid that come next to sqrt(n) tokens: the row of a square
-            image. A sequence (one column) has sqrt(n), and so has a grid whose rows are longer than 2 sqrt(n) tokens.
+        stride: l; None for the number of whole rows of the token grid that is closest to sqrt(n) tokens: one row of a
+            square image. For a sequence (one column), and for rows of more than 2 sqrt(n) tokens, it is sqrt(n).
         last: s (c in the paper), the last tokens of a row.
         factors: ``merged``: every head attends to A1 and A2; ``interleaved``: layers attend to A1 and A2 in turns;
             ``heads``: the first half of the heads attends to A1 and the second to A2.
@@ -55,31 +55,26 @@ class SparseTransformer(Mechanism):
         return [cls(), cls("fixed", stride=6, last=2), cls(factors="interleaved")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        if self.pattern not in get_args(Pattern):
-            raise ArgumentError("pattern", f"must be strided or fixed, got {self.pattern!r}; choose one of them")
-        if self.factors not in get_args(Factors):
-            raise ArgumentError(
-                "factors", f"must be merged, interleaved or heads, got {self.factors!r}; choose one of them"
-            )
-        if self.stride is not None and self.stride < 1:
-            raise ArgumentError("stride", f"must be positive, got {self.stride}; leave it out for about sqrt(n)")
+        require_choice("pattern", self.pattern, Pattern)
+        require_choice("factors", self.factors, Factors)
+        if self.stride is not None:
+            require_positive("leave it out for about sqrt(n)", stride=self.stride)
         stride = self.stride or _near_square_root(grid)
-        if self.pattern == "fixed" and not 1 <= self.last <= stride:
-            raise ArgumentError("last", f"must be in 1..{stride} (the stride), got {self.last}; lower it")
-        if self.factors == "heads" and any(trained.num_heads % 2 for trained in stack):
-            raise ArgumentError(
-                "factors", "must be merged or interleaved with an odd number of heads, got heads; change one of them"
-            )
+        is_last = self.pattern != "fixed" or 1 <= self.last <= stride
+        require(is_last, "last", f"must be in 1..{stride} (the stride), got {self.last}; lower it")
+        is_halved = self.factors != "heads" or not any(trained.num_heads % 2 for trained in stack)
+        what = "must be merged or interleaved with an odd number of heads, got heads; change one of them"
+        require(is_halved, "factors", what)
 
-        def formula(near: bool, far: bool) -> FactorFormula:
+        def formula(near: bool, far: bool) -> _FactorFormula:
             last = self.last if self.pattern == "fixed" else None
-            return FactorFormula(grid.num_prefix_tokens, stride, last, near, far)
+            return _FactorFormula(grid.num_prefix_tokens, stride, last, near, far)
 
         near, far = formula(True, False), formula(False, True)
         if self.factors == "interleaved":
             formulas = [far if depth % 2 else near for depth in range(len(stack))]
         else:
-            formulas = [HalvesFormula(near, far) if self.factors == "heads" else formula(True, True)] * len(stack)
+            formulas = [_HalvesFormula(near, far) if self.factors == "heads" else formula(True, True)] * len(stack)
         return [
             AttentionLayer(trained, of_layer, independent_queries=True)
             for trained, of_layer in zip(stack, formulas, strict=True)
@@ -87,13 +82,13 @@ class SparseTransformer(Mechanism):
 
 
 def _near_square_root(grid: TokenGrid) -> int:
-    """The tokens of as many whole rows of the grid as come next to the square root of its tokens; the root itself if
-    a row has more than twice as many."""
+    """The number of tokens in whole rows of the grid that is closest to the square root of n; the square root itself if
+    a row is more than twice as long."""
     columns, root = grid.size[1], math.sqrt(math.prod(grid.size))
     return round(root) if columns > 2 * root else columns * max(1, round(root / columns))
 
 
-class FactorFormula(PatternFormula):
+class _FactorFormula(PatternFormula):
     """Softmax attention over A1, A2 or both.
 
     Args:
@@ -128,8 +123,8 @@ class FactorFormula(PatternFormula):
         yield from self.everywhere(keys, values, there)
 
     def _spread(self, blocks: Blocks, keys: Tensor, values: Tensor, there: Tensor) -> KeySet:
-        """A2, and not what is also in A1 if that is attended to."""
-        rows = blocks if self.last is None else self.blocks  # the last tokens of a row are missing in a shorter block
+        """A2, without the keys that A1 has already."""
+        rows = blocks if self.last is None else self.blocks  # a shorter block lacks the last tokens of its row
         K, V, present = (rows.split(self.of_grid(x), beside=False) for x in (keys, values, there))
         row = torch.arange(K.shape[2], device=keys.device)
         if self.last is None:
@@ -144,12 +139,8 @@ class FactorFormula(PatternFormula):
         return K, V, dims, present
 
 
-class HalvesFormula:
-    """One formula for the first half of the heads, and another for the second.
-
-    Args:
-        first, second: The formulas.
-    """
+class _HalvesFormula:
+    """One formula for the first half of the heads, and another for the second."""
 
     def __init__(self, first: PatternFormula, second: PatternFormula) -> None:
         self.first, self.second = first, second

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_positive
 from longseq.attention.dynamic import DynamicProjection, GivenMatrix
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer, Stack
@@ -21,15 +21,15 @@ from longseq.attention.projection import Shortening
 class TransformerLS(Mechanism):
     """Y_t = softmax(q_t [N_L(K_t); N_G(E K)]' / sqrt(c)) [N_L(V_t); N_G(E V)], E = softmax_n(X W)' (section 3).
 
-    K_t and V_t belong to a window round the token t: its block of w tokens, and w / 2 more on each side. E is that of
-    ``Dynamic``, with a W for each head. N_L and N_G are layer norms over the width (section 3.4). Prefix tokens are
+    K_t and V_t belong to a window around the token t: its block of w tokens, and w / 2 more on each side. E is that of
+    ``Dynamic``, with one W per head. N_L and N_G are layer norms over the width (section 3.4). Prefix tokens are
     global: they attend to all tokens, and all tokens attend to them.
 
     A layer costs 8 n d^2 FLOPs for queries, keys, values and output, 2 n k h d for X W, 4 n k d for E K and E V, 4 n k
     d for the scores and weights of summaries, and 8 n w d (on a grid 16 n w^2 d) for those of windows.
 
     Args:
-        k: Summaries, r in the paper.
+        k: Number of summaries, r in the paper.
         window: w, the tokens of a block.
         grid: Whether a block is w x w tokens of the token grid, as in the paper's image models. Otherwise it is w
             tokens of the sequence, as in its Long Range Arena, and the sequence may have any length.
@@ -50,14 +50,13 @@ class TransformerLS(Mechanism):
         return [cls(7, window=4), cls(7, window=3, grid=True, norm=False)]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
-        if not 1 <= self.k <= grid.num_tokens:
-            raise ArgumentError("k", f"must be in 1..{grid.num_tokens} (the sequence length), got {self.k}; lower it")
-        if self.window < 1:
-            raise ArgumentError("window", f"must be positive, got {self.window}; 8 is usual")
+        n = grid.num_tokens
+        require(1 <= self.k <= n, "k", f"must be in 1..{n} (the sequence length), got {self.k}; lower it")
+        require_positive("8 is usual", window=self.window)
         blocks = Blocks.of_windows(grid.size[1] if self.grid else 1, self.window, beside=max(self.window // 2, 1))
         formula = PatternFormula(grid.num_prefix_tokens, blocks, num_summaries=self.k)
         projections = [
-            LongShortProjection(trained.num_heads, self.k, trained.qkv.in_features, self.norm) for trained in stack
+            _LongShortProjection(trained.num_heads, self.k, trained.qkv.in_features, self.norm) for trained in stack
         ]
         return [
             AttentionLayer(trained, formula, projection, projection, independent_queries=True)
@@ -65,8 +64,8 @@ class TransformerLS(Mechanism):
         ]
 
 
-class LongShortProjection(DynamicProjection):
-    """n tokens, and k summaries behind them, each normalised: (b, n, d) -> (b, n + k, d).
+class _LongShortProjection(DynamicProjection):
+    """n tokens followed by k summaries, each normalised: (b, n, d) -> (b, n + k, d).
 
     Args:
         heads, k, dim: h, k and d.
@@ -83,15 +82,15 @@ class LongShortProjection(DynamicProjection):
     def given(self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None) -> Shortening:
         summaries = super().given(x, present)
         assert isinstance(summaries, GivenMatrix)
-        return WithSummaries(summaries, self.norm_of_window, self.norm_of_summaries)
+        return _WithSummaries(summaries, self.norm_of_window, self.norm_of_summaries)
 
 
-class WithSummaries:
+class _WithSummaries:
     """Tokens and their summaries, once E is known.
 
     Args:
         summaries: E.
-        norm_of_window, norm_of_summaries: What each goes through.
+        norm_of_window, norm_of_summaries: Applied to the tokens and to their summaries.
     """
 
     commutes = False
@@ -101,8 +100,8 @@ class WithSummaries:
         self.norm_of_window, self.norm_of_summaries = norm_of_window, norm_of_summaries
 
     @property
-    def unnormed(self) -> "WithSummaries":
-        return WithSummaries(self.summaries, nn.Identity(), nn.Identity())
+    def unnormed(self) -> "_WithSummaries":
+        return _WithSummaries(self.summaries, nn.Identity(), nn.Identity())
 
     def __call__(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
