@@ -1,4 +1,4 @@
-"""timm: the parts of its vision transformer that longseq runs by a shorter path."""
+"""timm: the parts of its vision transformer that longseq replaces by a shorter path."""
 
 import hashlib
 import inspect
@@ -16,10 +16,10 @@ from torch import Tensor
 
 Trunk = VisionTransformer | Eva  # the models that can be plugged
 
-# encoder.encode stands in for the methods of VisionTransformer, block.run_block for those of Block and Mlp,
-# patches.embed_patches for that of PatchEmbed, and AttentionLayer takes over what Attention's constructor makes, or
-# those of its relatives with rotary positions.
-REPLACED: dict[str, Any] = {
+# forward_pass.encode replaces the methods of VisionTransformer, block.run_block those of Block and Mlp, and
+# patches.embed_patches that of PatchEmbed. AttentionLayer takes over the attributes that the constructor of Attention,
+# or of its relatives with rotary positions, sets.
+_REPLACED: dict[str, Any] = {
     "VisionTransformer.forward": VisionTransformer.forward,
     "VisionTransformer.forward_features": VisionTransformer.forward_features,
     "VisionTransformer._pos_embed": VisionTransformer._pos_embed,
@@ -42,26 +42,25 @@ def version() -> str:
 
 
 def digests() -> dict[str, str]:
-    """A digest of the source of each method that longseq runs in another way."""
-    return {
-        name: hashlib.sha256(inspect.getsource(method).encode()).hexdigest()[:16] for name, method in REPLACED.items()
-    }
+    """A digest of the source of each method that longseq replaces."""
+    sources = {name: inspect.getsource(method).encode() for name, method in _REPLACED.items()}
+    return {name: hashlib.sha256(source).hexdigest()[:16] for name, source in sources.items()}
 
 
 def leaves_prefix_alone(trunk: Trunk) -> bool:
-    """Whether only prefix tokens of the last block count for the features of a ViT."""
+    """Whether the features of a ViT depend only on the prefix tokens of the last block."""
     return trunk.global_pool == "token" and trunk.attn_pool is None
 
 
 def add_positions(
     trunk: Trunk, patches: Float[Tensor, "..."], own: slice | None = None
 ) -> tuple[Float[Tensor, "b n d"], list[dict[str, Any]]]:
-    """The tokens of a ViT, its patches and prefix tokens with their position embeddings, and what each block is given
-    besides them: rotary positions.
+    """The tokens of a ViT (prefix tokens and patches, with position embeddings), and further arguments for each block:
+    rotary positions.
 
     Args:
         trunk: The ViT.
-        patches: All its patches, or those of some places; not those of some places of an Eva.
+        patches: All its patches, or those of some places; for an Eva all.
         own: These places on the grid; None for all.
     """
     depth = len(trunk.blocks)
@@ -73,7 +72,7 @@ def add_positions(
         return trunk._pos_embed(patches), [{}] * depth
     of_prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
     prefix, of_grid = trunk.pos_embed[:, :of_prefix], trunk.pos_embed[:, of_prefix:]
-    trunk.__dict__["pos_embed"] = torch.cat([prefix, of_grid[:, own]], dim=1)  # found before the parameter
+    trunk.__dict__["pos_embed"] = torch.cat([prefix, of_grid[:, own]], dim=1)  # hides the parameter
     try:
         return trunk._pos_embed(patches), [{}] * depth
     finally:

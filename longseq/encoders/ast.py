@@ -11,15 +11,15 @@ from timm.layers.norm import LayerNorm
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_positive
 from longseq.attention import Mechanism
 from longseq.encoders.ast_weights import read_config, read_weights
 from longseq.encoders.kaldi import KaldiLogMel
 from longseq.encoders.patches import OverlappingPatchEmbed, without_padding
 from longseq.encoders.positions import Positions
-from longseq.encoders.sound import SoundEncoder, refuse_no_sound
+from longseq.encoders.sound import SoundEncoder, padded_clips
 from longseq.encoders.spectrogram import SpecAugment
-from longseq.encoders.trunk import Sizes
+from longseq.encoders.trunk import Sizes, make_vit
 
 
 class ASTTrunk(VisionTransformer):
@@ -33,7 +33,7 @@ class ASTTrunk(VisionTransformer):
 
 @dataclass(frozen=True)
 class ASTSizes(Sizes):
-    """Those of an ASTEncoder: the two prefix tokens are pooled, and positions are learned."""
+    """The sizes of an ASTEncoder: the two prefix tokens are pooled, and positions are learned."""
 
     dim: int = 768
     depth: int = 12
@@ -50,11 +50,11 @@ class ASTEncoder(SoundEncoder):
     """An Audio Spectrogram Transformer over overlapping patches of a log-mel spectrogram: (b, samples) -> (b, dim).
 
     With ``Softmax`` it computes what transformers' ASTForAudioClassification does, up to the last linear layer. A batch
-    is waveforms of one length, or a dictionary of ``waveforms``, where silence follows the shorter ones, and their
-    ``lengths``. A clip in such a batch gives the features that it gives alone.
+    is waveforms of one length, or a dictionary of ``waveforms``, where shorter ones are followed by silence, and their
+    ``lengths``. A clip in such a batch has the same features as alone.
 
-    Features are normalised by the mean and deviation of the checkpoint, AudioSet's, and not by the data's. The tokens
-    are in the order of time. Frames at the end that fill no patch, at most 90 ms, are left out.
+    Spectrograms are normalised by the mean and deviation of the checkpoint (AudioSet's), not by those of the data.
+    Tokens are in the order of time. Frames at the end that fill no patch, at most 90 ms, are left out.
 
     Args:
         sample_rate_hz: Samples per second of the waveforms; for a checkpoint 16,000.
@@ -62,15 +62,15 @@ class ASTEncoder(SoundEncoder):
             beyond it they are resampled.
         attention: The mechanism of every block.
         pretrained: A folder that transformers' save_pretrained wrote, or its model.safetensors beside its config.json;
-            None for random weights. Its sizes take the place of those below.
+            None for random weights. Its sizes replace those given below.
         num_mels: Mel bands.
         patch_size: Side of a patch, in mels and frames.
         stride_mels: Mels from one patch to the next.
         stride_frames: Frames of 10 ms from one patch to the next.
-        fills: Whether clips are filled up to ``seconds`` with frames of zeros that the attention sees, as transformers
-            does; a clip then has as many tokens as the longest. Otherwise it has its own tokens alone.
+        fills: Whether clips are filled up to ``seconds`` with frames of zeros that attention does not mask, as in
+            transformers; each clip then has as many tokens as the longest. Otherwise it has only its own tokens.
         spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
-        sizes: Width, depth and what else of ``Sizes`` the model leaves open, with the defaults of the checkpoints.
+        sizes: Width, depth and other arguments of ``Sizes``, with the defaults of the checkpoints.
 
     Raises:
         ValueError: If the checkpoint cannot be read or is of another model, a number is out of its range, or the
@@ -91,7 +91,7 @@ class ASTEncoder(SoundEncoder):
         spec_augment: SpecAugment | None = None,
         **sizes: Annotated[Any, ASTSizes],
     ) -> None:
-        refuse_no_sound(sample_rate_hz=sample_rate_hz, seconds=seconds)
+        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds)
         mean, std = -4.2677393, 4.5689974  # of AudioSet
         config = None
         if pretrained is not None:
@@ -100,59 +100,45 @@ class ASTEncoder(SoundEncoder):
             stride_mels, stride_frames = config.stride_mels, config.stride_frames
             sizes |= {"dim": config.dim, "depth": config.depth, "heads": config.heads, "mlp_ratio": config.mlp_ratio}
             mean, std = config.mean, config.std
-            if sample_rate_hz != config.sample_rate_hz:
-                what = f"must be the {config.sample_rate_hz} of the checkpoint, got {sample_rate_hz}"
-                raise ArgumentError("sample_rate_hz", f"{what}; give --data.sample_rate_hz {config.sample_rate_hz}")
-        refuse_no_sound(patch_size=patch_size, stride_mels=stride_mels, stride_frames=stride_frames)
+            rate = config.sample_rate_hz
+            what = f"must be the {rate} of the checkpoint, got {sample_rate_hz}; give --data.sample_rate_hz {rate}"
+            require(sample_rate_hz == rate, "sample_rate_hz", what)
+        require_positive(patch_size=patch_size, stride_mels=stride_mels, stride_frames=stride_frames)
         described = ASTSizes(**sizes)
-        if num_mels < max(4, patch_size):
-            raise ArgumentError("num_mels", f"must be {max(4, patch_size)} or more, got {num_mels}; 128 are usual")
+        fewest = max(4, patch_size)
+        require(num_mels >= fewest, "num_mels", f"must be {fewest} or more, got {num_mels}; 128 are usual")
         log_mel = KaldiLogMel(sample_rate_hz, num_mels)
-        frames = max(log_mel.count_frames(round(sample_rate_hz * seconds)), patch_size)
+        shape = (1, max(log_mel.count_frames(round(sample_rate_hz * seconds)), patch_size), num_mels)
         norm = partial(LayerNorm, eps=1e-12)
-        trunk = ASTTrunk(
-            img_size=(frames, num_mels),
-            patch_size=patch_size,
-            in_chans=1,
-            num_classes=0,
-            global_pool="token",
-            embed_dim=described.dim,
-            depth=described.depth,
-            num_heads=described.heads,
-            mlp_ratio=described.mlp_ratio,
-            class_token=True,
+        trunk = make_vit(
+            ASTTrunk,
+            shape,
+            (patch_size, patch_size),
+            described,
             reg_tokens=1,  # the distillation token
-            pos_drop_rate=described.dropout,
-            proj_drop_rate=described.dropout,
-            drop_path_rate=described.drop_path,
-            embed_layer=partial(OverlappingPatchEmbed, stride=(stride_frames, stride_mels)),  # type: ignore[arg-type]
-            norm_layer=norm,  # type: ignore[arg-type]
+            embed_layer=partial(OverlappingPatchEmbed, stride=(stride_frames, stride_mels)),
+            norm_layer=norm,
         )
         trunk.fc_norm = norm(described.dim)  # that of the checkpoint's classifier
         if config is not None:
             trunk.load_state_dict(read_weights(config, trunk))
-        picture = (1, frames, num_mels)
-        super().__init__(trunk, attention, picture, (1, 1, 1), described)
+        super().__init__(trunk, attention, shape, (1, 1, 1), described)
         self.sample_rate_hz, self.seconds = sample_rate_hz, seconds
         self.num_mels, self.patch_size = num_mels, patch_size
         self.stride_mels, self.stride_frames = stride_mels, stride_frames
         self.fills, self.spec_augment = fills, spec_augment
-        self.pretrained = None  # a checkpoint holds the weights itself, so building from it must not read the file
-        self.log_mel = log_mel
+        self.pretrained = None  # a checkpoint has the weights, so building from it must not read the file
+        self.log_mel, self.keeps_statistics = log_mel, True
         self.set_statistics(torch.full((1, 1, 1), mean), torch.full((1, 1, 1), 2 * std))
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[ASTEncoder, Any]]":
         small = {"num_mels": 24, "patch_size": 8, "stride_mels": 6, "stride_frames": 5, **options}
         small = {"sample_rate_hz": 8000, "seconds": 0.4, "dim": 16, "depth": 2, "heads": 4, **small}
-        lengths = torch.tensor([3200, 1000, 90])
-        padded = torch.randn(3, 3200) * (torch.arange(3200) < lengths[:, None])
-        return [(cls(attention=attention, **small), {"waveforms": padded, "lengths": lengths})]
+        padded = padded_clips(3200, 1000, 90)
+        return [(cls(attention=attention, **small), padded)]
 
     measured_by = ("pretrained",)
-
-    def measure(self, batches: Any) -> None:
-        """Do nothing: the weights expect the mean and deviation that they were trained with."""
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
         picture = self.log_mel(self.waveforms_of(inputs)).mT[:, None]
@@ -178,7 +164,7 @@ class ASTEncoder(SoundEncoder):
     def augment(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
         return picture if self.spec_augment is None else self.spec_augment(picture)
 
-    def draw(self, pictures: Sequence[Float[Tensor, "1 _ mels"]], names: Sequence[str]) -> Any:
+    def draw(self, pictures: Sequence[Float[Tensor, "1 _ mels"]], names: Sequence[str], limits: Any = None) -> Any:
         from longseq.encoders.drawing import draw_spectrograms  # matplotlib takes half a second to import
 
         return draw_spectrograms([picture[0].T for picture in pictures], names, self.sample_rate_hz, hop_ms=10.0)

@@ -26,7 +26,7 @@ _BLOCK = {
 
 @dataclass(frozen=True)
 class ASTConfig:
-    """What config.json and preprocessor_config.json say; sizes are those of ASTEncoder's arguments."""
+    """The settings in config.json and preprocessor_config.json, under the names of ASTEncoder's arguments."""
 
     weights: Path
     num_mels: int
@@ -136,7 +136,7 @@ def read_weights(config: ASTConfig, trunk: nn.Module) -> dict[str, Tensor]:
 
 
 def _in_time(positions: Tensor, mels: int, frames: int, rows: int) -> Tensor:
-    """Position embeddings frame by frame, for so many rows: the first ones, or resampled where there are too few."""
+    """Position embeddings in the order of frames: those of the first rows, or resampled if there are too few."""
     prefix, grid = positions[:, :2], positions[:, 2:].unflatten(1, (mels, frames)).transpose(1, 2)
     in_time = torch.cat([prefix, grid[:, :rows].flatten(1, 2)], dim=1)
     return in_time if rows <= frames else resample_abs_pos_embed(in_time, [rows, mels], [frames, mels], 2)

@@ -14,7 +14,7 @@ from longseq.attention.mixer import TokenMixer
 from longseq.compat.torch import gelu_backward, is_hooked, is_plain, is_transformed, layer_norm_backward
 from longseq.encoders.local import LocalBlock
 
-_TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, which fits into a cache
+_TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, which fit into a cache
 
 
 def run_block(
@@ -25,32 +25,39 @@ def run_block(
     columns: int | None = None,
     **given: Any,
 ) -> Float[Tensor, "b q d"]:
-    """Run a block for the first q tokens, or for all of them where num_queries is None. The grid of tokens has so many
-    columns; None where it is the one that the block was built for.
+    """Run a block for the first q tokens.
 
-    A block of another class, with an attention that is not a TokenMixer, or with hooks in its parts is called as it is,
-    for all tokens, with what else it is given.
+    A block of another class, with an attention that is no TokenMixer, or with hooks in its parts is simply called, for
+    all tokens.
+
+    Args:
+        block: timm's block, or another one.
+        tokens: The tokens.
+        mask: False at padding; None without padding.
+        num_queries: q; None for all tokens.
+        columns: Columns of the grid of tokens; None for those that the block was built for.
+        given: Further arguments for a block that is simply called.
     """
     if not is_ours(block) or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask, **given, **({"columns": columns} if isinstance(block, LocalBlock) else {}))
-    tokens, change = mixed(block, tokens, mask, num_queries, columns)
-    tokens, change = perceived(block, tokens + change, mask if num_queries is None else None, columns)
+    tokens, change = attention_change(block, tokens, mask, columns, num_queries)
+    tokens, change = mlp_change(block, tokens + change, mask if num_queries is None else None, columns)
     return tokens + change
 
 
 def is_ours(block: Any) -> bool:
-    """Whether ``mixed`` and ``perceived`` are what a block without hooks computes."""
+    """Whether ``attention_change`` and ``mlp_change`` are what the block computes, if it has no hooks."""
     return type(block) in (Block, LocalBlock) and isinstance(block.attn, TokenMixer)
 
 
-def mixed(
+def attention_change(
     block: Any,
     tokens: Float[Tensor, "b n d"],
     mask: Bool[Tensor, "b 1 1 n"] | None,
-    num_queries: int | None,
     columns: int | None,
+    num_queries: int | None = None,
 ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b q d"]]:
-    """The tokens before the attention of a block, after local mixing, and what the attention adds to them."""
+    """The tokens after a block's first local mixing, and what the attention adds to them."""
     if type(block) is LocalBlock:
         tokens = block.local1(tokens, mask, columns)
     change = block.attn(block.norm1(tokens), attn_mask=mask, num_queries=num_queries)
@@ -58,21 +65,21 @@ def mixed(
     return queried, block.drop_path1(block.ls1(change))
 
 
-def perceived(
+def mlp_change(
     block: Any, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None, columns: int | None
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
-    """The tokens before the perceptron of a block, after local mixing, and what the perceptron adds to them."""
+    """The tokens after a block's second local mixing, and what the MLP adds to them."""
     if type(block) is LocalBlock and block.local2 is not None:
         tokens = block.local2(tokens, mask, columns)
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and _is_perceptron(block.norm2, block.mlp):
-        change = _perceive(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
+    if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and _suits_tiles(block.norm2, block.mlp):
+        change = _mlp_in_tiles(block.norm2, block.mlp, tokens)  # type: ignore[arg-type]
     else:
         change = block.mlp(block.norm2(tokens))
     return tokens, block.drop_path2(block.ls2(change))
 
 
-def _is_perceptron(norm: nn.Module, mlp: nn.Module) -> bool:
-    """Whether Perceptron can stand in for these layers: two linear maps, a GELU between them, and no dropout."""
+def _suits_tiles(norm: nn.Module, mlp: nn.Module) -> bool:
+    """Whether _TiledMLP computes the same as these layers: two linear maps, a GELU between them, and no dropout."""
     if type(mlp) is not Mlp or is_transformed():
         return False
     plain = is_plain(norm, nn.LayerNorm, LayerNorm) and is_plain(mlp.norm, nn.Identity)
@@ -86,22 +93,22 @@ def _drops_nothing(drop: Any) -> bool:
     return is_plain(drop, nn.Dropout) and not (drop.training and drop.p > 0)
 
 
-def _perceive(norm: nn.LayerNorm, mlp: Mlp, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+def _mlp_in_tiles(norm: nn.LayerNorm, mlp: Mlp, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tokens.dtype
     weights: Any = [mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias]
     weights = [weight.to(dtype) for weight in weights]
     with torch.autocast("cpu", enabled=False):
         norm_inputs = tokens.flatten(0, -2), norm.weight, norm.bias, norm.eps
-        return Perceptron.apply(*norm_inputs, *weights, torch.is_grad_enabled()).view(tokens.shape)
+        return _TiledMLP.apply(*norm_inputs, *weights, torch.is_grad_enabled()).view(tokens.shape)
 
 
-class Perceptron(torch.autograd.Function):
-    """GELU(LayerNorm(x) W1' + b1) W2' + b2, in tiles of tokens; it keeps x and the hidden layer before the GELU.
+class _TiledMLP(torch.autograd.Function):
+    """GELU(LayerNorm(x) W1' + b1) W2' + b2, in tiles of tokens; it stores x and the hidden layer before the GELU.
 
-    Autograd would also keep the normalised tokens and the hidden layer after the GELU, d + 4 d numbers per token.
-    Computing these again is as fast as reading them from memory. The hidden layer's tiles have memory of their own:
-    glibc finds places for them where it has none for the whole. Where no gradient is wanted, none of them is kept. In
-    low precision the weights' gradients are summed over the tiles in float32.
+    Autograd would also store the normalised tokens and the hidden layer after the GELU, d + 4 d numbers per token.
+    Recomputing these is as fast as reading them from memory. Each tile of the hidden layer is a tensor of its own,
+    because glibc finds room for tiles where it has none for the whole. Without gradients no tile is stored. In low
+    precision the gradients of the weights are summed over the tiles in float32.
     """
 
     @staticmethod
@@ -122,9 +129,9 @@ class Perceptron(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved = list(ctx.saved_tensors)  # read once: checkpointing lets them be unpacked no second time
+        saved = list(ctx.saved_tensors)  # read once: under checkpointing a second reading is an error
         tensors, hidden = saved[:7], saved[7:]
-        if torch.is_grad_enabled():  # second derivatives are wanted: only autograd can compute them
+        if torch.is_grad_enabled():  # for second derivatives, which only autograd can compute
             gradients = _gradients_by_autograd(tensors, ctx.eps, grads[0], ctx.needs_input_grad)
         else:
             gradients = _gradients(tensors, hidden, ctx.eps, grads[0])
@@ -135,7 +142,7 @@ class Perceptron(torch.autograd.Function):
 def _gradients_by_autograd(
     tensors: list[Tensor], eps: float, grad: Tensor, needed: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    # without views, a weight's gradient would also flow through x where a graph uses the block twice
+    # without views, a weight's gradient would also flow through x if a graph uses the block twice
     tensors = [tensor.view_as(tensor) for tensor in tensors]
     x, gamma, beta, W1, b1, W2, b2 = tensors
     needs = [*needed[:3], *needed[4:8]]  # eps, at index 3, has no gradient

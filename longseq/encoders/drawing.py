@@ -1,4 +1,4 @@
-"""Pictures of what an encoder sees, legible in the 360 points of width that TensorBoard gives them."""
+"""Figures of an encoder's inputs, legible at TensorBoard's width of 360 points."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from torch import Tensor
 WIDTH = 3.6  # inches
 small: Any = rc_context(
     {
-        "figure.dpi": 200,  # sharp where a screen has two points for one
-        "figure.facecolor": "white",  # also on a dark page
+        "figure.dpi": 200,  # sharp on screens of twice the resolution
+        "figure.facecolor": "white",  # on a dark page too
         "font.size": 7,
         "axes.titlesize": 7,
         "axes.labelsize": 6.5,
@@ -32,12 +32,12 @@ def draw_images(
     names: Sequence[str],
     limits: tuple[float, float] | None = (0, 255),
 ) -> Figure:
-    """Draw images as they are, in grey unless they have three channels, under their names.
+    """Draw images with their names above, in grey unless they have three channels.
 
     Args:
         pictures: The images.
-        names: Of each.
-        limits: The numbers that are black and white; None for the lowest and the highest of each image.
+        names: One for each.
+        limits: The numbers of black and of white; None for the lowest and the highest of each image.
     """
     figure, grid = panels(len(names), 4, 1.1)
     for axes, picture, name in zip(grid, pictures, names, strict=True):
@@ -51,7 +51,7 @@ def draw_images(
 def pixels_of(
     picture: Float[Tensor, "channels height width"], limits: tuple[float, float] | None
 ) -> Float[Tensor, "rows columns *rgb"]:
-    """A picture as numbers from 0 (black) to 1 (white): in colour if it has three channels, else its first one."""
+    """An image as numbers from 0 (black) to 1 (white): in colour if it has three channels, else its first channel."""
     low, high = (float(end) for end in (picture.aminmax() if limits is None else limits))
     shown = picture.permute(1, 2, 0) if len(picture) == 3 else picture[0]
     return ((shown - low) / max(high - low, 1e-30)).clamp(0, 1)
@@ -61,7 +61,7 @@ def pixels_of(
 def draw_spectrograms(
     pictures: Sequence[Float[Tensor, "mels _"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
 ) -> Figure:
-    """Draw log-mel spectrograms as long as their clips, in seconds and hertz, down to 60 dB below the loudest point."""
+    """Draw log-mel spectrograms over seconds and hertz, each as long as its clip, down to 60 dB below its peak."""
     figure, grid = panels(len(names), 2, 1.3)
     mels = len(pictures[0])
     hertz = [hz for hz in (250, 500, 1000, 2000, 4000, 8000, 16000) if hz < sample_rate_hz / 2]
@@ -82,7 +82,7 @@ def draw_spectrograms(
 
 @small
 def draw_waveforms(waveforms: Sequence[Float[Tensor, " _"]], names: Sequence[str], sample_rate_hz: int) -> Figure:
-    """Draw waveforms as long as their clips, in seconds, each scaled to its own peak."""
+    """Draw waveforms over seconds, each as long as its clip and scaled to its own peak."""
     figure, grid = panels(len(names), 2, 1.0)
     for axes, waveform, name in zip(grid, waveforms, names, strict=True):
         axes.plot([sample / sample_rate_hz for sample in range(len(waveform))], waveform.numpy(), linewidth=0.5)
@@ -96,7 +96,7 @@ def draw_waveforms(waveforms: Sequence[Float[Tensor, " _"]], names: Sequence[str
 def draw_curves(
     named: Mapping[str, tuple[Tensor, Tensor]], dots: Sequence[tuple[Tensor, Tensor]], axes_names: tuple[str, str]
 ) -> Figure:
-    """Draw curves in the unit square, each with its name and a dot on it."""
+    """Draw curves in the unit square, each with its name and a dot."""
     figure = Figure((WIDTH, WIDTH), layout="constrained")
     axes = figure.add_subplot(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=axes_names[0], ylabel=axes_names[1])
     for (name, (x, y)), (dot_x, dot_y) in zip(named.items(), dots, strict=True):
@@ -109,7 +109,7 @@ def draw_curves(
 
 @small
 def draw_pairs(predicted: Float[Tensor, "n amounts"], true: Float[Tensor, "n amounts"], names: Sequence[str]) -> Figure:
-    """Draw predicted against true amounts, a panel for each, with the line on which they are equal."""
+    """Draw predicted against true values, one panel per amount, with the line where they are equal."""
     figure, grid = panels(len(names), 3, 2.4)
     for axes, name, x, y in zip(grid, names, true.T.numpy(), predicted.T.numpy(), strict=True):
         axes.axline((float(x[0]), float(x[0])), slope=1, color="0.7", linewidth=0.8)
@@ -120,17 +120,17 @@ def draw_pairs(predicted: Float[Tensor, "n amounts"], true: Float[Tensor, "n amo
 
 
 def mel_row(hertz: int, num_mels: int, sample_rate_hz: int) -> float:
-    """The height of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
+    """The row of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
     return (num_mels + 1) * math.log1p(hertz / 700) / math.log1p(sample_rate_hz / 2 / 700) - 0.5
 
 
 def panels(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, in reading order.
+    """A figure with panels in reading order.
 
     Args:
-        count: How many panels.
-        columns: At most so many beside each other.
-        height: Of a panel, in inches.
+        count: Number of panels.
+        columns: The largest number of panels in a row.
+        height: Height of a panel, in inches.
     """
     columns = min(count, columns)
     rows = math.ceil(count / columns)

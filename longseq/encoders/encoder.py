@@ -1,4 +1,4 @@
-"""What every encoder does: it makes normalised pictures of a batch, and a timm ViT turns their tokens into features."""
+"""What every encoder does: it normalises a batch, and a timm ViT turns its tokens into features."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError, argument_names
+from longseq.arguments import ArgumentError, argument_names, require
 from longseq.attention import Mechanism, plug
-from longseq.encoders.encode import (
+from longseq.encoders.forward_pass import (
     count_tokens,
     encode,
     encode_tokens,
@@ -29,25 +29,28 @@ class Encoder(nn.Module, ABC):
 
     Constructor arguments of every encoder are kept as attributes of the same name, so that a checkpoint can name them.
 
-    An encoder that was not measured before its first training batch measures that batch, and warns: a model that is
-    trained on unnormalised inputs becomes much less accurate.
+    If mean and deviation are not measured before the first training batch, the encoder measures that batch and warns: a
+    model that is trained on unnormalised inputs is much less accurate.
+
+    In this package a picture is an input of the trunk, (channels, height, width): an image, a spectrogram, or a
+    waveform of one column.
 
     Args:
         trunk: timm's VisionTransformer without a head; its attention is replaced.
         attention: The mechanism that replaces it.
-        picture_shape: (channels, height, width) of the pictures that the trunk takes.
-        statistics: Shape of mean and std; it must broadcast over a picture.
-        sizes: Those that are arguments of the constructor become attributes. With any_length picture_shape is that of a
-            usual input.
+        picture_shape: (channels, height, width) of the trunk's inputs; with any_length those of a typical one.
+        statistics: Shape of mean and std; it must broadcast over the trunk's input.
+        sizes: Those that are arguments of the constructor become attributes.
 
     Raises:
-        ValueError: If any_length is wanted, and the mechanism is bound to a length; or checkpointing and reversible.
+        ValueError: If any_length is True and the mechanism is bound to a length, or both checkpointing and reversible
+            are True.
 
     Attributes:
-        num_tokens: n, the length of the sequence that the attention sees; with any_length that of a usual one.
+        num_tokens: n, the length of the sequence in the attention; with any_length that of a typical input.
         dim, depth, heads: Width of the features, number of blocks, and heads of each block.
-        mean, std: Mean and standard deviation of the training set's pictures: one value per channel for images, one per
-            mel band for sound.
+        mean, std: Mean and standard deviation of the training set: one value per channel for images, one per mel band
+            for sound.
     """
 
     mean: Tensor
@@ -71,9 +74,8 @@ class Encoder(nn.Module, ABC):
             what = f"must take sequences of any length, but {bound} is bound to one"
             remedy = "Verma without k and Linformer with Dynamic are not, or give any_length false"
             raise ArgumentError("attention", f"{what}; {remedy}")
-        if sizes.reversible and sizes.checkpointing:
-            what = "must be false with reversible blocks, which keep no activations either"
-            raise ArgumentError("checkpointing", f"{what}; leave out one of the two")
+        what = "must be false with reversible blocks, which keep no activations either; leave out one of the two"
+        require(not (sizes.reversible and sizes.checkpointing), "checkpointing", what)
         first: Any = next(iter(getattr(trunk, "blocks", ())), None)  # plug refuses what has no such blocks
         heads = first.attn.num_heads if hasattr(first, "attn") else 0
         self.trunk = plug(trunk, attention)
@@ -89,7 +91,7 @@ class Encoder(nn.Module, ABC):
         self.register_buffer("mean", torch.zeros(statistics))
         self.register_buffer("std", torch.ones(statistics))
         self._is_measured = False
-        self.keeps_statistics = False  # True where weights expect the mean and deviation that they were trained with
+        self.keeps_statistics = False  # True if the weights expect the mean and deviation of their own training
 
     @property
     def row_seconds(self) -> float | None:
@@ -98,7 +100,7 @@ class Encoder(nn.Module, ABC):
 
     @property
     def num_tokens(self) -> int:
-        """n, the length of the sequence that the attention sees."""
+        """n, the length of the sequence in the attention."""
         return self.trunk.patch_embed.num_patches + self.trunk.num_prefix_tokens
 
     @classmethod
@@ -106,20 +108,19 @@ class Encoder(nn.Module, ABC):
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         """Small encoders of each form, each with a batch of inputs as data modules yield it.
 
-        All tests of encoders use them. Each encoder sees 16 tokens or more, and has these options of its constructor.
+        All tests of encoders use them. Each encoder has 16 tokens or more; options are arguments of its constructor.
         """
 
     @abstractmethod
     def front_end(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
-        """Make the pictures for the trunk, in float32 and not normalised. They may lack rows at the end; these rows are
-        then padding."""
+        """Compute the inputs of the trunk, in float32 and not normalised. Missing rows at the end are padding."""
 
     def augment(self, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
-        """Change normalised pictures at random, in training."""
+        """Change normalised inputs at random, in training."""
         return picture
 
     def rows(self, inputs: Any) -> Int64[Tensor, " b"] | None:
-        """How many rows of each picture come before its padding; None if no picture has padding."""
+        """The number of rows of each picture before its padding; None without padding."""
         return None
 
     def draw(
@@ -128,14 +129,19 @@ class Encoder(nn.Module, ABC):
         names: Sequence[str],
         limits: tuple[float, float] | None = (0, 255),
     ) -> Any:
-        """A matplotlib figure of pictures as ``front_end`` makes them, without their padding, under their names. The
-        limits are the smallest and the largest number of an input, if it has such."""
+        """Draw pictures, as ``front_end`` returns them but without padding, with their names: a matplotlib figure.
+
+        Args:
+            pictures: The pictures.
+            names: One for each.
+            limits: The smallest and the largest number that an input may contain; None if there are no limits.
+        """
         from longseq.encoders.drawing import draw_images  # matplotlib takes half a second to import
 
         return draw_images(pictures, names, limits)
 
     def sounds(self, inputs: Any) -> list[Float[Tensor, " samples"]]:
-        """The waveforms of a batch, for people to listen to, without padding; an empty list for images."""
+        """The waveforms of a batch without padding, for listening; an empty list for images."""
         return []
 
     def count_tokens(self, inputs: Any) -> Int64[Tensor, ""] | int:
@@ -154,8 +160,8 @@ class Encoder(nn.Module, ABC):
         return encode(self.trunk, *self.prepared(inputs))
 
     def token_features(self, inputs: Any) -> tuple[Float[Tensor, "b n dim"], Bool[Tensor, "b n"] | None]:
-        """The features of every token of a batch, without prefix tokens, and which of them are there; None where all
-        are."""
+        """The features of every token of a batch except prefix tokens, and which tokens are present; None without
+        padding."""
         return token_features(self.trunk, *self.prepared(inputs))
 
     def all_features(
@@ -168,8 +174,8 @@ class Encoder(nn.Module, ABC):
     def prepared(
         self, inputs: Any, is_augmented: bool = True
     ) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
-        """The pictures that the trunk sees, normalised and in training changed at random unless ``is_augmented`` is
-        False, and how many rows of each come before its padding."""
+        """The inputs of the trunk, normalised and, in training, augmented unless ``is_augmented`` is False; and the
+        number of rows of each before its padding."""
         picture, rows = self.front_end(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         if self.training and not self._is_measured:
@@ -199,8 +205,8 @@ class Encoder(nn.Module, ABC):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Any]) -> None:
-        """Set mean and standard deviation to those of all pictures of the training set, without padding; an encoder
-        whose weights expect others keeps these.
+        """Set mean and standard deviation to those of the training set, without padding. If ``keeps_statistics``, do
+        nothing.
 
         Args:
             batches: Inputs as the data module yields them, on the encoder's device.
@@ -217,17 +223,15 @@ class Encoder(nn.Module, ABC):
             total = total + picture.sum(0).sum_to_size(total.shape)
             squares = squares + picture.square().sum(0).sum_to_size(total.shape)
         mean = total / num_pixels
-        if not mean.isfinite().all():  # num_pixels is 0 where there was no batch
-            raise ArgumentError(
-                "batches", "must hold inputs of finite numbers, got none, NaN or infinity; look at the training set"
-            )
+        what = "must hold inputs of finite numbers, got none, NaN or infinity; look at the training set"
+        require(bool(mean.isfinite().all()), "batches", what)  # num_pixels is 0 if there was no batch
         std = (squares / num_pixels - mean.square()).clamp(min=0).sqrt()
-        self.set_statistics(mean, torch.where(std > 0, std, 1.0))  # a constant is shifted, not divided by 0
+        self.set_statistics(mean, torch.where(std > 0, std, 1.0))  # a constant input is not divided by 0
 
     @torch.no_grad()
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Set mean and standard deviation to known values; 0 and 1 leave pictures as they are. Weights that are loaded
-        later say whether they were measured; of 0 and 1 they cannot say it, so set these again."""
+        """Set mean and standard deviation to known values; 0 and 1 leave inputs unchanged. Loading weights later marks
+        the encoder as not measured if their statistics are 0 and 1: then call this again."""
         self.mean.copy_(mean)
         self.std.copy_(std)
         self._is_measured = True
@@ -242,7 +246,7 @@ class Encoder(nn.Module, ABC):
 
     def _measure_first_batch(self, inputs: Any) -> None:
         """Measure the first batch of a training without a data module. With DistributedDataParallel each process
-        measures its own batch; before the second step they all receive the values of the first process."""
+        measures its own batch; before the second step all receive the values of the first process."""
         if self._has_statistics():  # the buffers were set directly
             self._is_measured = True
             return

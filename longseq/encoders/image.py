@@ -32,8 +32,7 @@ class ImageEncoder(Encoder):
     def __init__(
         self, shape: Sequence[int], attention: Mechanism, patch_size: int = 1, **sizes: Annotated[Any, Sizes]
     ) -> None:
-        picture = picture_shape(shape)
-        height, width = picture[1:]
+        channels, height, width = picture_shape(shape)
         if patch_size < 1 or height % patch_size or width % patch_size:
             raise ArgumentError(
                 "patch_size",
@@ -44,34 +43,24 @@ class ImageEncoder(Encoder):
         described = Sizes(**sizes)
         if described.stem is not None:
             refuse_stem(described.stem, patch, "patch_size")
-        super().__init__(make_trunk(picture, patch, described), attention, picture, (picture[0], 1, 1), described)
+        size = channels, height, width
+        super().__init__(make_trunk(size, patch, described), attention, size, (channels, 1, 1), described)
         self.shape, self.patch_size = list(shape), patch_size
         if isinstance(described.stem, Pretrained):
-            self.stem = described.stem.without_weights()  # a checkpoint holds them itself
-            self.set_statistics(*described.stem.statistics(picture[0]))
+            self.stem = described.stem.without_weights()  # a checkpoint has them
+            self.set_statistics(*described.stem.statistics(channels))
             self.keeps_statistics = True
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         small = {"dim": 16, "depth": 2, "heads": 4, "mlp_ratio": 2.0, **options}
         bytes_ = torch.randint(256, (3, 3, 6, 8), dtype=torch.uint8)
+        trained, pretrained = Residual([4, 6], [1, 2]), Pretrained("test_efficientnet", 1, pretrained=False)
         return [
             (cls((3, 6, 8), attention, **small), bytes_),
             (cls((1, 12, 8), attention, patch_size=2, pool="token", **small), 255 * torch.rand(3, 1, 12, 8)),
-            (
-                cls((3, 12, 16), attention, patch_size=2, stem=Residual([4, 6], [1, 2]), **small),
-                255 * torch.rand(3, 3, 12, 16),
-            ),
-            (
-                cls(
-                    (3, 16, 16),
-                    attention,
-                    patch_size=4,
-                    stem=Pretrained("test_efficientnet", 1, pretrained=False),
-                    **small,
-                ),
-                255 * torch.rand(3, 3, 16, 16),
-            ),
+            (cls((3, 12, 16), attention, patch_size=2, stem=trained, **small), 255 * torch.rand(3, 3, 12, 16)),
+            (cls((3, 16, 16), attention, patch_size=4, stem=pretrained, **small), 255 * torch.rand(3, 3, 16, 16)),
         ]
 
     def front_end(self, inputs: Shaped[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:

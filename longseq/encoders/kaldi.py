@@ -15,10 +15,10 @@ from longseq.encoders.patches import at_least
 class KaldiLogMel(nn.Module):
     """torchaudio.compliance.kaldi.fbank with a Hann window, for a batch: (b, samples) -> (b, mels, frames).
 
-    Frame i holds the samples from i * 10 ms on, 25 ms long. Its mean is taken off, x[t] - 0.97 x[t - 1] is windowed,
-    and the power spectrum is summed in triangles from 20 Hz to half the sample rate. All steps before the power are
-    linear in the samples, so they are one convolution, on any device and in an exported file. It is computed in
-    float32, even under mixed precision and in a bfloat16 model; in a float64 model in float64.
+    Frame i contains 25 ms of samples, from i * 10 ms on. Its mean is subtracted, x[t] - 0.97 x[t - 1] is windowed, and
+    the power spectrum is summed in triangles from 20 Hz to half the sample rate. All steps before the power are linear
+    in the samples, so they are a single convolution, on any device and in an exported file. It is computed in float32,
+    even under mixed precision and in a bfloat16 model; in a float64 model in float64.
 
     Args:
         sample_rate_hz: Samples per second.
@@ -49,7 +49,7 @@ class KaldiLogMel(nn.Module):
         return mels.clamp(min=torch.finfo(torch.float32).eps).log()
 
     def count_frames(self, num_samples: Any) -> Any:
-        """How many frames so many samples fill, a number or a tensor of numbers; at least one."""
+        """The number of frames that samples fill, at least one: a number, or a tensor of numbers."""
         num_samples = at_least(num_samples, self.window)
         return 1 + (num_samples - self.window) // self.hop
 

@@ -1,7 +1,7 @@
-"""Local mixing: depthwise convolutions over the token grid, in every block before the attention and the perceptron.
+"""Local mixing: depthwise convolutions over the token grid, in every block before the attention and before the MLP.
 
-Attention treats the tokens as a set, but a pixel has a meaning only beside its neighbours. A depthwise convolution
-brings in the neighbours, and costs 2 n d FLOPs for each number of its kernel.
+Attention treats the tokens as a set, but a pixel has a meaning only among its neighbours. A depthwise convolution adds
+the neighbours, and costs 2 n d FLOPs for each number of its kernel.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require
 from longseq.attention.grid import TokenGrid
 from longseq.attention.plug import token_grid
 from longseq.attention.shard import Split, with_halo
@@ -27,18 +27,18 @@ from longseq.compat.torch import without_autocast
 class LocalLayer(Split):
     """X + W * X, a depthwise convolution over the grid of tokens, with a residual connection: (b, n, d) -> (b, n, d).
 
-    Prefix tokens are left as they are. Padding is treated as the outside of the grid: as zeros. The weights start at
-    zero, so a trained model gives the same features at first. No weight depends on the length of the sequence.
+    Prefix tokens stay unchanged. Padding is zero, like the outside of the grid. The weights start at zero, so adding
+    this layer to a trained model changes nothing at first. No weight depends on the length of the sequence.
 
     Args:
         dim: d.
         kernel_size: Height and width of the kernel, both odd.
-        columns: Columns of the grid, unless forward is told others; its rows follow from the tokens. None to mix along
-            the sequence, whatever the grid.
-        num_prefix_tokens: Tokens in front of the grid.
+        columns: Columns of the grid, if forward gets no others; the rows follow from the tokens. None to mix along the
+            sequence, whatever the grid.
+        num_prefix_tokens: Tokens before the grid.
     """
 
-    is_neutral_at_start = True  # so that a trained model may lack it (attention/plug.py)
+    is_neutral_at_start = True  # so a trained model may lack it (attention/plug.py)
 
     def __init__(self, dim: int, kernel_size: tuple[int, int], columns: int | None, num_prefix_tokens: int) -> None:
         super().__init__()
@@ -57,12 +57,12 @@ class LocalLayer(Split):
             return tokens
         if mask is not None:
             grid = grid.masked_fill(~mask[:, 0, 0, prefix:, None], 0)
-        # (b, d, rows, columns) without a copy: the channels of a token lie together, as torch's channels_last has them
+        # (b, d, rows, columns) without a copy: the channels of a token are contiguous, as in torch's channels_last
         image = grid.mT.unflatten(2, (-1, 1 if self.columns is None else columns or self.columns))
-        # depthwise convolutions in bfloat16 take ten times as long as in float32 on a CPU; the tokens are float32 here
+        # on a CPU, depthwise convolutions in bfloat16 take ten times as long as in float32; the tokens are float32 here
         with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
-            mixed = self._convolved(image).flatten(2).mT
-        return tokens + mixed if not prefix else torch.cat([tokens[:, :prefix], tokens[:, prefix:] + mixed], dim=1)
+            change = self._convolved(image).flatten(2).mT
+        return tokens + change if not prefix else torch.cat([tokens[:, :prefix], tokens[:, prefix:] + change], dim=1)
 
     def _convolved(self, image: Float[Tensor, "b d rows columns"]) -> Float[Tensor, "b d rows columns"]:
         if self.shard is None:
@@ -75,31 +75,31 @@ class LocalLayer(Split):
 
 @dataclass(frozen=True)
 class LocalMixing(ABC):
-    """A description of local mixing, chosen in YAML.
+    """A description of local mixing, as in a configuration.
 
     Args:
-        kernel_size: Tokens that the kernel covers along an axis, an odd number.
+        kernel_size: Length of the kernel along an axis, in tokens; odd.
     """
 
     kernel_size: int = 3
 
     def __post_init__(self) -> None:
-        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise ArgumentError("kernel_size", f"must be odd and positive, got {self.kernel_size}; 3 is usual")
+        is_odd = self.kernel_size >= 1 and self.kernel_size % 2 == 1
+        require(is_odd, "kernel_size", f"must be odd and positive, got {self.kernel_size}; 3 is usual")
 
     @classmethod
     def examples(cls) -> "Sequence[LocalMixing]":
-        """Some of each form; all tests of local mixing go over them."""
+        """Examples of each form; all tests of local mixing use them."""
         return [cls(), cls(5)]
 
     @abstractmethod
     def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
-        """Build the layer of one place in a block."""
+        """Build one layer; a block has two."""
 
 
 @dataclass(frozen=True)
 class Conv2d(LocalMixing):
-    """Over rows and columns: of an image, or over time and mels where a token is a patch of a spectrogram."""
+    """Over rows and columns: those of an image, or time and mels if a token is a patch of a spectrogram."""
 
     def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
         kernel = (self.kernel_size, self.kernel_size if grid.size[1] > 1 else 1)
@@ -108,20 +108,20 @@ class Conv2d(LocalMixing):
 
 @dataclass(frozen=True)
 class Conv1d(LocalMixing):
-    """Along the sequence, row after row: all that Long Range Arena (arXiv:2011.04006) lets a model know of an image."""
+    """Along the sequence, row after row, as Long Range Arena (arXiv:2011.04006) presents an image."""
 
     def build(self, dim: int, grid: TokenGrid) -> LocalLayer:
         return LocalLayer(dim, (self.kernel_size, 1), None, grid.num_prefix_tokens)
 
 
 class LocalBlock(Block):
-    """timm's block with local mixing before the attention and before the perceptron; all other weights keep their
-    names.
+    """timm's block with local mixing before the attention and before the MLP; all other weights keep their names.
 
     Args:
         block: timm's block, whose parts this one takes over.
-        local1: Before the attention.
-        local2: Before the perceptron; None where only prefix tokens leave the block, which it would not change.
+        local1: Local mixing before the attention.
+        local2: Local mixing before the MLP; None if only prefix tokens leave the block, because it would not change
+            them.
     """
 
     def __init__(self, block: Block, local1: LocalLayer, local2: LocalLayer | None) -> None:
@@ -149,10 +149,8 @@ def add_local(trunk: VisionTransformer, local: LocalMixing) -> None:
     blocks: list[Any] = list(trunk.blocks)
     dim, grid = trunk.embed_dim, token_grid(trunk)
     for depth, block in enumerate(blocks):
-        if type(block) is not Block:
-            raise ArgumentError(
-                "local", f"must be left out for block {depth}, a {type(block).__name__}; only timm's Block has a place"
-            )
+        what = f"must be left out for block {depth}, a {type(block).__name__}; only timm's Block has a place"
+        require(type(block) is Block, "local", what)
         # a weight without a gradient would stop a training on several processes
         is_unseen = depth == len(blocks) - 1 and leaves_prefix_alone(trunk)
         mixing = LocalBlock(block, local.build(dim, grid), None if is_unseen else local.build(dim, grid))

@@ -6,15 +6,15 @@ import torch
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require
 
 
 @torch.no_grad()
 def at_one_size(naflex: NaFlexVit, size: tuple[int, int]) -> VisionTransformer:
-    """A VisionTransformer that gives the features of a NaFlexVit for images of one size, with its blocks and weights.
+    """A VisionTransformer with the features of a NaFlexVit for images of one size, and with its blocks and weights.
 
-    The matrix of patches becomes a convolution, and position embeddings are resampled as the NaFlexVit does for images
-    of this size: they are what its embedding makes of an image of zeros, without the bias.
+    The matrix of the patch embedding becomes a convolution. Position embeddings are resampled as the NaFlexVit does for
+    images of this size: they are its embedding of an image of zeros, minus the bias.
 
     Args:
         naflex: The model, without a head; its parts are taken over.
@@ -26,11 +26,11 @@ def at_one_size(naflex: NaFlexVit, size: tuple[int, int]) -> VisionTransformer:
     embeds: Any = naflex.embeds
     blocks: Any = naflex.blocks
     weight, bias = embeds.proj.weight, embeds.proj.bias
-    if any(side % of_patch for side, of_patch in zip(size, embeds.patch_size, strict=True)):
-        raise ArgumentError("shape", f"must be filled by patches of {embeds.patch_size}, got {size}; change it")
-    norms = (embeds.norm_input, None if type(embeds.norm) is torch.nn.Identity else embeds.norm)
-    if naflex.rope is not None or any(norm is not None for norm in norms):
-        raise ArgumentError("model", "must be a NaFlexVit without rotary positions and norms of patches; try another")
+    is_filled = not any(side % of_patch for side, of_patch in zip(size, embeds.patch_size, strict=True))
+    require(is_filled, "shape", f"must be filled by patches of {embeds.patch_size}, got {size}; change it")
+    norm = None if type(embeds.norm) is torch.nn.Identity else embeds.norm
+    what = "must be a NaFlexVit without rotary positions and norms of patches; try another"
+    require(all(part is None for part in (naflex.rope, embeds.norm_input, norm)), "model", what)
     vit: Any = VisionTransformer(
         img_size=size,
         patch_size=embeds.patch_size,

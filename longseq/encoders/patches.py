@@ -14,11 +14,11 @@ from longseq.compat.torch import is_hooked, is_plain
 
 
 class OverlappingPatchEmbed(PatchEmbed):
-    """timm's patch embedding, with a stride of its own; what fills no patch at the end is left out.
+    """timm's patch embedding with overlapping patches; what fills no patch at the end is left out.
 
     Args:
+        arguments, named: As PatchEmbed takes them.
         stride: Rows and columns from one patch to the next.
-        arguments: Those of PatchEmbed.
     """
 
     def __init__(self, *arguments: Any, stride: tuple[int, int], **named: Any) -> None:
@@ -39,38 +39,39 @@ def stride_of(embed: Any) -> tuple[int, int]:
 
 
 def count_rows(embed: Any, rows: Any) -> Any:
-    """How many rows of patches so many rows of a picture make, a number or a tensor of numbers. What is missing in the
-    last patch is padding; but an overlapping patch that is not filled is left out, except for the first."""
+    """The number of rows of patches in this many rows of an input, a number or a tensor of numbers. The last patch is
+    padded; but an overlapping patch that is not filled is left out, unless it is the only one."""
     patch = embed.patch_size[0]
     if isinstance(embed, OverlappingPatchEmbed):
         return (at_least(rows, patch) - patch) // embed.stride[0] + 1
-    return (rows + patch - 1) // patch  # ONNX rounds quotients of negatives up
+    return (rows + patch - 1) // patch  # not -(-rows // patch): ONNX rounds quotients of negative numbers up
 
 
 def count_columns(embed: Any, width: int) -> int:
-    """How many columns of patches a picture of this width has."""
+    """The number of columns of patches in an input of this width."""
     return (width - embed.patch_size[1]) // stride_of(embed)[1] + 1
 
 
 def at_least(numbers: Any, least: int) -> Any:
-    """A number, or each of a tensor of numbers, but no less than another."""
+    """A number, or each number of a tensor, raised to a minimum."""
     return numbers.clamp(min=least) if isinstance(numbers, Tensor) else max(numbers, least)
 
 
 def embed_patches(
     embed: Any, picture: Float[Tensor, "b channels height width"], is_part: bool = False
 ) -> Float[Tensor, "b ... d"]:
-    """The tokens that a timm patch embedding makes of pictures, with its own weights; some keep rows and columns apart.
+    """The tokens that a timm patch embedding computes, (b, n, d), or (b, rows, columns, d) if it does not flatten.
 
-    Where patches do not overlap, the embedding is a linear map of the flattened patches. A convolution gives the same
-    numbers, but torch 2.14's convolution in bfloat16 is wrong, without an error, on processors with AMX for some
-    kernels of one row, such as (1, 16) over one channel: it is off by 1e38. An embedding of another class, a wrapped
-    embedding, and a picture of a size that it refuses are left to timm.
+    Patches that do not overlap are embedded by a linear map of the flattened patches. A convolution gives the same
+    numbers, but on processors with AMX torch 2.14's bfloat16 convolution is wrong, without an error, for some kernels
+    of one row, such as (1, 16) over one channel: it is off by 1e38. An embedding of another class, a wrapped embedding,
+    and an input of a size that it refuses are left to timm.
 
     Args:
         embed: ``vit.patch_embed``.
-        picture: Of the size that the embedding was built for, or of any size that patches fill if it takes others.
-        is_part: Whether the picture is some rows of one of that size.
+        picture: An input of the size that the embedding was built for, or of any size that patches fill if it is not
+            strict.
+        is_part: Whether the input consists of some rows of one of that size.
     """
     rows, columns = embed.patch_size
     height, width = picture.shape[-2:]
@@ -80,7 +81,7 @@ def embed_patches(
         return embed(picture)
     patches = patches_of(picture, rows, columns)
     weight = embed.proj.weight.flatten(1)
-    # on a CPU, products over a few numbers take four times as long in bfloat16 as in float32
+    # on a CPU, products over few numbers take four times as long in bfloat16 as in float32
     is_short = weight.shape[1] < 32 and picture.device.type == "cpu"
     with torch.autocast("cpu", enabled=False) if is_short else nullcontext():
         return embed.norm(F.linear(patches, weight, embed.proj.bias))
@@ -96,6 +97,7 @@ def patches_of(picture: Tensor, rows: int, columns: int) -> Float[Tensor, "b n p
 
 
 def is_product(embed: Any) -> bool:
+    """Whether a patch embedding is a linear map of flattened patches."""
     if type(embed) is not PatchEmbed or is_hooked(embed) or not is_plain(embed.proj, nn.Conv2d) or not embed.flatten:
         return False
     conv = embed.proj
@@ -106,7 +108,7 @@ def is_product(embed: Any) -> bool:
 def without_padding(
     picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None
 ) -> Float[Tensor, "b channels height width"]:
-    """Pictures with zeros behind their first rows; None where all are there."""
+    """Inputs with zeros in their padding, which is everything after the first ``rows``; None without padding."""
     return picture if rows is None else picture.masked_fill(~is_present(rows, picture.shape[2])[:, None, :, None], 0)
 
 

@@ -13,9 +13,9 @@ Positions = Literal["learned", "sincos", "none"]
 
 
 def sincos(grid: TokenGrid, dim: int) -> Float[Tensor, "1 n d"]:
-    """Sines and cosines of a token's row, and of its column, at wavelengths from 2 pi to 10,000 * 2 pi tokens
-    (arXiv:1706.03762, section 3.5); half of the channels each, or all of them where the tokens stand in one line.
-    Prefix tokens, which have no place, get zeros.
+    """Sines and cosines of a token's row and of its column, at wavelengths from 2 pi to 10,000 * 2 pi tokens
+    (arXiv:1706.03762, section 3.5). Row and column have half of the channels each; in a single line of tokens the
+    position has all of them. Prefix tokens, which have no position, get zeros.
     """
     height, width = grid.size
     y, x = (places.flatten() for places in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))

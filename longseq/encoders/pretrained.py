@@ -1,4 +1,4 @@
-"""Any vision transformer of timm that can be plugged, with its pretrained weights, as an image encoder."""
+"""An image encoder that is any vision transformer of timm to which ``plug`` applies, with pretrained weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,8 @@ from longseq.encoders.trunk import Sizes, picture_shape
 class TimmEncoder(Encoder):
     """A timm vision transformer with its attention replaced: (b, channels, height, width) of 0..255 -> (b, dim).
 
-    Pixels are normalised by the mean and deviation that the model was trained with, not by the data's. Where
-    shape differs from the model's own, position embeddings are resampled and the first convolution is adapted. EVA and
+    Pixels are normalised by the mean and deviation that the model was trained with, not by those of the data. If
+    ``shape`` is not the model's own, position embeddings are resampled and the first convolution is adapted. EVA and
     DINOv3 keep their rotary positions; a NaFlexViT becomes a plain ViT for images of this shape. docs/pretrained.md
     lists the models.
 
@@ -33,10 +33,10 @@ class TimmEncoder(Encoder):
         shape: Channels, height and width of an image, in pixels; None for the model's own.
         pretrained: True for timm's weights, which it downloads once; the path of a file of weights that timm can read;
             False for random ones.
-        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
+        dropout: Dropout rate of position embeddings, attention outputs and MLPs.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
-        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
+        checkpointing: Whether the blocks' activations are recomputed instead of stored: less memory, more time.
 
     Raises:
         ValueError: If timm has no such model, its weights cannot be loaded, it is not a plain vision transformer, or
@@ -55,32 +55,31 @@ class TimmEncoder(Encoder):
         local: LocalMixing | None = None,
     ) -> None:
         config = config_of(model, "vit_tiny_patch16_224")
-        picture = picture_shape(config.input_size if shape is None else shape)
+        channels, height, width = picture_shape(config.input_size if shape is None else shape)
         options: dict[str, Any] = {"proj_drop_rate": dropout, "pos_drop_rate": dropout, "drop_path_rate": drop_path}
         try:
-            trunk = created(model, pretrained, img_size=picture[1:], in_chans=picture[0], num_classes=0, **options)
+            trunk = created(model, pretrained, img_size=(height, width), in_chans=channels, num_classes=0, **options)
         except Exception as error:
             if "unexpected keyword argument" not in str(error):
                 raise
             # its constructor lacks img_size or another option
             why = next((why for kind, why in REFUSED.items() if kind in str(error)), error)
-            raise ArgumentError(
-                "model", f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
-            ) from error
-        sizes = Sizes(
-            dropout=dropout, drop_path=drop_path, checkpointing=checkpointing, local=local
-        )  # others are timm's
+            what = f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
+            raise ArgumentError("model", what) from error
+        # all other sizes are timm's
+        sizes = Sizes(dropout=dropout, drop_path=drop_path, checkpointing=checkpointing, local=local)
         if isinstance(trunk, NaFlexVit):
-            trunk = at_one_size(trunk, picture[1:])
+            trunk = at_one_size(trunk, (height, width))
         try:
-            super().__init__(trunk, attention, picture, (picture[0], 1, 1), sizes)
+            super().__init__(trunk, attention, (channels, height, width), (channels, 1, 1), sizes)
         except ValueError as error:
             if not str(error).startswith("vit must"):
                 raise
             raise ArgumentError("model", f"must be one that can be plugged, got {model!r}: {error}") from error
-        self.model, self.shape = model, list(picture)
-        self.pretrained = False  # a checkpoint holds the weights itself, so building from it must not load timm's
-        self.set_statistics(*statistics_of(config, picture[0]))
+        self.model, self.shape = model, [channels, height, width]
+        self.pretrained = False  # a checkpoint has the weights, so building from it must not load timm's
+        self.keeps_statistics = True
+        self.set_statistics(*statistics_of(config, channels))
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
@@ -91,6 +90,3 @@ class TimmEncoder(Encoder):
         return inputs.float()
 
     measured_by = ("model", "shape")
-
-    def measure(self, batches: Any) -> None:
-        """Do nothing: the weights expect the mean and deviation that they were trained with."""

@@ -1,4 +1,4 @@
-"""Carry a trained model to larger images, longer clips, or another hop."""
+"""Resize a trained model: larger images, longer clips, or another hop."""
 
 import copy
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from timm.layers.attention import Attention
 from torch import nn
 
-from longseq.arguments import ArgumentError, arguments_of
+from longseq.arguments import ArgumentError, arguments_of, require
 from longseq.attention import carry, plug
 from longseq.attention.others.sequence import SequenceLayer
 from longseq.compat.timm import Trunk
@@ -18,11 +18,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> Model:
-    """A copy of a trained encoder, classifier or plugged ViT that takes inputs of another size, with its weights.
+    """A copy of a trained encoder, classifier or plugged ViT, with its weights, for inputs of another size.
 
     Position embeddings are resampled (timm's resample_abs_pos_embed). E and F are multiplied by a damped inverse of
     the interpolation of tokens from the old grid to the new one (docs/resize.md), in two dimensions for images and in
-    one for time, and each row keeps its sum. Convolutions are stretched with their windows. Everything else is
+    one for time, and each row keeps its sum. Convolution kernels are stretched with their windows. Everything else is
     copied, including the mean and deviation of the training set.
 
     Args:
@@ -45,18 +45,16 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
     if not isinstance(model, Encoder):
         encoder = getattr(model, "encoder", None)
         if not isinstance(encoder, Encoder):
-            raise ArgumentError(
-                "model", f"must be an encoder or have one, got {type(model).__name__}; see longseq.encoders"
-            )
+            what = f"must be an encoder or have one, got {type(model).__name__}; see longseq.encoders"
+            raise ArgumentError("model", what)
         new = _rebuilt(model, encoder=resize(encoder, **changes)).to(next(model.parameters()))
         own = {name: weight for name, weight in model.state_dict().items() if not name.startswith("encoder.")}
         new.load_state_dict(own, strict=False)
         return new.train(model.training)
     new = _rebuilt(model, **changes).to(next(model.parameters()))
     _carry_all(model.trunk, new.trunk, changes)
-    if new.mean.shape != model.mean.shape:  # of mels in patches
-        what = f"must keep mean and deviation of {tuple(model.mean.shape)}, got {tuple(new.mean.shape)}"
-        raise ArgumentError(" and ".join(changes), f"{what}; train anew")
+    what = f"must keep mean and deviation of {tuple(model.mean.shape)}, got {tuple(new.mean.shape)}; train anew"
+    require(new.mean.shape == model.mean.shape, " and ".join(changes), what)  # they differ if the mels do
     new.mean.copy_(model.mean)
     new.std.copy_(model.std)
     new._is_measured = model._is_measured
@@ -64,23 +62,18 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
 
 
 def _resized_vit(vit: Trunk, shape: Sequence[int] | None, changes: dict[str, Any]) -> Any:
-    mechanism = getattr(vit, "mechanism", None)
-    if mechanism is None:
-        raise ArgumentError(
-            "model", "must hold a mechanism, got a VisionTransformer with timm's attention; plug one first"
-        )
+    mechanism: Any = getattr(vit, "mechanism", None)
+    what = "must hold a mechanism, got a VisionTransformer with timm's attention; plug one first"
+    require(mechanism is not None, "model", what)
     if shape is None or changes:
-        raise ArgumentError(
-            "shape", f"must be the only change of a VisionTransformer, got {shape} and {sorted(changes)}; give it alone"
-        )
+        what = f"must be the only change of a VisionTransformer, got {shape} and {sorted(changes)}; give it alone"
+        raise ArgumentError("shape", what)
     channels, height, width = picture_shape(shape)
-    if channels != vit.patch_embed.proj.in_channels:
-        raise ArgumentError(
-            "shape", f"must keep {vit.patch_embed.proj.in_channels} channels, got {channels}; give the same number"
-        )
+    known = vit.patch_embed.proj.in_channels
+    require(channels == known, "shape", f"must keep {known} channels, got {channels}; give the same number")
     new = copy.deepcopy(vit)
     for block in new.blocks:
-        if isinstance(block.attn, SequenceLayer):  # it has no queries, keys and values from which to build a new one
+        if isinstance(block.attn, SequenceLayer):  # it has no queries, keys and values to build the new layer from
             was: Any = block.attn
             plain: Any = Attention(was.dim, was.num_heads)
             plain.attn_drop, plain.proj_drop = getattr(was, "attn_drop", plain.attn_drop), was.proj_drop
@@ -91,10 +84,11 @@ def _resized_vit(vit: Trunk, shape: Sequence[int] | None, changes: dict[str, Any
 
 
 def _carry_all(trained: Trunk, new: Trunk, changes: dict[str, Any]) -> None:
-    """Carry all weights; none may start anew if the caller has not asked for other parts.
+    """Resample or copy all weights.
 
     Raises:
-        ValueError: If one would.
+        ValueError: If a weight would keep its initial value although the caller has asked for no other attention or
+            local mixing.
     """
     fresh = carry(trained, new)
     if fresh and changes.keys().isdisjoint({"attention", "local"}):
@@ -105,9 +99,7 @@ def _carry_all(trained: Trunk, new: Trunk, changes: dict[str, Any]) -> None:
 def _rebuilt(model: Any, **changes: Any) -> Any:
     """A new object of the same class, built with the arguments that the model's attributes hold, and the changes."""
     arguments = arguments_of(model)
-    unknown = set(changes) - set(arguments)
-    if unknown:
-        raise ArgumentError(
-            min(unknown), f"must be an argument of {type(model).__name__}; choose one of {', '.join(arguments)}"
-        )
+    unknown = min(set(changes) - set(arguments), default="")
+    what = f"must be an argument of {type(model).__name__}; choose one of {', '.join(arguments)}"
+    require(not unknown, unknown, what)
     return type(model)(**arguments | changes)

@@ -1,4 +1,4 @@
-"""Give each process of a group some rows of the token grid, and the columns of E that meet them."""
+"""Give each process of a group some rows of the token grid, and the columns of E for their tokens."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.projection import LinearProjection
 from longseq.attention.shard import Shard, Split
@@ -18,17 +18,18 @@ from longseq.encoders.patches import is_product
 
 
 class Sharding:
-    """An encoder whose tokens lie on the processes of a group. Each gets whole inputs, and makes tokens of its rows.
+    """An encoder whose tokens are distributed over the processes of a group.
 
-    Features and gradients are those of one process. Of E, (k, n), a process holds the columns of its own tokens, their
-    gradients and an optimizer's moments; it holds copies of all other weights.
+    Each process gets whole inputs, and computes the tokens of its rows. Features and gradients are those of a single
+    process. Of E, (k, n), a process has the columns of its own tokens, with their gradients and optimizer moments; it
+    has copies of all other weights.
 
     Args:
-        encoder: Changed in place; its weights are whole, and the same in all processes.
+        encoder: Changed in place; its weights are complete, and the same in all processes.
         group: The processes.
 
     Raises:
-        ValueError: If the encoder has a part that does not meet all tokens in a sum.
+        ValueError: If a part of the encoder combines tokens in another way than by sums.
     """
 
     def __init__(self, encoder: Encoder, group: Any) -> None:
@@ -49,17 +50,17 @@ class Sharding:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The weights of which this process holds some columns."""
+        """The weights of which this process has some columns."""
         return [layer.weight for layer in self._layers]
 
     def names(self, module: nn.Module) -> Iterator[str]:
-        """The names of these weights in a module that holds the encoder; a shared weight has several."""
+        """The names of these weights in a module that contains the encoder; a shared weight has several names."""
         for name, layer in module.named_modules(remove_duplicate=False):
             if any(layer is ours for ours in self._layers):
                 yield f"{name}.weight"
 
     def whole(self, own: Tensor) -> Tensor:
-        """All columns of a weight, or of something of its shape, of which each process gives its own."""
+        """All columns of a weight, or of a tensor of its shape, gathered from all processes."""
         spans = [self._columns(rank) for rank in range(self.shard.size)]
         widest = max(end - begin for begin, end in spans)
         padded = own.new_zeros(*own.shape[:-1], widest)
@@ -74,24 +75,24 @@ class Sharding:
         return whole[..., begin:end].clone()
 
     def whole_state(self, module: nn.Module) -> dict[str, Any]:
-        """The state of a module as one process would have it."""
+        """The state dict of a module as a single process would have it."""
         state = module.state_dict()
         return state | {name: self.whole(state[name]) for name in self.names(module)}
 
     def own_state(self, module: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of this process in such a state."""
+        """This process's part of such a state dict."""
         return {**whole, **{name: self.own(whole[name]) for name in self.names(module)}}
 
     def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state of an optimizer as one process would have it."""
+        """The state of an optimizer as a single process would have it."""
         return self._moments(optimizer, optimizer.state_dict(), self.whole)
 
     def own_moments(self, optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> dict[str, Any]:
-        """The part of this process in such a state."""
+        """This process's part of such a state."""
         return self._moments(optimizer, whole, self.own)
 
     def _moments(self, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Any) -> dict[str, Any]:
-        """The state, in which what has a dimension of tokens is changed."""
+        """The state, after a change of all moments that have a dimension of tokens."""
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         ours = {number for number, weight in enumerate(weights) if any(weight is own for own in self.weights)}
         changed = {
@@ -103,7 +104,7 @@ class Sharding:
         return {**state, "state": changed}
 
     def _columns(self, rank: int) -> tuple[int, int]:
-        """The first and the last column of E of a process, the end excluded; the first has those of prefix tokens."""
+        """The range of columns of E that a process has, end excluded; the first process has those of prefix tokens."""
         size, prefix = self.shard.size, self.shard.num_prefix_tokens
         begin, end = (place * self._height // size * self._width + prefix for place in (rank, rank + 1))
         return (begin if rank else 0), end
@@ -114,31 +115,26 @@ def _is_moment(value: Any) -> bool:
 
 
 def refuse_unsharded(encoder: Encoder) -> None:
-    """Check that every part of an encoder meets all tokens in a sum, and that nothing in it is random.
+    """Check that every part of an encoder combines tokens by sums only, and draws no random numbers per token.
 
     Raises:
         ValueError: If one does not.
     """
     trunk: Any = encoder.trunk
     where = "to be shared by several processes"
-    for block in trunk.blocks:
-        if not (isinstance(block.attn, TokenMixer) and block.attn.can_be_sharded):
-            what = f"must meet all tokens in a sum {where}, got {encoder.attention}"
-            raise ArgumentError(
-                "attention",
-                f"{what}; Linformer and Verma do (exact attention needs"
-                " torch.distributed.tensor.experimental.context_parallel)",
-            )
-    if type(trunk) is not VisionTransformer or any(getattr(block.attn, "rotary", None) for block in trunk.blocks):
-        raise ArgumentError("encoder", f"must have no rotary positions {where}; choose another")
-    if trunk.global_pool not in ("avg", "token") or trunk.attn_pool is not None:
-        raise ArgumentError("pool", f"must be avg or token {where}, got {trunk.global_pool}; choose one")
-    if not is_product(trunk.patch_embed):
-        raise ArgumentError("encoder", f"must have no stem, and patches that do not overlap, {where}; choose another")
-    if encoder.reversible:
-        raise ArgumentError("reversible", f"must be false {where}; leave it out")
-    if is_hooked(trunk) or is_compiled(encoder):
-        raise ArgumentError("encoder", f"must be neither hooked nor compiled {where}; leave that out")
-    if any(part.p > 0 for part in trunk.modules() if isinstance(part, nn.Dropout)):
-        # drop_path draws as many numbers in each process, so they are the same
-        raise ArgumentError("dropout", f"must be 0 {where}, each of which would draw its own; drop_path may stay")
+    layers = [block.attn for block in trunk.blocks]
+    remedy = "Linformer and Verma do (exact attention needs torch.distributed.tensor.experimental.context_parallel)"
+    what = f"must meet all tokens in a sum {where}, got {encoder.attention}; {remedy}"
+    require(all(isinstance(layer, TokenMixer) and layer.can_be_sharded for layer in layers), "attention", what)
+    is_turned = type(trunk) is not VisionTransformer or any(getattr(layer, "rotary", None) for layer in layers)
+    require(not is_turned, "encoder", f"must have no rotary positions {where}; choose another")
+    is_pooled = trunk.global_pool in ("avg", "token") and trunk.attn_pool is None
+    require(is_pooled, "pool", f"must be avg or token {where}, got {trunk.global_pool}; choose one")
+    what = f"must have no stem, and patches that do not overlap, {where}; choose another"
+    require(is_product(trunk.patch_embed), "encoder", what)
+    require(not encoder.reversible, "reversible", f"must be false {where}; leave it out")
+    is_plain = not (is_hooked(trunk) or is_compiled(encoder))
+    require(is_plain, "encoder", f"must be neither hooked nor compiled {where}; leave that out")
+    # drop_path draws the same numbers in each process, one per sample
+    drops = any(part.p > 0 for part in trunk.modules() if isinstance(part, nn.Dropout))
+    require(not drops, "dropout", f"must be 0 {where}, each of which would draw its own; drop_path may stay")

@@ -1,4 +1,4 @@
-"""What all encoders of sound have in common: batches of waveforms, each of its own length."""
+"""What all encoders of sound have in common: batches of waveforms of different lengths."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from longseq.encoders.encoder import Encoder
 
 
 class SoundEncoder(Encoder):
-    """An encoder of waveforms (b, samples), or of a dictionary of ``waveforms``, where silence follows the shorter
-    ones, and their ``lengths`` in samples.
+    """An encoder of waveforms (b, samples), or of a dictionary of ``waveforms``, where shorter ones are followed by
+    silence, and their ``lengths`` in samples.
 
-    A subclass calls ``refuse_no_sound`` first, and keeps ``sample_rate_hz`` and ``seconds`` as attributes.
+    A subclass checks that ``sample_rate_hz`` and ``seconds`` are positive, and keeps them as attributes.
 
     Attributes:
-        num_samples: The samples of the longest clip; with any_length of a usual one.
+        num_samples: Samples of the longest clip; with any_length those of a typical one.
     """
 
     takes_sounds = True
@@ -32,13 +32,13 @@ class SoundEncoder(Encoder):
 
     @abstractmethod
     def count_rows(self, num_samples: Any) -> Any:
-        """How many rows of a picture so many samples make: a number, or a tensor of numbers."""
+        """The number of rows of an input of this many samples: a number, or a tensor of numbers."""
 
     def waveforms_of(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b samples"]:
         """The waveforms of a batch, with silence after the shorter ones.
 
         Raises:
-            ValueError: If they are longer than the longest clip.
+            ValueError: If they are longer than ``seconds``, and any_length is False.
         """
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         if not self.any_length and waveforms.shape[-1] > self.num_samples:
@@ -64,17 +64,12 @@ class SoundEncoder(Encoder):
         return torch.full((len(inputs),), rows, device=inputs.device)
 
 
-def refuse_no_sound(**sizes: int | float) -> None:
-    """Check that numbers of an encoder's constructor are positive.
-
-    Raises:
-        ValueError: If one is not.
-    """
-    for name, value in sizes.items():
-        if not value > 0:
-            raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
-
-
-def patches_down(rows: int, patch: int) -> int:
-    """As many rows as whole patches need: the last patch is filled with the mean."""
+def rows_of_patches(rows: int, patch: int) -> int:
+    """The number of rows, rounded up to whole patches; the last patch is filled with the mean."""
     return -(-rows // patch) * patch
+
+
+def padded_clips(*lengths: int) -> dict[str, Tensor]:
+    """A batch of noise for examples: clips of these lengths in samples, the first of which is the longest."""
+    is_present = torch.arange(lengths[0]) < torch.tensor(lengths)[:, None]
+    return {"waveforms": torch.randn(len(lengths), lengths[0]) * is_present, "lengths": torch.tensor(lengths)}

@@ -11,16 +11,16 @@ from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
 from torchaudio.functional import spectrogram as spectrogram_of
 from torchaudio.transforms import MelSpectrogram
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require, require_positive
 from longseq.attention import Mechanism
 from longseq.compat.torch import without_autocast
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.pretrained_stem import Pretrained
-from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
+from longseq.encoders.sound import SoundEncoder, padded_clips, rows_of_patches
 from longseq.encoders.stem import Residual, refuse_stem
 from longseq.encoders.trunk import Sizes, make_trunk
 
-_FRAMES = 1 << 15  # frames whose spectrum is in memory at a time
+_FRAMES = 1 << 15  # frames whose spectrum is computed at a time
 
 
 class SpecAugment(nn.Module):
@@ -44,10 +44,8 @@ class SpecAugment(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in {"mel_masks": mel_masks, "mels": mels, "frame_masks": frame_masks, "frames": frames}.items():
-            if value < 0:
-                raise ArgumentError(name, f"must not be negative, got {value}; 0 turns it off")
-        if not 0 < fraction <= 1:
-            raise ArgumentError("fraction", f"must be in 0..1 (0 excluded), got {fraction}; 0.2 is a fifth")
+            require(value >= 0, name, f"must not be negative, got {value}; 0 turns it off")
+        require(0 < fraction <= 1, "fraction", f"must be in 0..1 (0 excluded), got {fraction}; 0.2 is a fifth")
         self.mel_masks, self.mels, self.frame_masks, self.frames = mel_masks, mels, frame_masks, frames
         self.fraction = fraction
 
@@ -63,10 +61,10 @@ class SpectrogramEncoder(SoundEncoder):
     """A vision transformer over a log-mel spectrogram: waveforms (b, samples) -> (b, dim).
 
     The spectrogram is part of the encoder. It is computed for the whole batch, on the batch's device, in float32 even
-    where the rest has a lower precision. The trunk's picture is (1, frames, mels), with time downwards: the tokens of a
-    clip are in the order of time, and a shorter clip has the first ones. A batch is waveforms of one length, or a
-    dictionary of ``waveforms``, where silence follows the shorter ones, and their ``lengths`` in samples. A clip in
-    such a batch gives the features that it gives alone.
+    if the rest has a lower precision. The input of the trunk is (1, frames, mels), with time downwards: tokens are in
+    the order of time, and a shorter clip has the first ones. A batch is waveforms of one length, or a dictionary of
+    ``waveforms``, where shorter ones are followed by silence, and their ``lengths`` in samples. A clip in such a batch
+    has the same features as alone.
 
     Args:
         sample_rate_hz: Samples per second of the waveforms.
@@ -77,10 +75,10 @@ class SpectrogramEncoder(SoundEncoder):
         window_ms: Length of a frame's window, in milliseconds.
         tokens: ``frames``, one token per frame, or the size (mels, frames) of a patch.
         spec_augment: Masks bands of mels and of frames in training, different ones in each sample.
-        subtract_mean: What a clip loses before it is seen: ``level``, the mean of its spectrogram, so that a louder
-            clip is the same; or ``bands``, the mean of each mel band (cepstral mean normalisation), which takes what a
-            microphone or a room does to the sound, and what is steady in it. If absent, nothing. Of recordings
-            longer than ``seconds`` it is the mean of the ``seconds`` before and behind each frame.
+        subtract_mean: What is subtracted from a spectrogram. ``level``: its mean, so that loudness makes no difference.
+            ``bands``: the mean of each mel band (cepstral mean normalisation), which removes the effect of a microphone
+            or a room, and steady sounds. By default nothing. In recordings longer than ``seconds``, the mean is that of
+            the ``seconds`` before and after each frame.
         sizes: Arguments of ``Sizes``.
 
     Raises:
@@ -103,32 +101,28 @@ class SpectrogramEncoder(SoundEncoder):
         subtract_mean: Literal["level", "bands"] | None = None,
         **sizes: Annotated[Any, Sizes],
     ) -> None:
-        if subtract_mean not in (None, "level", "bands"):
-            raise ArgumentError("subtract_mean", f"must be level or bands, got {subtract_mean!r}; leave it out")
-        of_sound = {"sample_rate_hz": sample_rate_hz, "seconds": seconds, "num_mels": num_mels}
-        refuse_no_sound(**of_sound, hop_ms=hop_ms, window_ms=window_ms)
+        is_known = subtract_mean in (None, "level", "bands")
+        require(is_known, "subtract_mean", f"must be level or bands, got {subtract_mean!r}; leave it out")
+        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds, num_mels=num_mels)
+        require_positive(hop_ms=hop_ms, window_ms=window_ms)
         hop, window = (round(sample_rate_hz * ms / 1000) for ms in (hop_ms, window_ms))
         for name, ms, samples in (("hop_ms", hop_ms, hop), ("window_ms", window_ms, window)):
-            if samples < 1:
-                what = f"must be a sample or more, got {ms} ms at {sample_rate_hz} Hz"
-                raise ArgumentError(name, f"{what}; lengthen it")
+            what = f"must be a sample or more, got {ms} ms at {sample_rate_hz} Hz; lengthen it"
+            require(samples >= 1, name, what)
         is_patch = not isinstance(tokens, str) and len(tokens) == 2
         mels, frames = (num_mels, 1) if tokens == "frames" else tokens if is_patch else (0, 0)
-        if mels < 1 or frames < 1 or num_mels % mels:
-            what = f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels"
-            raise ArgumentError("tokens", f"{what}, got {tokens}; [{num_mels}, 4] is one")
+        what = f"must be 'frames' or a patch (mels, frames) that divides {num_mels} mels, got {tokens}"
+        require(mels >= 1 and frames >= 1 and num_mels % mels == 0, "tokens", f"{what}; [{num_mels}, 4] is one")
         described = Sizes(**sizes)
         if described.stem is not None:
             refuse_stem(described.stem, (frames, mels), "tokens")
-        picture = (1, patches_down(1 + round(sample_rate_hz * seconds) // hop, frames), num_mels)
-        super().__init__(
-            make_trunk(picture, (frames, mels), described), attention, picture, (1, 1, num_mels), described
-        )
+        shape = (1, rows_of_patches(1 + round(sample_rate_hz * seconds) // hop, frames), num_mels)
+        super().__init__(make_trunk(shape, (frames, mels), described), attention, shape, (1, 1, num_mels), described)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
         if isinstance(described.stem, Pretrained):
-            self.stem = described.stem.without_weights()  # a checkpoint holds them itself
+            self.stem = described.stem.without_weights()  # a checkpoint has them
         self.spec_augment, self.subtract_mean = spec_augment, subtract_mean
         self.hop = hop
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)
@@ -136,20 +130,14 @@ class SpectrogramEncoder(SoundEncoder):
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         small = {"sample_rate_hz": 8000, "seconds": 0.4, "dim": 16, "depth": 2, "heads": 4, **options}
-        lengths = torch.tensor([3200, 1000, 90])
-        padded = torch.randn(3, 3200) * (torch.arange(3200) < lengths[:, None])
+        padded = padded_clips(3200, 1000, 90)
+        stem = Residual([4, 6], [1, 2])
         return [
-            (cls(attention=attention, num_mels=20, **small), {"waveforms": padded, "lengths": lengths}),
+            (cls(attention=attention, num_mels=20, **small), padded),
             (cls(attention=attention, num_mels=16, tokens=[8, 4], pool="token", **small), torch.randn(3, 3200)),
             (cls(attention=attention, num_mels=20, spec_augment=SpecAugment(), **small), torch.randn(3, 3200)),
-            (
-                cls(attention=attention, num_mels=20, tokens=[10, 2], stem=Residual([4, 6], [1, 2]), **small),
-                {"waveforms": padded, "lengths": lengths},
-            ),
-            (
-                cls(attention=attention, num_mels=20, subtract_mean="bands", **small),
-                {"waveforms": padded, "lengths": lengths},
-            ),
+            (cls(attention=attention, num_mels=20, tokens=[10, 2], stem=stem, **small), padded),
+            (cls(attention=attention, num_mels=20, subtract_mean="bands", **small), padded),
         ]
 
     def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
@@ -162,7 +150,7 @@ class SpectrogramEncoder(SoundEncoder):
     def _means(
         self, picture: Float[Tensor, "b 1 frames mels"], rows: Int64[Tensor, " b"] | None
     ) -> Float[Tensor, "b 1 _ mels"]:
-        """The mean of each mel band over the clip; of any length over the frames that are near, for each frame."""
+        """The mean of each mel band over the clip; with any_length over the nearby frames of each frame."""
         frame = torch.arange(picture.shape[2], device=picture.device)
         if rows is None:
             rows = frame.new_full((len(picture),), picture.shape[2])
@@ -174,7 +162,7 @@ class SpectrogramEncoder(SoundEncoder):
         end = torch.minimum(frame + reach + 1, rows[:, None])
         sums = F.pad(picture.double(), (0, 0, 1, 0)).cumsum(2)  # an hour's sum in float32 would lose the last seconds
         until_end = sums.gather(2, end[:, None, :, None].expand(-1, 1, -1, picture.shape[3]))
-        number = (end - begin).clamp(min=1)[:, None, :, None]  # behind the clip there is none
+        number = (end - begin).clamp(min=1)[:, None, :, None]  # after the clip there are no frames
         return ((until_end - sums[:, :, begin]) / number).to(picture.dtype)
 
     def count_rows(self, num_samples: Any) -> Any:
@@ -195,7 +183,7 @@ class SpectrogramEncoder(SoundEncoder):
 
 
 class LogMel(nn.Module):
-    """log(mel power + 1e-6) of waveforms, frame i centred on sample i * hop, with silence before and behind the clip.
+    """log(mel power + 1e-6) of waveforms, frame i centred on sample i * hop, with silence before and after the clip.
 
     It is computed in float32, even under mixed precision and in a bfloat16 model; in a float64 model in float64.
 
@@ -209,7 +197,7 @@ class LogMel(nn.Module):
     def __init__(self, sample_rate_hz: int, num_mels: int, hop: int, window: int) -> None:
         super().__init__()
         bins = fft_length(sample_rate_hz, num_mels, window)
-        with torch.device("cpu"):  # its filters are checked, which the meta device cannot do
+        with torch.device("cpu"):  # it checks the values of its filters, and the meta device has none
             mel = MelSpectrogram(
                 sample_rate_hz, bins, win_length=window, hop_length=hop, n_mels=num_mels, pad_mode="constant"
             )
@@ -252,7 +240,7 @@ def fft_length(sample_rate_hz: int, num_mels: int, window: int) -> int:
     """
     length = 1 << max(window - 1, 1).bit_length()
     while length <= 16 * window:
-        with torch.device("cpu"):  # also where an encoder is built on the meta device, which has no values
+        with torch.device("cpu"):  # the meta device has no values
             filters = melscale_fbanks(length // 2 + 1, 0.0, sample_rate_hz / 2, num_mels, sample_rate_hz)
         if (filters.amax(0) > 0).all():
             return length

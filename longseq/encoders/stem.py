@@ -1,9 +1,10 @@
-"""A convolutional stem: stages of convolutions in front of the tokens, for images and for spectrograms.
+"""A convolutional stem: stages of convolutions before the tokens, for images and for spectrograms.
 
-A few thousand samples do not teach a transformer what an edge is. Convolutions know that neighbours belong together, so
-they make better tokens, and fewer: the attention sees the picture at the resolution of the last stage.
+A transformer does not learn edges from a few thousand samples. Convolutions combine neighbours from the start, so their
+outputs are better tokens, and fewer: the attention works at the resolution of the last stage.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,16 +16,16 @@ from jaxtyping import Float, Int64
 from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require
 from longseq.encoders.patches import is_present, patches_of, without_padding
 
-Rows = Int64[Tensor, " b"] | None  # how many rows of each picture come before its padding; None if all do
+Rows = Int64[Tensor, " b"] | None  # the number of rows of each input before its padding; None without padding
 
 
 class Stage(nn.Module, ABC):
-    """Turns pictures into pictures of ``width`` channels and 1 / ``stride`` of the rows and columns, rounded up.
+    """A map to ``width`` channels and 1 / ``stride`` of the rows and columns, rounded up.
 
-    The rows behind the first ``rows`` of a picture are padding: they change nothing.
+    The rows after the first ``rows`` of an input are padding: they change nothing.
     """
 
     width: int
@@ -36,18 +37,17 @@ class Stage(nn.Module, ABC):
     ) -> Float[Tensor, "b _ _ _"]: ...
 
     def rows_after(self, rows: Any) -> Any:
-        """How many rows so many rows become."""
+        """The number of rows after the stage, from the number before it."""
         return None if rows is None else (rows + self.stride[0] - 1) // self.stride[0]
 
 
 class Convolution(Stage):
-    """A convolution of odd kernel without bias, with as many rows and columns of zeros around the picture as keep its
-    size, and BatchNorm.
+    """A convolution with an odd kernel, zero padding that keeps the size, and no bias; then BatchNorm.
 
     Args:
-        channels: Of the picture.
-        width: Channels of the result.
-        stride: Rows and columns from one place of the kernel to the next.
+        channels: Channels of the input.
+        width: Channels of the output.
+        stride: Strides along rows and columns.
         kernel_size: Side of the kernel.
     """
 
@@ -65,8 +65,8 @@ class Convolution(Stage):
 class Pointwise(nn.Conv2d):
     """A convolution of 1 x 1 without bias.
 
-    The gradient of its weight has the weight's own strides, which torch's does not have where channels lie side by
-    side: DistributedDataParallel warns of that.
+    The gradient of its weight has the memory layout of the weight. With torch's own and channels_last it has not, and
+    DistributedDataParallel warns about that.
     """
 
     def forward(self, input: Float[Tensor, "b channels height width"]) -> Tensor:
@@ -74,10 +74,10 @@ class Pointwise(nn.Conv2d):
 
 
 class RaggedBatchNorm(nn.BatchNorm2d):
-    """torch's BatchNorm2d, whose statistics of a batch leave padding out."""
+    """torch's BatchNorm2d, with statistics of a batch that leave padding out."""
 
     def forward(self, input: Float[Tensor, "b channels height width"], rows: Rows = None) -> Tensor:
-        if self.training and input.numel() == input.shape[1]:  # one place of one picture has no variance of its own
+        if self.training and input.numel() == input.shape[1]:  # a single place has no variance
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
@@ -87,10 +87,10 @@ class RaggedBatchNorm(nn.BatchNorm2d):
         exact = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         is_padding = ~is_present(rows, exact.shape[2])[:, None]
         number = (rows.sum() * exact.shape[3]).to(exact.dtype)
-        mean = exact.sum(3).masked_fill(is_padding, 0).sum((0, 2)) / number  # sums of rows are short: half the time
+        mean = exact.sum(3).masked_fill(is_padding, 0).sum((0, 2)) / number  # masking sums of rows takes half the time
         centred = exact - mean[:, None, None]
         variance = centred.square().sum(3).masked_fill(is_padding, 0).sum((0, 2)) / number
-        with torch.no_grad():  # the running variance is that of the population, as torch's
+        with torch.no_grad():  # the running variance is unbiased, as in torch
             share = self.momentum or 1 / (self.num_batches_tracked + 1)
             self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
@@ -100,7 +100,7 @@ class RaggedBatchNorm(nn.BatchNorm2d):
         return torch.addcmul(self.bias[:, None, None], centred, scale[:, None, None]).to(input.dtype)
 
 
-class Rectified(Stage):
+class _Rectified(Stage):
     """A convolution with BatchNorm, and ReLU."""
 
     def __init__(self, channels: int, width: int, stride: tuple[int, int] = (1, 1)) -> None:
@@ -112,7 +112,7 @@ class Rectified(Stage):
         return F.relu(self.convolution(picture, rows))
 
 
-class ResidualBlock(Stage):
+class _ResidualBlock(Stage):
     """ResNet's basic block (arXiv:1512.03385): ReLU(BN(C2 ReLU(BN(C1 X))) + X), and BN(C3 X) in place of X where the
     width or the stride changes."""
 
@@ -129,38 +129,38 @@ class ResidualBlock(Stage):
 
 
 class Stages(Stage):
-    """Stages one behind the other."""
+    """Several stages, one after the other."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
         self.stages = nn.ModuleList(stages)
-        self.width, self.stride = stages[-1].width, total_stride([stage.stride for stage in stages])
+        self.width, self.stride = stages[-1].width, _total_stride([stage.stride for stage in stages])
 
     def forward(self, picture: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b _ _ _"]:
         stages: Any = self.stages
         for stage in stages:
-            if rows is None:  # with padding, only torch's convolutions are left, and copies take what they save
+            if rows is None:  # with padding only the convolutions gain by it, and copies take as long
                 picture = channels_last(picture)
             picture, rows = stage(picture, rows), stage.rows_after(rows)
         return picture
 
 
 class Stem(ABC):
-    """A description of a stem, chosen in YAML."""
+    """A description of a stem, as in a configuration."""
 
     @classmethod
     @abstractmethod
     def examples(cls) -> "Sequence[Stem]":
-        """Small ones of each form, with a stride of 2 or less; all tests of stems go over them."""
+        """Small examples of each form, with a stride of 2 or less; all tests of stems use them."""
 
     @property
     @abstractmethod
     def stride(self) -> tuple[int, int]:
-        """Rows and columns of the picture for one row and column behind the stem."""
+        """The factors by which the stem reduces rows and columns."""
 
     @abstractmethod
     def build(self, channels: int) -> Stage:
-        """Build the layers for pictures of so many channels."""
+        """Build the layers for inputs of this number of channels."""
 
 
 @dataclass(frozen=True)
@@ -169,20 +169,20 @@ class Residual(Stem):
 
     Args:
         widths: Channels of each stage; the first stage is the convolution.
-        strides: Of each stage: a number, or rows and columns; for sound time and mels.
+        strides: Stride of each stage: a number, or one for rows and one for columns; for sound, time and mels.
     """
 
     widths: list[int] = field(default_factory=lambda: [32, 64, 128])
     strides: list[int | list[int]] = field(default_factory=lambda: [1, 2, 2])
 
     def __post_init__(self) -> None:
-        if not self.widths or min(self.widths) < 1:
-            raise ArgumentError("widths", f"must be positive, one for each stage, got {self.widths}; [32, 64, 128]")
-        is_right = all(isinstance(each, int) or len(each) == 2 for each in self.strides)
-        is_right = is_right and min((min(_pair(each)) for each in self.strides), default=0) >= 1
-        if len(self.strides) != len(self.widths) or not is_right:
-            what = f"must be {len(self.widths)} as there are widths, each positive, or a pair [rows, columns]"
-            raise ArgumentError("strides", f"{what}, got {self.strides}; [1, 2, 2] goes with three widths")
+        what = f"must be positive, one for each stage, got {self.widths}; [32, 64, 128]"
+        require(min(self.widths, default=0) >= 1, "widths", what)
+        is_right = all(isinstance(stride, int) or len(stride) == 2 for stride in self.strides)
+        is_right = is_right and all(min(_pair(stride)) >= 1 for stride in self.strides)
+        what = f"must be {len(self.widths)} as there are widths, each positive, or a pair [rows, columns]"
+        what = f"{what}, got {self.strides}; [1, 2, 2] goes with three widths"
+        require(len(self.strides) == len(self.widths) and is_right, "strides", what)
 
     @classmethod
     def examples(cls) -> "Sequence[Residual]":
@@ -190,23 +190,25 @@ class Residual(Stem):
 
     @property
     def stride(self) -> tuple[int, int]:
-        return total_stride([_pair(stride) for stride in self.strides])
+        return _total_stride([_pair(stride) for stride in self.strides])
 
     def build(self, channels: int) -> Stages:
         stages: list[Stage] = []
         for width, stride in zip(self.widths, map(_pair, self.strides), strict=True):
-            kind = ResidualBlock if stages else Rectified
+            kind = _ResidualBlock if stages else _Rectified
             stages.append(kind(stages[-1].width if stages else channels, width, stride))
         return Stages(stages)
 
 
 class StemEmbed(PatchEmbed):
-    """timm's patch embedding behind a stem: a patch is of the picture, and the stem's strides divide it."""
+    """timm's patch embedding after a stem. ``patch_size`` is that of a patch of the input; the stem's strides divide
+    it."""
 
     stem: Stage
 
     def put_behind(self, stem: Stem) -> None:
-        """Build the stem, after the ViT: timm's ViT starts all linear layers in it anew, pretrained ones too."""
+        """Build the stem. This comes after building the ViT, because timm initialises all linear layers in it again,
+        pretrained ones too."""
         channels, dim = self.proj.in_channels, self.proj.out_channels
         self.stem = stem.build(channels)
         patch: Any = self.patch_size
@@ -215,18 +217,18 @@ class StemEmbed(PatchEmbed):
 
     def forward(self, x: Float[Tensor, "b channels height width"], rows: Rows = None) -> Float[Tensor, "b n d"]:
         picture = without_padding(self.stem(x, rows), self.stem.rows_after(rows))
-        # not a convolution: bfloat16's is wrong for some kernels of one row (patches.py)
+        # not a convolution, which is wrong in bfloat16 for some kernels of one row (patches.py)
         patches = patches_of(picture, *self.proj.kernel_size)  # type: ignore[arg-type]
         return self.norm(F.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
 
 
 def refuse_stem(stem: Stem, patch: tuple[int, int], name: str) -> None:
-    """Check that a stem's strides divide the patch that a token covers.
+    """Check that a stem's strides divide the patch of a token.
 
     Args:
         stem: The stem.
-        patch: Rows and columns.
-        name: The argument that holds the patch.
+        patch: Rows and columns of the patch.
+        name: The argument that sets the patch.
 
     Raises:
         ValueError: If they do not.
@@ -238,16 +240,14 @@ def refuse_stem(stem: Stem, patch: tuple[int, int], name: str) -> None:
 
 
 def channels_last(picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
-    """The same picture with the channels of each place side by side in memory: a training step of a stem takes three
-    quarters of the time on a CPU. Pictures that lie in this order are not copied."""
+    """The same input in torch's memory layout channels_last, without a copy if it has this layout already. With it, a
+    stem's training step takes three quarters of the time on a CPU."""
     return picture.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # contiguous(memory_format) fails under vmap
 
 
-def total_stride(strides: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    rows = columns = 1
-    for of_rows, of_columns in strides:
-        rows, columns = rows * of_rows, columns * of_columns
-    return rows, columns
+def _total_stride(strides: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    rows, columns = zip(*strides, strict=True)
+    return math.prod(rows), math.prod(columns)
 
 
 def _pair(stride: int | Sequence[int]) -> tuple[int, int]:

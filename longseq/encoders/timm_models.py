@@ -1,4 +1,4 @@
-"""Build one of timm's models, with its pretrained weights, those of a file, or random ones."""
+"""Build one of timm's models, with pretrained weights, those of a file, or random ones."""
 
 import re
 from difflib import get_close_matches
@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require
 
 
 def config_of(model: str, example: str) -> Any:
-    """timm's configuration of a model's pretrained weights; an example says what a name may be.
+    """timm's configuration of a model's pretrained weights. The error message suggests ``example`` if no name is close.
 
     Raises:
         ValueError: If timm has no such model.
@@ -34,16 +34,14 @@ def statistics_of(config: Any, channels: int) -> list[Float[Tensor, "channels 1 
 
 
 def created(model: str, pretrained: bool | str, **options: Any) -> Any:
-    """A model of timm's; pretrained is True for timm's weights, the path of a file, or False for random ones.
+    """A model of timm's. ``pretrained`` is True for timm's weights, the path of a file, or False for random ones.
 
     Raises:
         ValueError: If the weights cannot be loaded. Where the model refuses an option, timm's error is raised.
     """
     if isinstance(pretrained, str):
-        if not Path(pretrained).is_file():
-            raise ArgumentError(
-                "pretrained", f"must be true, false or a file of weights, got {pretrained!r}: no such file"
-            )
+        what = f"must be true, false or a file of weights, got {pretrained!r}: no such file"
+        require(Path(pretrained).is_file(), "pretrained", what)
         options["pretrained_cfg_overlay"] = {"file": pretrained, "custom_load": pretrained.endswith(".npz")}
     try:
         return timm.create_model(model, bool(pretrained), **options)
@@ -51,18 +49,16 @@ def created(model: str, pretrained: bool | str, **options: Any) -> Any:
         if not pretrained or "unexpected keyword argument" in str(error):
             raise
         what = _misfit(str(error)) or str(error).strip().split("\n")[0] or type(error).__name__
-        raise ArgumentError(
-            "pretrained",
-            f"must have weights for {model} ({what}); give the path of a file, or false for random ones",
-        ) from error
+        what = f"must have weights for {model} ({what}); give the path of a file, or false for random ones"
+        raise ArgumentError("pretrained", what) from error
 
 
 def _misfit(message: str) -> str:
-    """Which weights of a file do not fit the model, by torch's message; empty if it is another message."""
+    """Which weights of a file do not fit the model, from torch's message; empty if it is another message."""
     shapes = r"size mismatch for ([\w.]+): .*?with shape torch\.Size\(\[(.*?)\]\).*?model is torch\.Size\(\[(.*?)\]\)"
     odd = [
-        f"{name} is ({there}) in the file and ({here}) in the model"
-        for name, there, here in re.findall(shapes, message)
+        f"{name} is ({theirs}) in the file and ({ours}) in the model"
+        for name, theirs, ours in re.findall(shapes, message)
     ]
     for kind, where in (("Missing", "lacks"), ("Unexpected", "alone has")):
         if names := re.search(rf"{kind} key\(s\) in state_dict: (.*?)\. ?(?:\n|$)", message):

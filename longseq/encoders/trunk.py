@@ -3,12 +3,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_choice, require_positive
 from longseq.attention.plug import token_grid
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.positions import Positions, sincos
@@ -17,36 +17,35 @@ from longseq.encoders.stem import Stem, StemEmbed
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a new ViT is, besides its attention and its inputs: every encoder takes these arguments, as ``**sizes``.
+    """The settings of a new ViT, except its attention and its inputs: every encoder takes them, as ``**sizes``.
 
-    An encoder whose defaults differ has a subclass with other ones. It also says which of them the encoder lacks: these
-    have ``field(init=False)``.
+    An encoder with other defaults has a subclass. Settings that the encoder lacks have ``field(init=False)`` there.
 
     Args:
         dim: Width of a token.
-        depth: Number of blocks; 0 with a stem, for its tokens alone.
-        heads: Attention heads; they divide dim.
-        mlp_ratio: Width of the hidden layer of a block's perceptron, as a multiple of dim.
-        dropout: Dropout rate of position embeddings, attention outputs and perceptrons.
+        depth: Number of blocks; 0 is possible with a stem, whose tokens are then pooled directly.
+        heads: Number of attention heads, a divisor of dim.
+        mlp_ratio: Width of the hidden layer of each MLP, as a multiple of dim.
+        dropout: Dropout rate of position embeddings, attention outputs and MLPs.
         drop_path: Rate of stochastic depth in the last block, growing linearly from 0.
         pool: What the features are: ``avg``, the mean of the tokens, or ``token``, a class token.
-        checkpointing: Whether to compute the blocks' activations again and not keep them: less memory, more time.
+        checkpointing: Whether the blocks' activations are recomputed instead of stored: less memory, more time.
         local: Depthwise convolutions over the tokens in every block, ``Conv2d`` or ``Conv1d``; None for none.
-        positions: What tells a token its place: ``learned`` vectors, ``sincos``, fixed waves, or ``none``: with local
-            mixing, edges tell.
-        any_length: Whether images may be of any size that patches fill, and clips of any length, without a resize;
-            ``shape`` or ``seconds`` is then a usual one. Positions must be ``none``, and the attention must not be
+        positions: Position embeddings: ``learned`` vectors, ``sincos`` (fixed waves), or ``none``. With local mixing,
+            the edges of the input show the positions.
+        any_length: Whether images may have any size that patches fill, and clips any length, without a resize;
+            ``shape`` or ``seconds`` is then a typical one. It needs positions ``none`` and an attention that is not
             bound to a length.
-        reversible: Whether blocks are the Reformer's, whose activations are computed again from their outputs: memory
-            for one block, whatever the depth, and more time.
-        stem: Convolutions in front of the tokens (stem.py), whose strides divide the patch; None for none.
-        layer_scale: Where the learned scale of what each attention and perceptron adds starts (LayerScale,
-            arXiv:2103.17239); 0 for no scale.
+        reversible: Whether blocks are reversible as in the Reformer. Their activations are recomputed from their
+            outputs: this takes the memory of one block, whatever the depth, and more time.
+        stem: Convolutions before the tokens (stem.py), whose strides divide the patch; None for none.
+        layer_scale: Initial value of the learned scales of attention and MLP outputs (LayerScale, arXiv:2103.17239); 0
+            for no scales.
 
     Raises:
-        ValueError: If a number is out of its range, the heads do not divide the width, pool is unknown, or positions
-            are bound to a length that any_length leaves open.
-        MemoryError: If this machine has no room for the weights: it would fill its memory until it is killed.
+        ValueError: If a number is out of its range, heads is no divisor of dim, pool or positions are unknown, or
+            positions are bound to a length although any_length is True.
+        MemoryError: If this machine has too little memory for the weights; the system would kill the process.
     """
 
     dim: int = 128
@@ -65,21 +64,16 @@ class Sizes:
     layer_scale: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.depth and self.stem is None:
-            raise ArgumentError("depth", "must be positive without a stem, got 0; give a stem, or a depth")
-        positive = {"dim": self.dim, "depth": self.depth or 1, "heads": self.heads, "mlp_ratio": self.mlp_ratio}
-        for name, value in positive.items():
-            if not value > 0:  # not (value <= 0), which NaN would pass
-                raise ArgumentError(name, f"must be positive, got {value}; the README's configs have values that work")
-        if self.dim * self.mlp_ratio < 1:
-            what = f"must leave the perceptron a width of 1 or more, got {self.mlp_ratio} times {self.dim}"
-            raise ArgumentError("mlp_ratio", f"{what}; 4 is usual")
-        for name, value in {"dropout": self.dropout, "drop_path": self.drop_path}.items():
-            if not 0 <= value < 1:
-                raise ArgumentError(name, f"must be in 0..1 (1 excluded), got {value}; 0 turns it off")
-        if self.dim % self.heads:
-            what = f"must divide dim, but {self.heads} does not divide {self.dim}; change one of them"
-            raise ArgumentError("heads", what)
+        has_blocks = bool(self.depth)
+        what = "must be positive without a stem, got 0; give a stem, or a depth"
+        require(has_blocks or self.stem is not None, "depth", what)
+        require_positive(dim=self.dim, depth=self.depth or 1, heads=self.heads, mlp_ratio=self.mlp_ratio)
+        what = f"must leave the perceptron a width of 1 or more, got {self.mlp_ratio} times {self.dim}"
+        require(self.dim * self.mlp_ratio >= 1, "mlp_ratio", f"{what}; 4 is usual")
+        for name, rate in {"dropout": self.dropout, "drop_path": self.drop_path}.items():
+            require(0 <= rate < 1, name, f"must be in 0..1 (1 excluded), got {rate}; 0 turns it off")
+        what = f"must divide dim, but {self.heads} does not divide {self.dim}; change one of them"
+        require(self.dim % self.heads == 0, "heads", what)
         size = 4 * self.depth * (4 + 2 * self.mlp_ratio) * self.dim * self.dim
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if size > memory:
@@ -87,36 +81,27 @@ class Sizes:
                 f"the weights of {self.depth} blocks of dim {self.dim} take {size / 2**30:.3g} GiB, and this machine "
                 f"has {memory / 2**30:.3g} in all"
             )
-        if not 0 <= self.layer_scale <= 1:
-            what = f"must be in 0..1, got {self.layer_scale}; 0 leaves it out, 0.05 is a small start"
-            raise ArgumentError("layer_scale", what)
-        if self.pool not in ("avg", "token"):
-            raise ArgumentError("pool", f"must be avg or token, got {self.pool!r}; choose one of them")
-        if self.pool == "token" and not self.depth:
-            raise ArgumentError("pool", "must be avg with depth 0, where a class token sees no other; leave it out")
-        if self.positions not in get_args(Positions):
-            what = f"must be learned, sincos or none, got {self.positions!r}; choose one of them"
-            raise ArgumentError("positions", what)
-        if self.any_length and self.positions != "none":
-            what = f"must be none for inputs of any length, got {self.positions!r}; local mixing tells neighbours apart"
-            raise ArgumentError("positions", what)
+        what = f"must be in 0..1, got {self.layer_scale}; 0 leaves it out, 0.05 is a small start"
+        require(0 <= self.layer_scale <= 1, "layer_scale", what)
+        require_choice("pool", self.pool, Literal["avg", "token"])
+        what = "must be avg with depth 0, where a class token sees no other; leave it out"
+        require(has_blocks or self.pool == "avg", "pool", what)
+        require_choice("positions", self.positions, Positions)
+        what = f"must be none for inputs of any length, got {self.positions!r}; local mixing tells neighbours apart"
+        require(not self.any_length or self.positions == "none", "positions", what)
 
 
-def make_trunk(picture_shape: tuple[int, int, int], patch: tuple[int, int], sizes: Sizes) -> VisionTransformer:
-    """A new timm ViT without a head.
-
-    Where a token is one pixel, position embeddings start with a deviation of 1 and not timm's 0.02: a pixel means
-    little without its place, and exact attention does not learn the places within a short training (accuracy 0.52 on
-    digits with 0.02, 0.91 with 1; docs/results). Frames mean more and learn better with timm's 0.02: 0.99 on spoken
-    digits, 0.97 with 1.
-
-    With any_length it takes pictures of any size, and picture_shape is a usual one. With a depth of 0 the tokens of the
-    stem are pooled and normalised.
-    """
-    channels, height, width = picture_shape
-    embed: Any = {} if sizes.stem is None else {"embed_layer": StemEmbed}
-    trunk = VisionTransformer(
-        img_size=(height, width),
+def make_vit(
+    kind: type[VisionTransformer],
+    picture_shape: tuple[int, int, int],
+    patch: tuple[int, int],
+    sizes: Sizes,
+    **options: Any,
+) -> Any:
+    """A ViT of a class derived from timm's, without a head, of these sizes; options are further ones of timm's."""
+    channels, *size = picture_shape
+    return kind(
+        img_size=tuple(size),  # type: ignore[arg-type]
         patch_size=patch,  # type: ignore[arg-type]  # timm takes a pair too
         in_chans=channels,
         num_classes=0,
@@ -131,16 +116,31 @@ def make_trunk(picture_shape: tuple[int, int, int], patch: tuple[int, int], size
         drop_path_rate=sizes.drop_path,
         pos_embed="learn" if sizes.positions == "learned" else "none",
         init_values=sizes.layer_scale or None,
-        **embed,
+        **options,
     )
+
+
+def make_trunk(picture_shape: tuple[int, int, int], patch: tuple[int, int], sizes: Sizes) -> VisionTransformer:
+    """A new timm ViT without a head.
+
+    If each pixel is a token, position embeddings start with a deviation of 1 instead of timm's 0.02: a pixel means
+    little without its position, and exact attention does not learn positions in a short training (accuracy on digits
+    0.52 with 0.02, 0.91 with 1; docs/results). Frames mean more, and learn better with timm's 0.02 (spoken digits 0.99
+    with 0.02, 0.97 with 1).
+
+    With any_length the trunk takes inputs of any size, and picture_shape is a typical one. With depth 0 the tokens of
+    the stem are pooled and normalised.
+    """
+    embed = {} if sizes.stem is None else {"embed_layer": StemEmbed}
+    trunk = make_vit(VisionTransformer, picture_shape, patch, sizes, **embed)
     if sizes.stem is not None:
-        trunk.patch_embed.put_behind(sizes.stem)  # type: ignore[operator]
+        trunk.patch_embed.put_behind(sizes.stem)
     trunk.patch_embed.strict_img_size = not sizes.any_length
     if sizes.positions == "sincos":
         del trunk.pos_embed
-        trunk.pos_embed = nn.Buffer(sincos(token_grid(trunk), sizes.dim))  # type: ignore[assignment]
+        trunk.pos_embed = nn.Buffer(sincos(token_grid(trunk), sizes.dim))
     elif sizes.positions == "learned" and patch == (1, 1):
-        nn.init.normal_(trunk.pos_embed)  # type: ignore[arg-type]
+        nn.init.normal_(trunk.pos_embed)
     return trunk
 
 
@@ -150,7 +150,7 @@ def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     Raises:
         ValueError: If it is not three positive numbers: channels, height and width.
     """
-    if len(shape) != 3 or min(shape) < 1:
-        raise ArgumentError("shape", f"must be channels, height and width, got {list(shape)}; for example [3, 32, 32]")
+    what = f"must be channels, height and width, got {list(shape)}; for example [3, 32, 32]"
+    require(len(shape) == 3 and min(shape) >= 1, "shape", what)
     channels, height, width = shape
     return channels, height, width

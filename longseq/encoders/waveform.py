@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require, require_positive
 from longseq.attention import Mechanism
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.positions import Positions
-from longseq.encoders.sound import SoundEncoder, patches_down, refuse_no_sound
+from longseq.encoders.sound import SoundEncoder, padded_clips, rows_of_patches
 from longseq.encoders.trunk import Sizes, make_trunk
 
 
 @dataclass(frozen=True)
 class WaveformSizes(Sizes):
-    """Those of a WaveformEncoder, which has no stem and no layer scale."""
+    """The sizes of a WaveformEncoder, which has no stem and no layer scale."""
 
     dim: int = 64
     depth: int = 4
@@ -31,15 +31,15 @@ class WaveformSizes(Sizes):
 class WaveformEncoder(SoundEncoder):
     """A vision transformer over the samples of a waveform: (b, samples) -> (b, dim).
 
-    A second at 16 kHz is 16,000 tokens, as in the raw Speech Commands of S4 (arXiv:2111.00396). A sample alone means
-    little, so the model needs local mixing. A clip in a padded batch gives the features that it gives alone.
+    A second at 16 kHz is 16,000 tokens, as in S4's experiments on raw Speech Commands (arXiv:2111.00396). A single
+    sample means little, so the model needs local mixing. A clip in a padded batch has the same features as alone.
 
     Args:
         sample_rate_hz: Samples per second of the waveforms.
         seconds: Length of the longest clip.
         attention: The mechanism of every block.
         patch_size: Samples of a token; 1 makes every sample a token.
-        sizes: Arguments of ``Sizes`` but ``stem`` and ``layer_scale``, with other defaults.
+        sizes: Arguments of ``Sizes`` except ``stem`` and ``layer_scale``, with other defaults.
 
     Raises:
         ValueError: If a number is not positive, the heads do not divide dim, or the mechanism does not fit.
@@ -55,25 +55,21 @@ class WaveformEncoder(SoundEncoder):
         patch_size: int = 1,
         **sizes: Annotated[Any, WaveformSizes],
     ) -> None:
-        refuse_no_sound(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size)
+        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size)
         num_samples = round(sample_rate_hz * seconds)
-        if num_samples < patch_size:
-            raise ArgumentError(
-                "patch_size", f"must be at most a clip's {num_samples} samples, got {patch_size}; lower it"
-            )
-        picture = (1, patches_down(num_samples, patch_size), 1)
+        what = f"must be at most a clip's {num_samples} samples, got {patch_size}; lower it"
+        require(num_samples >= patch_size, "patch_size", what)
+        shape = (1, rows_of_patches(num_samples, patch_size), 1)
         described = WaveformSizes(**sizes)
-        trunk = make_trunk(picture, (patch_size, 1), described)
-        super().__init__(trunk, attention, picture, (1, 1, 1), described)
+        super().__init__(make_trunk(shape, (patch_size, 1), described), attention, shape, (1, 1, 1), described)
         self.sample_rate_hz, self.seconds, self.patch_size = sample_rate_hz, seconds, patch_size
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         small = {"sample_rate_hz": 8000, "dim": 16, "depth": 2, "heads": 4, **options}
-        lengths = torch.tensor([400, 130, 9])
-        padded = torch.randn(3, 400) * (torch.arange(400) < lengths[:, None])
+        padded = padded_clips(400, 130, 9)
         return [
-            (cls(seconds=0.05, attention=attention, patch_size=4, **small), {"waveforms": padded, "lengths": lengths}),
+            (cls(seconds=0.05, attention=attention, patch_size=4, **small), padded),
             (cls(seconds=0.004, attention=attention, pool="token", **small), torch.randn(3, 32)),
         ]
 

@@ -25,7 +25,7 @@ from longseq.compat.lightning import (
 )
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder
-from longseq.encoders.encode import shard_of
+from longseq.encoders.forward_pass import shard_of
 from longseq.files.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
 from longseq.files.description import build_from, describe, naming
 from longseq.tasks import SingleLabel, Task

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from longseq.attention.others.fourier import FFT_FLOPS
-from longseq.encoders.encode import encode, token_features
+from longseq.encoders.forward_pass import encode, token_features
 from longseq.training.classifier import Classifier
 
 # Dense (not sparse) FLOP/s of matrix products in bfloat16 and float16 with float32 sums, from NVIDIA's data sheets. The

@@ -61,7 +61,7 @@ def test_a_shorter_picture_is_encoded_as_if_it_were_alone(pool):
     picture = torch.randn(2, 1, 8, 8, dtype=torch.float64)
 
     def rows(count):
-        from longseq.encoders.encode import encode
+        from longseq.encoders.forward_pass import encode
 
         return encode(whole.trunk, picture[:, :, :count], torch.tensor([5, 5]))
 

@@ -8,7 +8,7 @@ from longseq.attention import Softmax
 from longseq.attention.grid import TokenGrid
 from longseq.attention.rotary import Rotary
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
-from longseq.encoders.encode import encode
+from longseq.encoders.forward_pass import encode
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from longseq import Dynamic, Linformer, Longformer, Mechanism, Reformer, Softmax, Verma, plug, resize
 from longseq.attention.projection import LinearProjection
 from longseq.attention.sources import inputs_of, sources
-from longseq.encoders.encode import encode
+from longseq.encoders.forward_pass import encode
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
 TURNED = {

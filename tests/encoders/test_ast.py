@@ -12,7 +12,7 @@ from torchaudio.compliance.kaldi import fbank
 from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification, ASTModel
 
 from longseq import ASTEncoder, Linear, Linformer, Softmax, SpecAugment, Verma, resize
-from longseq.encoders.encode import encode
+from longseq.encoders.forward_pass import encode
 from longseq.encoders.kaldi import KaldiLogMel
 from longseq.files.description import build, describe
 from longseq.tasks import Masked

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longseq.attention import Linformer, Softmax, Verma
 from longseq.encoders import ImageEncoder
-from longseq.encoders.encode import encode
+from longseq.encoders.forward_pass import encode
 
 MECHANISMS = [Softmax(), Linformer(5), Verma(), Verma(5), Verma(5, normalize="columns"), Linformer(5, sharing="none")]
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)

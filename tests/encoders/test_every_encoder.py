@@ -124,7 +124,7 @@ def test_it_counts_its_tokens_its_flops_and_draws_what_it_sees(kind, number):
     assert (tokens == count * encoder.num_tokens) == (not isinstance(inputs, dict))
     flops = flops_per_sample(Classifier(encoder, num_classes=3))
     assert flops.training > 2 * flops.forward > 0
-    figure = encoder.draw(list(encoder.front_end(inputs)), ["x"] * count)
+    figure = encoder.draw(list(encoder.front_end(inputs)), ["x"] * count, (0, 255))  # with limits, as the board draws
     assert len(figure.axes) == count
 
 

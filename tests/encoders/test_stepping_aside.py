@@ -9,7 +9,7 @@ from torch import nn
 from longseq import resize
 from longseq.attention import Linformer, Softmax, Verma, plug
 from longseq.encoders import Conv2d, ImageEncoder
-from longseq.encoders.encode import encode
+from longseq.encoders.forward_pass import encode
 
 MECHANISMS = pytest.mark.parametrize("mechanism", [Softmax(), Linformer(5), Verma(), Verma(5)], ids=repr)
 

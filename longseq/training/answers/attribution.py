@@ -10,7 +10,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.sources import inputs_of, sources, spread, summary_rows
-from longseq.encoders.encode import encode_tokens, of_grid, pooled, token_features
+from longseq.encoders.forward_pass import encode_tokens, of_grid, pooled, token_features
 from longseq.encoders.patches import count_columns
 from longseq.training.classifier import Classifier
 

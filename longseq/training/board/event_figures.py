@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from longseq.encoders.encode import shard_of
+from longseq.encoders.forward_pass import shard_of
 from longseq.training.answers.events import Event, Settings
 from longseq.training.answers.predictions import Dividing, Hearing, batches_of
 from longseq.training.classifier import Classifier

@@ -1,4 +1,4 @@
-"""The forward pass of a plugged trunk: the tokens of pictures of unlike heights, and the features that they become."""
+"""The forward pass of a plugged trunk: from inputs of different lengths to tokens, and to features."""
 
 from typing import Any
 
@@ -23,23 +23,23 @@ from longseq.encoders.stem import StemEmbed
 def encode(
     trunk: Trunk, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
 ) -> Float[Tensor, "b dim"]:
-    """The features that a plugged trunk makes of pictures: timm's forward pass, with three additions.
+    """The features that a plugged trunk computes: timm's forward pass, with three additions.
 
-    Pictures may lack rows at their end. Each picture is then encoded as if it were alone, because padding is masked
-    from the first token to the pooling. Activation checkpointing works with a mask too. Where the class token is all
-    that leaves the trunk, the last block is computed for the prefix tokens alone.
+    Inputs may have padding, rows at their end. Each input is encoded as if it were alone, because padding is masked
+    from the first token to the pooling. Activation checkpointing works with a mask too. If only the class token leaves
+    the trunk, the last block is computed for the prefix tokens alone.
 
     Args:
         trunk: A ViT whose attention is a mechanism's.
-        picture: Normalised pictures; with rows, as high as the highest picture.
-        rows: How many rows of each picture come before its padding; None without padding.
+        picture: Normalised inputs, as high as the highest one.
+        rows: The number of rows of each input before its padding; None without padding.
     """
-    if is_hooked(trunk) or is_hooked(trunk.blocks):  # the shorter path below would not call the hooks
+    if is_hooked(trunk) or is_hooked(trunk.blocks):  # the shorter path would not call the hooks
         is_wider = count_columns(trunk.patch_embed, picture.shape[3]) != trunk.patch_embed.grid_size[1]
         is_local = any(isinstance(block, LocalBlock) for block in trunk.blocks)
         reasons = {
             "inputs of unlike lengths": rows is not None,
-            "reversible blocks": num_reversible(trunk) > 0,
+            "reversible blocks": _num_reversible(trunk) > 0,
             "local mixing in images of another width": is_wider and is_local,
         }
         if what := next((what for what, is_so in reasons.items() if is_so), None):
@@ -50,11 +50,11 @@ def encode(
 
 
 def pooled(trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b dim"]:
-    """The features that a trunk makes of the tokens that leave it, as ``encode_tokens`` returns them."""
+    """The features of an input, from the tokens that ``encode_tokens`` returns."""
     shard = shard_of(trunk)
     if (present is None and shard is None) or trunk.global_pool != "avg":
         return trunk.forward_head(tokens)
-    grid = at_least_float32(tokens[:, trunk.num_prefix_tokens :])  # float16 counts to 65,504 tokens
+    grid = at_least_float32(tokens[:, trunk.num_prefix_tokens :])  # float16 cannot count beyond 65,504 tokens
     there = grid.new_ones(*grid.shape[:2], 1) if present is None else present[:, trunk.num_prefix_tokens :, None]
     if present is not None:
         grid = grid.masked_fill(~there, 0)
@@ -68,15 +68,15 @@ def pooled(trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "
 def token_features(
     trunk: Trunk, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None = None
 ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"] | None]:
-    """The features of every token, without prefix tokens, normalised as ``encode`` normalises its features, and which
-    of them are there; None where all are. The arguments are those of encode."""
+    """The features of every token except prefix tokens, normalised as those of ``encode``, and which tokens are
+    present; None without padding. The arguments are those of encode."""
     return of_grid(trunk, *encode_tokens(trunk, picture, rows))
 
 
 def of_grid(
     trunk: Trunk, tokens: Float[Tensor, "b q d"], present: Bool[Tensor, "b q"] | None
 ) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"] | None]:
-    """The features of the tokens that leave a trunk, without prefix tokens."""
+    """The features of every token except prefix tokens, from what ``encode_tokens`` returns."""
     prefix = trunk.num_prefix_tokens
     return trunk.fc_norm(tokens[:, prefix:]), None if present is None else present[:, prefix:]
 
@@ -88,40 +88,36 @@ def encode_tokens(
     last_queries: int | None = None,
     replaced: tuple[Bool[Tensor, "b _"], Float[Tensor, " d"]] | None = None,
 ) -> tuple[Float[Tensor, "b q d"], Bool[Tensor, "b n"] | None]:
-    """The tokens that leave a plugged trunk, before they are pooled, and which of them are there.
+    """The tokens that leave a plugged trunk, before pooling, and which of them are present; None without padding.
 
     Args:
-        trunk: As for encode.
-        picture: As for encode.
-        rows: As for encode.
-        last_queries: How many tokens leave the last block; None for all.
-        replaced: Which patches of the whole grid are hidden, and the token that stands in their places.
+        trunk, picture, rows: As for ``encode``.
+        last_queries: The number of tokens that the last block computes; None for all.
+        replaced: Which patches of the whole grid are hidden, and the token that replaces them.
 
     Returns:
-        Those of this process, where tokens lie on several (encoders/sharding.py).
+        The tokens of this process, if several processes share a sequence (encoders/sharding.py).
     """
     present, shard = None, shard_of(trunk)
     embed: Any = trunk.patch_embed
     any_length = not embed.strict_img_size
-    # an exported program has one way for all numbers of inputs
+    # an exported program takes the same path for any batch size
     if any_length and rows is not None and not torch.compiler.is_exporting() and len(rows) == 1:
         picture = picture[:, :, : int(rows)]
         picture = F.pad(picture, (0, 0, 0, -picture.shape[2] % embed.patch_size[0]))
     elif rows is not None:
         height = picture.shape[2]
-        whole = (
-            height if shard is None or any_length else embed.img_size[0]
-        )  # the processes have rows of the whole grid
-        present = is_present(count_tokens(trunk, rows), count_tokens(trunk, whole))
+        is_whole = shard is not None and not any_length  # processes share the rows of the whole grid
+        longest = count_tokens(trunk, embed.img_size[0] if is_whole else height)
+        present = is_present(count_tokens(trunk, rows), longest)
         picture = without_padding(picture, rows)
         missing = -height % embed.patch_size[0] if any_length else embed.img_size[0] - height
         picture = F.pad(picture, (0, 0, 0, missing))
     columns, own = count_columns(embed, picture.shape[3]), None
     if shard is not None:
-        own, picture, present = share_of(trunk, picture, present, shard)
-    # the tokens keep the weights' precision under autocast, also where no position embeddings are added to them
-    made = embed(picture, rows) if isinstance(embed, StemEmbed) else embed_patches(embed, picture, own is not None)
-    patches = made.to(picture.dtype)
+        own, picture, present = _share_of(trunk, picture, present, shard)
+    patches = embed(picture, rows) if isinstance(embed, StemEmbed) else embed_patches(embed, picture, own is not None)
+    patches = patches.to(picture.dtype)  # under autocast tokens have the precision of the weights
     if replaced is not None:
         where, token = replaced
         where = where[:, own or slice(patches[0, ..., 0].numel())]
@@ -129,12 +125,12 @@ def encode_tokens(
     tokens, given = add_positions(trunk, patches, own)
     if present is not None:
         tokens = tokens[:, : present.shape[1]]
-    if isinstance(trunk, VisionTransformer):  # an Eva has dropped them with their positions
+    if isinstance(trunk, VisionTransformer):  # an Eva drops patches in _pos_embed
         tokens = trunk.patch_drop(tokens)
-    # timm's convolution leaves a token's channels n numbers apart: without contiguous() every later layer copies them
+    # after timm's convolution a token's channels are n numbers apart: every later layer would copy them
     tokens = trunk.norm_pre(tokens.contiguous())
     mask = None if present is None else present[:, None, None]
-    reversible = num_reversible(trunk)
+    reversible = _num_reversible(trunk)
     if reversible:
         tokens = run_reversible(list(trunk.blocks)[:reversible], tokens, mask, columns)
     for depth, (block, also) in list(enumerate(zip(trunk.blocks, given, strict=True), start=1))[reversible:]:
@@ -147,20 +143,20 @@ def encode_tokens(
     return trunk.norm(tokens), present
 
 
-def num_reversible(trunk: Trunk) -> int:
-    """How many of the first blocks are reversible: none, or all but one of which only prefix tokens count."""
+def _num_reversible(trunk: Trunk) -> int:
+    """The number of reversible blocks. The last block is not one of them if only its prefix tokens are used."""
     return len(trunk.blocks) - leaves_prefix_alone(trunk) if getattr(trunk, "reversible", False) else 0
 
 
 def shard_of(trunk: Trunk) -> Shard | None:
-    """The share of this process in the tokens; None where it has all."""
+    """This process's part of the tokens; None if it has all."""
     return getattr(trunk, "shard", None)
 
 
-def share_of(
+def _share_of(
     trunk: Trunk, picture: Tensor, present: Bool[Tensor, "b n"] | None, shard: Shard
 ) -> tuple[slice, Tensor, Bool[Tensor, "b _"] | None]:
-    """Of a batch the places on the grid that this process has, the rows of the picture, and which tokens are there."""
+    """This process's places on the grid, its rows of the inputs, and which of its tokens are present."""
     embed: Any = trunk.patch_embed
     (high, wide), prefix = embed.patch_size, trunk.num_prefix_tokens
     height, columns = picture.shape[2] // high, picture.shape[3] // wide
@@ -174,6 +170,6 @@ def share_of(
 
 
 def count_tokens(trunk: Trunk, rows: Int64[Tensor, " b"] | int) -> Any:
-    """The number of tokens, prefix tokens included, of pictures with so many rows."""
+    """The number of tokens, including prefix tokens, of inputs with this many rows."""
     embed: Any = trunk.patch_embed
     return trunk.num_prefix_tokens + count_rows(embed, rows) * embed.grid_size[1]
