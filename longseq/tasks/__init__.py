@@ -1,4 +1,4 @@
-"""What is learned: one task per file; task.py is their contract."""
+"""Tasks, which say what a model learns: one per file; task.py is their contract."""
 
 from longseq.tasks.masked import Masked
 from longseq.tasks.multi_label import MultiLabel

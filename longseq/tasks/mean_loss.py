@@ -9,9 +9,9 @@ from torchmetrics import Metric
 
 
 class MeanLoss(Metric):
-    """Sum of losses / number of samples; every sample counts once, with any number of ranks and any batches.
+    """Sum of losses / number of samples. Every sample counts once, with any number of ranks and any size of batches.
 
-    The sum is in float32, also for a model of lower precision. A loss that is not finite makes the mean not finite.
+    The sum is in float32, even for a model of lower precision. If any loss is not finite, neither is the mean.
     """
 
     total: Tensor
@@ -23,7 +23,7 @@ class MeanLoss(Metric):
         self.add_state("num_samples", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, losses: Float[Tensor, " b"], counts: Tensor | None = None) -> None:
-        """Add the losses of the samples of a batch; or sums of losses, and of how many losses each is the sum."""
+        """Add the losses of a batch, one per sample. With ``counts``, each is a sum of that number of losses."""
         self.total = self.total + losses.sum(dtype=torch.float32)
         self.num_samples = self.num_samples + (len(losses) if counts is None else counts.sum().long())
 
@@ -31,5 +31,5 @@ class MeanLoss(Metric):
         return self.total / self.num_samples
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        """Move the sums to another device, but keep their precision."""
+        """Move the sums to another device without a change of their precision."""
         return super()._apply(lambda state: fn(state).to(state.dtype), exclude_state)

@@ -16,16 +16,16 @@ from longseq.tasks.task import Answer, Task, binary_distillation, shares_of
 
 
 class MultiLabel(Task):
-    """Each sample is of any number of classes, or of none: binary cross entropy for each class.
+    """Each sample has any number of classes, or none: binary cross entropy for each class.
 
-    Labels are (b, classes) of 0 and 1, or int64 (b,) where each sample has one class. The metrics are means over the
-    classes that some sample has: the average precision, which chooses the best checkpoint, the area under the ROC
-    curve, and f1 at each class's threshold. The threshold of a class is the one with the highest f1 in the last
-    validation; the checkpoint holds it, and a prediction names the classes that reach theirs.
+    Labels are (b, classes) of 0 and 1, or int64 (b,) if each sample has one class. The metrics are means over the
+    classes that occur: the average precision, which chooses the best checkpoint, the area under the ROC curve, and f1
+    at the threshold of each class. This is the threshold with the highest f1 in the last validation. The checkpoint
+    contains it, and a prediction names the classes whose probability reaches it.
 
     Args:
-        metrics: Further metrics by their names, as Task takes them. They take probabilities in which every class's
-            threshold is moved to 0.5.
+        metrics: Further metrics by their names, as Task takes them. They get probabilities that are shifted so that
+            every threshold is at 0.5.
     """
 
     best: ClassVar[str] = "average_precision"
@@ -42,15 +42,13 @@ class MultiLabel(Task):
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
-        """A class's weight is that of the samples that have it; those that lack it count once."""
+        """The weight of a class applies to samples that have it; samples without it have weight 1."""
         outputs = at_least_float32(outputs)
         targets = self.targets(targets, len(weights)).to(outputs)
         smooth = targets * (1 - label_smoothing) + label_smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs, smooth, 1 + (weights.to(outputs) - 1) * targets)
 
-    def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
-        """Binary cross entropy against the teacher's probabilities."""
-        return binary_distillation(outputs, taught, temperature)
+    distillation = binary_distillation
 
     def losses(self, outputs: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
         targets = self.targets(labels, outputs.shape[1])
@@ -68,12 +66,12 @@ class MultiLabel(Task):
         return {name: kind(num_classes, by_class=True, validate_args=False) for name, kind in kinds.items()}
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
-        # the others would keep all outputs of an epoch; to validate arguments the host would wait for the device
+        # the others would store all outputs of an epoch; validating arguments would make the host wait for the device
         return {"f1": F1(num_classes, validate_args=False)}
 
     def measured(self, head: Any, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, moved so that a class's threshold is at 0.5, which torchmetrics counts as below: the order
-        within a class stays the same."""
+        """Probabilities, shifted so that the threshold of each class is just above 0.5, which torchmetrics counts as
+        below. The order within a class does not change."""
         thresholds = head.thresholds.to(predicted.device)
         below = 0.5 * predicted / thresholds
         above = (0.5 + 0.5 * (predicted - thresholds) / (1 - thresholds)).clamp(min=_REACHED)
@@ -88,24 +86,24 @@ class MultiLabel(Task):
         return head.thresholds.cpu()
 
     def decision(self, num_classes: int) -> Metric:
-        return PrecisionAgainstRecall(num_classes, thresholds=_GRID)
+        return _PrecisionAgainstRecall(num_classes, thresholds=_GRID)
 
     def decide(self, head: Any, result: Any) -> None:
-        precision, recall = (torch.stack(list(each))[:, :-1] for each in result[:2])  # the last has no threshold
-        f1 = (2 * precision * recall / (precision + recall).clamp(min=1e-9)).nan_to_num(0)  # where no sample reaches it
+        precision, recall = (torch.stack(list(curves))[:, :-1] for curves in result[:2])  # the last has no threshold
+        f1 = (2 * precision * recall / (precision + recall).clamp(min=1e-9)).nan_to_num(0)  # if no sample reaches it
         for label, of_class in enumerate(f1.tolist()):
             best = max(of_class)
             first = of_class.index(best)
             last = next((step for step in range(first, len(of_class)) if of_class[step] < best), len(of_class)) - 1
-            # in the middle of those that are equally good; 0.5 for a class without a sample
+            # the middle of the thresholds that are equally good; 0.5 for a class without samples
             head.thresholds[label] = _GRID[(first + last) // 2] if best > 0 else 0.5
 
     def draw_decision(self, head: Any, result: Any, class_names: list[str]) -> Any:
-        """Precision against recall, with a dot at the threshold: of the eight classes whose curves are lowest."""
+        """Precision against recall with a dot at the threshold, of the eight classes with the lowest curves."""
         from longseq.encoders.drawing import draw_curves  # matplotlib takes half a second to import
 
-        precision, recall = (torch.stack(list(each)).cpu() for each in result[:2])
-        # recall falls along a curve; no sample may reach the highest thresholds
+        precision, recall = (torch.stack(list(curves)).cpu() for curves in result[:2])
+        # recall falls along a curve; precision is NaN at thresholds that no sample reaches
         areas = -torch.trapezoid(precision.nan_to_num(1), recall, dim=1)
         lowest = areas.argsort()[:8].tolist()
         dots = [round(float(head.thresholds[label]) * _STEPS) - 1 for label in lowest]
@@ -119,7 +117,7 @@ class MultiLabel(Task):
         return outputs.float().sigmoid()
 
     def together(self, probabilities: Float[Tensor, "parts classes"]) -> Float[Tensor, " classes"]:
-        """The highest of each class: what is in one part is in the recording."""
+        """The maximum of each class: a class in one part is in the recording."""
         return probabilities.amax(0)
 
     def answer(self, head: Any, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
@@ -135,13 +133,13 @@ class MultiLabel(Task):
         return self.targets(labels, num_classes).sum(0).long()
 
 
-class PrecisionAgainstRecall(MultilabelPrecisionRecallCurve):
+class _PrecisionAgainstRecall(MultilabelPrecisionRecallCurve):
     """torchmetrics' curves, for targets of 0 and 1 in float32."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         super().update(preds, target.long())
 
 
-_REACHED = 0.5 + 2**-24  # the next number in float32
+_REACHED = 0.5 + 2**-24  # the next number above 0.5 in float32
 _STEPS = 200
-_GRID = [step / _STEPS for step in range(1, _STEPS)]  # thresholds that are tried
+_GRID = [step / _STEPS for step in range(1, _STEPS)]  # the thresholds to choose from

@@ -18,18 +18,18 @@ from longseq.tasks.task import Answer, binary_distillation
 
 
 class Ordinal(SingleLabel):
-    """Each sample is of one of C classes that have an order: is its class above the first, above the second, ...?
+    """Each sample has one of C ordered classes. The model answers C - 1 questions: is the class above the k-th one?
 
-    The C - 1 questions share one weight vector and have a bias each, s_k = w x + b_k, so that the answers agree: CORAL
-    (Cao, Mirjalili and Raschka, arXiv:1901.07884). Trained is the binary cross entropy, mean over questions. The
-    predicted class is the number of questions that are answered with yes. Its order is that of the class names: if
-    these are not in order by the alphabet, ``data.class_names`` lists them.
+    The questions share one weight vector and have one bias each, s_k = w x + b_k, so that the answers are consistent:
+    CORAL (Cao, Mirjalili and Raschka, arXiv:1901.07884). The loss is the binary cross entropy, averaged over questions.
+    The predicted class is the number of questions that are answered with yes. The order is that of the class names; if
+    this is not the alphabetical one, list them in ``data.class_names``.
 
     The metrics are the mean absolute error in classes, which chooses the best checkpoint, Cohen's kappa with quadratic
     weights, and the accuracy.
 
     Args:
-        metrics: Further metrics by their names, as Task takes them. They take predicted classes, not probabilities.
+        metrics: Further metrics by their names, as Task takes them. They get predicted classes, not probabilities.
     """
 
     best: ClassVar[str] = "mae"
@@ -39,25 +39,24 @@ class Ordinal(SingleLabel):
         return num_classes - 1
 
     def head(self, encoder: Encoder, num_classes: int) -> nn.Module:
-        return Questions(encoder.dim, self.num_outputs(num_classes))
+        return _Questions(encoder.dim, self.num_outputs(num_classes))
 
     def learn(self, labels: Tensor, class_names: Sequence[str]) -> None:
         super().learn(labels, class_names)
         try:
             numbers = [float(name) for name in class_names]
         except ValueError:
-            return  # words, whose order the user knows
+            return  # words, whose order only the user knows
         if numbers != sorted(numbers):
             ordered = ",".join(sorted(class_names, key=float))
-            what = (
-                f"the classes of Ordinal have an order, and {', '.join(class_names[:3])} ... are numbers out of theirs"
-            )
+            first = ", ".join(class_names[:3])
+            what = f"the classes of Ordinal have an order, and {first} ... are numbers out of theirs"
             raise SettingError(f"data.class_names: {what}; give [{ordered}]")
 
     def loss(
         self, outputs: Float[Tensor, "b c"], targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
-        """A sample has the weight of its class, and a mixed one the weights of its shares."""
+        """The weight of a sample is that of its class, or the mean over the shares of a mixed one."""
         outputs, weights = at_least_float32(outputs), weights.to(outputs)
         shares = targets.to(outputs) if targets.is_floating_point() else self.targets(targets, len(weights)).to(outputs)
         smooth = shares * (1 - label_smoothing) + label_smoothing / len(weights)
@@ -68,9 +67,7 @@ class Ordinal(SingleLabel):
         above = _above(self.targets(labels, outputs.shape[1] + 1))
         return F.binary_cross_entropy_with_logits(outputs.float(), above, reduction="none").mean(1)
 
-    def distillation(self, outputs: Tensor, taught: Tensor, temperature: float) -> Float[Tensor, ""]:
-        """Binary cross entropy against the teacher's answers."""
-        return binary_distillation(outputs, taught, temperature)
+    distillation = binary_distillation
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {
@@ -84,15 +81,15 @@ class Ordinal(SingleLabel):
 
     def measured(self, head: Any, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted and true classes."""
-        return median_class(predicted), labels
+        return _median_class(predicted), labels
 
     def example(self, num_classes: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(min(num_classes, 16))
         return labels, labels
 
     def probabilities(self, outputs: Float[Tensor, "b c"]) -> Float[Tensor, "b classes"]:
-        """The differences of neighbouring answers, in the order of their size: early in a training biases may be out of
-        their order."""
+        """The differences of successive answers. These are sorted by size, because early in a training biases may be in
+        another order."""
         chances = outputs.float().sigmoid().sort(-1, descending=True).values
         return F.pad(chances, (1, 0), value=1.0) - F.pad(chances, (0, 1))
 
@@ -101,12 +98,12 @@ class Ordinal(SingleLabel):
         return self.probabilities(outputs).clamp(min=1e-30).log()
 
     def answer(self, head: nn.Module, probabilities: Float[Tensor, " classes"], class_names: list[str]) -> list[Answer]:
-        label = int(median_class(probabilities))
+        label = int(_median_class(probabilities))
         return [Answer(class_names[label], float(probabilities[label]))]
 
 
-class Questions(nn.Module):
-    """The logits of C - 1 questions for features: one weight vector, and a bias for each question. They start at zero.
+class _Questions(nn.Module):
+    """The logits of C - 1 questions: one weight vector, and one bias per question. All start at zero.
 
     Args:
         dim: d.
@@ -122,11 +119,11 @@ class Questions(nn.Module):
         return (features @ self.weight)[..., None] + self.bias
 
 
-def median_class(probabilities: Float[Tensor, "*b classes"]) -> Int64[Tensor, "*b"]:
-    """The class that half of the probability lies above at most: as many as questions that are answered with yes."""
+def _median_class(probabilities: Float[Tensor, "*b classes"]) -> Int64[Tensor, "*b"]:
+    """The median of the distribution over classes, which is the number of questions that are answered with yes."""
     return (probabilities.cumsum(-1)[..., :-1] < 0.5).sum(-1)
 
 
 def _above(shares: Float[Tensor, "b classes"]) -> Float[Tensor, "b c"]:
-    """The share of the classes above each one but the last."""
+    """The total share of the classes above each class, except the last."""
     return 1 - shares.cumsum(-1)[..., :-1]

@@ -1,7 +1,7 @@
 """From the scores of every token to those of the whole input.
 
-An encoder's own pooling averages features, and only then are they scored: a second in an hour is diluted 3,600-fold.
-The poolings below score every token first, so that it is also known where in the input a class is.
+An encoder's own pooling averages features before the head: one second of an hour is diluted 3,600-fold. The poolings
+in this file come after the head has scored every token, which also shows where in the input a class is.
 """
 
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ Pool = Literal["avg", "max", "linear_softmax", "attention"]
 
 
 class Pooling(Split, ABC):
-    """Scores of an input from those of its tokens. Padding counts nothing: it is as if it were not there. Where tokens
-    lie on several processes, the numbers of a class meet in sums and maxima, and every process has the result."""
+    """Scores of an input from those of its tokens. Padding changes nothing. If several processes share a sequence, sums
+    and maxima go over all of them, and every process has the result."""
 
     @abstractmethod
     def forward(
@@ -33,19 +33,19 @@ class Pooling(Split, ABC):
         """Pool.
 
         Args:
-            tokens: Features.
-            scores: What the head makes of each token: the logits of each class.
+            tokens: The features of tokens.
+            scores: The outputs of the head for each token: logits of each class.
             present: False where a token is padding; None without padding.
         """
 
 
 class AveragePooling(Pooling):
-    """The mean of the scores: for what lasts as long as the input."""
+    """The mean of the scores: for classes that last as long as the input."""
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         if self.shard is None and present is None:
             return scores.mean(1)
-        exact = at_least_float32(scores)  # float16 counts to 65,504 tokens
+        exact = at_least_float32(scores)  # float16 cannot count beyond 65,504 tokens
         there = torch.ones_like(exact[..., :1]) if present is None else present[..., None].to(exact.dtype)
         if self.shard is not None:
             return _divided(torch.cat([exact * there, there], dim=-1).sum(1), self.shard).to(scores.dtype)
@@ -53,7 +53,7 @@ class AveragePooling(Pooling):
 
 
 class MaxPooling(Pooling):
-    """The highest score of each class: for what may last one token. Only that token learns from a sample."""
+    """The highest score of each class: for classes that may last a single token. Only that token gets a gradient."""
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         there = scores if present is None else scores.masked_fill(~present[..., None], -float("inf"))
@@ -67,13 +67,14 @@ class MaxPooling(Pooling):
 class LinearSoftmaxPooling(Pooling):
     """The mean of each class's probabilities sigmoid(score), each weighted by itself: sum p^2 / sum p, as a logit.
 
-    For what lasts some tokens: tokens of low probability weigh little, and all of high probability learn. Source: Wang,
-    Li and Metze, A Comparison of Five Multiple Instance Learning Pooling Functions (arXiv:1810.09050).
+    For classes that last some tokens: tokens of low probability have little weight, and all tokens of high probability
+    get gradients. Source: Wang, Li and Metze, A Comparison of Five Multiple Instance Learning Pooling Functions
+    (arXiv:1810.09050).
     """
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
-        # log p = logsigmoid(score), and all in logarithms: p may be 1e-30 everywhere
+        # log p = logsigmoid(score). All steps use logarithms, because p may be 1e-30 everywhere
         logs = nn.functional.logsigmoid(scores)
         if present is not None:
             logs = logs.masked_fill(~present[..., None], -float("inf"))
@@ -91,8 +92,9 @@ class LinearSoftmaxPooling(Pooling):
 class AttentionPooling(Pooling):
     """A weighted mean of the scores, with weights softmax_n(s w' (tanh(V x) * sigmoid(U x))) for all classes alike.
 
-    Source: Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (arXiv:1802.04712), equation 9;
-    s = log(n) / log(1000) is ours, so that in longer inputs than those of the training the weights are not flatter.
+    Source: Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (arXiv:1802.04712), equation 9.
+    s = log(n) / log(1000) is ours: with it the weights do not become flatter in inputs longer than those of the
+    training.
 
     Args:
         dim: d, the width of a token.
@@ -105,7 +107,7 @@ class AttentionPooling(Pooling):
 
     def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
         values, gates = self.hidden(tokens).chunk(2, dim=-1)
-        if self.shard is not None and present is None:  # all processes count their tokens, without prefix tokens
+        if self.shard is not None and present is None:  # so that processes count their tokens without prefix tokens
             present = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
         logits = self.weight(values.tanh() * gates.sigmoid())
         logits = scaled_by_length(logits, tokens.shape[1], present, shard=self.shard)
@@ -119,13 +121,13 @@ class AttentionPooling(Pooling):
 
 
 def _divided(both: Float[Tensor, "b numbers"], shard: Shard) -> Float[Tensor, "b classes"]:
-    """Sums over the tokens of all processes, divided by the last of them."""
+    """Sums over the tokens of all processes, divided by the last number, which is the denominator."""
     sums = summed(both, shard)
     return sums[:, :-1] / sums[:, -1:]
 
 
 def make_pooling(pool: Pool | None, dim: int) -> Pooling | None:
-    """The pooling of this name, for tokens of this width; None if the encoder pools its features.
+    """The pooling of this name, for tokens of this width; None if the encoder pools features instead.
 
     Raises:
         ValueError: If there is no such pooling.

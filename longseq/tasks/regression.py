@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric, R2Score
 from torchmetrics.utilities import dim_zero_cat
 
-from longseq.arguments import ArgumentError, SettingError
+from longseq.arguments import SettingError, require
 from longseq.compat.torch import at_least_float32
 from longseq.tasks.task import Answer, Task
 
@@ -17,22 +17,22 @@ from longseq.tasks.task import Answer, Task
 class Regression(Task):
     """Each sample has one or more amounts: mean squared error of standardised amounts.
 
-    Labels are float (b, amounts), as the data module reads them from the columns ``data.amounts`` of its table; the
-    names of these columns stand in the place of classes. The model learns (label - mean) / deviation, with the mean
-    and the deviation of the training split, which the checkpoint holds, and predicts in the unit of the labels.
+    Labels are float (b, amounts), which the data module reads from the columns ``data.amounts`` of its table. The names
+    of these columns are used as class names. The model learns (label - mean) / deviation, with the mean and deviation
+    of the training split, which the checkpoint contains, and predicts in the unit of the labels.
 
-    The metrics are the mean absolute error, which chooses the best checkpoint, and R2, the share of the variance that
-    is explained. Of several amounts they are means over these, so that amounts of unlike size deserve a training each.
-    Mixed samples have mixed amounts; class weights and label smoothing play no part. It takes no teacher, whose outputs
-    have a mean and a deviation of their own.
+    The metrics are the mean absolute error, which chooses the best checkpoint, and R2, the share of explained variance.
+    They are means over amounts: if these differ much in size, train one model for each. Mixed samples have mixed
+    amounts; class weights and label smoothing are ignored. A teacher is not possible, because its outputs are
+    standardised with another mean and deviation.
 
     Args:
         metrics: Further metrics by their names, as Task takes them, also of torchmetrics.regression.
-        mean: Of each amount. A training sets it.
-        std: The standard deviation of each. A training sets it.
+        mean: The mean of each amount. A training sets it.
+        std: The standard deviation of each amount. A training sets it.
 
     Raises:
-        ValueError: If a deviation is not positive, or if there are not as many as means.
+        ValueError: If a deviation is not positive, or there are not as many deviations as means.
     """
 
     best: ClassVar[str] = "mae"
@@ -44,8 +44,8 @@ class Regression(Task):
         self, metrics: dict[str, Any] | None = None, mean: list[float] | None = None, std: list[float] | None = None
     ) -> None:
         super().__init__(metrics)
-        if len(mean or []) != len(std or []) or not all(deviation > 0 for deviation in std or []):
-            raise ArgumentError("std", f"must be positive, one for each mean, got {std}; leave both out")
+        is_right = len(mean or []) == len(std or []) and all(deviation > 0 for deviation in std or [])
+        require(is_right, "std", f"must be positive, one for each mean, got {std}; leave both out")
         self.mean, self.std = mean, std
 
     def learn(self, labels: Tensor, class_names: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class Regression(Task):
         exact = labels.double()
         deviations = exact.std(0, correction=0)
         self.mean = exact.mean(0).tolist()
-        self.std = torch.where(deviations > 0, deviations, 1).tolist()  # of an amount that is the same everywhere
+        self.std = torch.where(deviations > 0, deviations, 1).tolist()  # 0 if an amount is the same everywhere
 
     def targets(self, labels: Tensor, num_classes: int) -> Float[Tensor, "b amounts"]:
         return labels.reshape(len(labels), num_classes)
@@ -69,26 +69,27 @@ class Regression(Task):
         return self._errors(outputs, labels).square().mean(1)
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
-        return {"mae": MeanAbsoluteError(), "r2": Explained()}
+        return {"mae": MeanAbsoluteError(), "r2": _Explained()}
 
     def training_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {"mae": MeanAbsoluteError()}
 
     def by_class(self, num_classes: int) -> dict[str, Metric]:
-        return {"mae": MeanAbsoluteError(num_outputs=num_classes), "r2": Explained(multioutput="raw_values")}
+        return {"mae": MeanAbsoluteError(num_outputs=num_classes), "r2": _Explained(multioutput="raw_values")}
 
     def example(self, num_classes: int) -> tuple[Tensor, Tensor]:
         labels = torch.linspace(0, 1, 16)[:, None].expand(-1, num_classes)
         return labels.flip(0), labels
 
     def decision(self, num_classes: int) -> Metric:
-        return Pairs()
+        return _Pairs()
 
     def draw_decision(self, head: nn.Module, result: tuple[Tensor, Tensor], class_names: list[str]) -> Any:
-        """Predicted against true amounts."""
+        """Predicted against true values."""
         from longseq.encoders.drawing import draw_pairs  # matplotlib takes half a second to import
 
-        return draw_pairs(*(each.cpu() for each in result), class_names)
+        predicted, labels = result
+        return draw_pairs(predicted.cpu(), labels.cpu(), class_names)
 
     def probabilities(self, outputs: Float[Tensor, "b amounts"]) -> Float[Tensor, "b amounts"]:
         """The amounts, in the unit of the labels."""
@@ -116,15 +117,15 @@ class Regression(Task):
         return outputs - (labels.reshape(outputs.shape) - mean) / std
 
 
-class Explained(R2Score):
-    """torchmetrics' R2, which is not a number of fewer than two samples, where that one raises."""
+class _Explained(R2Score):
+    """torchmetrics' R2, but NaN for fewer than two samples, where torchmetrics raises an error."""
 
     def compute(self) -> Tensor:
         return super().compute() if self.total > 1 else torch.full_like(self.residual, torch.nan).mean(-1)
 
 
-class Pairs(Metric):
-    """All predictions of an evaluation beside the labels."""
+class _Pairs(Metric):
+    """All predictions of an evaluation, with their labels."""
 
     predicted: list[Tensor]
     labels: list[Tensor]

@@ -13,9 +13,9 @@ from longseq.tasks.task import Answer, Task, shares_of
 
 
 class SingleLabel(Task):
-    """Each sample is of one class: cross entropy, accuracy (top 1, over samples) and f1 (mean over classes).
+    """Each sample has one class: cross entropy, accuracy (top 1, over samples) and f1 (mean over classes).
 
-    Labels are int64 (b,), from 0; other labels are refused.
+    Labels are int64 (b,), from 0; others are an error.
 
     Args:
         metrics: Further metrics by their names, as Task takes them.
@@ -27,17 +27,18 @@ class SingleLabel(Task):
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"], label_smoothing: float
     ) -> Float[Tensor, ""]:
-        """As torch's cross entropy; but a sample's true class alone weighs what is spread over all classes. In torch
-        each class weighs its own part, so that a rare class with a large weight becomes the answer to every sample."""
-        outputs = at_least_float32(outputs)  # on a GPU autocast leaves cross_entropy's logarithms in bfloat16
+        """torch's cross entropy, except that the smoothed part of a target has the weight of the sample's true class.
+        In torch it has the weight of each class, so a rare class with a large weight becomes the answer to every
+        sample."""
+        outputs = at_least_float32(outputs)  # on a GPU, autocast computes cross_entropy's logarithms in bfloat16
         targets = targets.to(outputs) if targets.is_floating_point() else _one_each(targets)
         weights = weights.to(outputs)
         loss = F.cross_entropy(outputs, targets, weights)
         if not label_smoothing:
             return loss
         of_samples = (targets * weights).sum(-1) if targets.is_floating_point() else weights[targets]
-        spread = -(outputs.log_softmax(-1).mean(-1) * of_samples).sum() / self.weight(outputs, targets, weights)
-        return (1 - label_smoothing) * loss + label_smoothing * spread
+        smooth = -(outputs.log_softmax(-1).mean(-1) * of_samples).sum() / self.weight(outputs, targets, weights)
+        return (1 - label_smoothing) * loss + label_smoothing * smooth
 
     def weight(self, outputs: Tensor, targets: Tensor, weights: Float[Tensor, " classes"]) -> Tensor:
         return super().weight(outputs, targets, weights) if targets.is_floating_point() else weights[targets].sum()
