@@ -1,4 +1,4 @@
-"""Every use of a private or fragile interface of a library: one file per library, and a test in tests/compat for each.
+"""Every use of a private or fragile interface of a library: one file per library, with tests in tests/compat.
 
-A library may change such an interface in any release. Then look into these files first.
+A library may change such an interface in any release. If it breaks something, look here first.
 """

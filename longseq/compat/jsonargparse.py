@@ -1,4 +1,4 @@
-"""jsonargparse: take apart its reports of wrong flags and configurations, and note which class cannot be built."""
+"""jsonargparse: parse its error messages about flags and configurations, and note which class cannot be built."""
 
 import re
 from argparse import ArgumentParser
@@ -14,13 +14,13 @@ Kind = Literal[
 
 
 class Fault(NamedTuple):
-    """What a report of jsonargparse says.
+    """The content of an error message of jsonargparse.
 
     Attributes:
         kind: Kind of the fault.
-        key: The flag or the key that is at fault, without init_args; empty if the report names none.
-        what: The name, value or path that is wrong; for ``not YAML`` and ``other`` the report itself, on one line.
-        expected: For ``wrong value`` the types that it may have; for ``no such argument`` the class that lacks it.
+        key: The wrong flag or key, without init_args; empty if the message names none.
+        what: The wrong name, value or path; for ``not YAML`` and ``other`` the message itself, on one line.
+        expected: For ``wrong value`` the possible types; for ``no such argument`` the class that lacks the argument.
     """
 
     kind: Kind
@@ -30,7 +30,7 @@ class Fault(NamedTuple):
 
 
 def fault_of(message: str) -> Fault:
-    """Take a report of many lines apart."""
+    """Parse a message of many lines."""
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
 
     def fault(kind: Kind, what: str, expected: list[str] | None = None) -> Fault:
@@ -63,9 +63,9 @@ def fault_of(message: str) -> Fault:
 
 
 def with_nulls(args: Any) -> Any:
-    """The arguments of an inner parser, with null in place of None. For a flag two classes deep, such as
-    ``--model.encoder.attention.k null``, jsonargparse reads the value, writes it again as Python would, ``--k=None``,
-    and lets an inner parser read that: a word and no null."""
+    """The arguments of an inner parser, with null instead of None. For a flag two classes deep, such as
+    ``--model.encoder.attention.k null``, jsonargparse parses the value and passes ``--k=None`` to an inner parser,
+    which would read this as a string."""
     if not isinstance(args, list):
         return args
     return [f"{arg[:-4]}null" if isinstance(arg, str) and arg.endswith("=None") else arg for arg in args]

@@ -24,19 +24,20 @@ _Kind = TypeVar("_Kind")
 
 
 class CommandLine(LightningCLI):
-    """LightningCLI with commands that need data alone, further flags per command, and checkpoints that longseq loads.
+    """LightningCLI with commands that need only data, with further flags per command, and without its own loading of
+    checkpoints, which longseq does.
 
-    Only the command that the user runs gets its flags: adding those of all commands takes a second.
+    Only the command that the user runs gets its flags, because adding those of all commands takes a second.
     """
 
     args: list[str]  # the command and what follows it
     data_commands: ClassVar[tuple[str, ...]] = ()
 
     def add_arguments_to_data_command(self, parser: LightningArgumentParser) -> None:
-        """Add the flags of a command that needs data alone; it has those of its method too, and no others."""
+        """Add flags to a command that needs only data. Besides these it has only those of its method."""
 
     def add_arguments_to_command(self, command: str, parser: LightningArgumentParser) -> None:
-        """Add flags of one command to its parser, which already has the flags that all commands share."""
+        """Add flags to the parser of one command, which has the flags of all commands already."""
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         if subcommand != self.args[0]:
@@ -63,19 +64,19 @@ class CommandLine(LightningCLI):
         super()._run_subcommand(str(self.subcommand))
 
     def instantiate_data(self) -> Any:
-        """Build the data module alone."""
+        """Build only the data module."""
         self.config_init = self.parser.instantiate(self.config)
         return self._get(self.config_init, "data")
 
 
 def leave_sigterm_to_us() -> None:
-    """Keep Lightning's SIGTERM handler from acting itself: it would end the process with exit code 0, and wait for
-    ranks that are busy with something else. It still calls the handler that was registered before it."""
+    """Disable the action of Lightning's SIGTERM handler: it would end the process with exit code 0, and wait for ranks
+    that are busy. It still calls the handler that was registered before it."""
     _SignalConnector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
 
 
 def wait_for_ranks_within(strategy: Any, context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Let a strategy enter a context while it waits, in C++, for the ranks that another program starts."""
+    """Make a strategy enter a context while it waits, in C++, for ranks that another program starts."""
     plain = strategy.setup_environment
 
     def setup_environment() -> None:
@@ -121,10 +122,10 @@ def words_of_arguments(message: str) -> list[str]:
 
 
 def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
-    """Let Lightning, which ends all ranks when one has died, name the dead rank and end with a given exit code.
+    """Make Lightning, which ends all ranks when one has died, print the dead rank and exit with this exit code.
 
     Args:
-        is_ending: Whether this process is ending already, together with all others.
+        is_ending: Whether this process is already ending, together with all others.
         exit_code: Exit code of the process that started the ranks.
     """
 
@@ -148,7 +149,7 @@ def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
 
 
 def count_epochs_without_end() -> None:
-    """Let the progress bar show "Epoch 5" where epochs have no end; Lightning shows "Epoch 5/-2"."""
+    """Make the progress bar show "Epoch 5" if the number of epochs is not limited; Lightning shows "Epoch 5/-2"."""
 
     def description(self: Any, current_epoch: int) -> str:
         last = self.trainer.max_epochs
@@ -159,8 +160,8 @@ def count_epochs_without_end() -> None:
 
 
 def hand_on_exact_inputs(trainer: pl.Trainer) -> None:
-    """Keep Lightning from rounding batches to the precision of the weights: in bfloat16 the noise of rounding covers
-    what is quiet in a sound. Front ends compute in float32, and the encoder casts what they have made."""
+    """Stop Lightning from rounding batches to the precision of the weights: in bfloat16, rounding noise covers the
+    quiet parts of a sound. Front ends compute in float32, and the encoder casts their result."""
     trainer.precision_plugin.convert_input = _unchanged  # type: ignore[method-assign]
 
 
@@ -169,12 +170,12 @@ def _unchanged(data: Any) -> Any:
 
 
 def is_accumulating(trainer: pl.Trainer) -> bool:
-    """Whether the gradients of the finished batch are kept, to be added to those of the next batch."""
+    """Whether the gradients of the finished batch are accumulated: the optimizer waits for another batch."""
     return trainer.fit_loop._should_accumulate()
 
 
 def is_followed_by_validation(trainer: pl.Trainer) -> bool:
-    """Whether a validation follows the finished batch: the last one of an epoch, or one at a val_check_interval."""
+    """Whether a validation follows the finished batch: at the end of an epoch, or at a val_check_interval."""
     fit_loop: Any = trainer.fit_loop
     return trainer.enable_validation and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher)
 
@@ -196,26 +197,26 @@ def is_resumed_averaging(callback: pl.Callback) -> bool:
 
 
 def take_average(callback: StochasticWeightAveraging, model: pl.LightningModule) -> None:
-    """Give the model the averaged weights; the callback itself does not do so where a training ends early."""
+    """Copy the averaged weights to the model; the callback itself does not do so if a training ends early."""
     assert callback._average_model is not None
     callback.transfer_weights(callback._average_model, model)
 
 
 def running_averages(trainer: pl.Trainer) -> list[Any]:
-    """The models, of the class of the one that is trained, that hold running averages of its weights and buffers."""
+    """The models that contain running averages of the trained model's weights and buffers, of the same class."""
     averages = [callback._average_model for callback in callbacks_of(trainer, WeightAveraging)]
     return [average.module for average in averages if average is not None]
 
 
 def has_averaged(callback: WeightAveraging) -> bool:
-    """Whether a callback that averages weights over steps has updated its averages at least once."""
+    """Whether a WeightAveraging has updated its averages at least once."""
     return callback._average_model is not None and bool(callback._average_model.n_averaged)
 
 
 @torch.no_grad()
 def keep_unbegun_averages(trainer: pl.Trainer, model: pl.LightningModule) -> None:
-    """Give averages that were not updated yet the weights and buffers of the model. Lightning copies them from the
-    model before it is set up, and validates, saves and tests this copy until the first update."""
+    """Copy the model's weights and buffers to averages that were not updated yet. Lightning copies them before the
+    model is set up, and validates, saves and tests that copy until the first update."""
     for callback in callbacks_of(trainer, WeightAveraging):
         if callback._average_model is not None and not has_averaged(callback):
             average = callback._average_model.module
@@ -229,11 +230,11 @@ def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def watched_figure(states: Mapping[str, Any], kind: str) -> tuple[str, bool]:
-    """The figure by which a ModelCheckpoint chooses, and whether the lowest is the best.
+    """The figure that a ModelCheckpoint monitors, and whether the lowest is the best.
 
     Args:
         states: The states of callbacks in a checkpoint.
-        kind: The name of the ModelCheckpoint's class.
+        kind: The name of the class of the ModelCheckpoint.
     """
     (key,) = (key for key in states if key.startswith(f"{kind}{{"))
     settings = ast.literal_eval(key.removeprefix(kind))
@@ -249,20 +250,20 @@ class _FitLoopToItsEnd(_FitLoop):
 
 
 def resume_last_validation(trainer: pl.Trainer) -> None:
-    """Let a resumed training run the validation after its last step too. Lightning runs none once max_steps is reached;
-    a checkpoint that was put before its validation is resumed there."""
+    """Make a resumed training run the validation after its last step. Lightning runs none once max_steps is reached,
+    but ``put_before_validation`` places checkpoints there."""
     trainer.fit_loop.__class__ = _FitLoopToItsEnd
 
 
 def count_from_what_is_validated(trainer: pl.Trainer) -> None:
-    """Let a resumed validation count the batch in which it was stopped once. Lightning counts it twice as begun, and
-    would take its end for one more stop when resumed from there."""
+    """Make a resumed validation count the batch in which it was stopped once. Lightning counts it as started twice; a
+    checkpoint from the end of this validation would then seem to be from its middle."""
     batches: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total
     batches.ready = batches.started = batches.processed
 
 
 def put_before_validation(fit_loop: dict[str, Any]) -> None:
-    """Set a checkpoint's counters so that Lightning, when resumed, first runs a whole validation.
+    """Set a checkpoint's counters so that a resumed training first runs a whole validation.
 
     Otherwise Lightning would skip the validation after the finished batch, and would resume an interrupted validation
     in its middle.

@@ -1,8 +1,8 @@
-"""libgomp, the OpenMP of torch's wheels for Linux: how long its threads wait for each other without sleeping.
+"""libgomp, the OpenMP of torch's wheels for Linux: how long its threads spin before they sleep.
 
-libgomp reads a variable of the environment for this when torch is imported, and has no call that changes it. But a
-thread spins 300,000 times only where the process has at most as many threads of OpenMP as CPUs, and 100 times where it
-has more (gomp_managed_threads and gomp_available_cpus in its config/linux/wait.h). Threads that sleep count too.
+libgomp reads this from an environment variable when torch is imported, and has no call that changes it later. But a
+thread spins 300,000 times only if the process has no more OpenMP threads than CPUs, and 100 times if it has more
+(gomp_managed_threads and gomp_available_cpus in its config/linux/wait.h). Sleeping threads count too.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ import torch
 
 
 def spin_briefly(until: threading.Event) -> None:
-    """Let libgomp's threads spin briefly before they sleep, in all of this process, until an event comes.
+    """Make all libgomp threads of this process spin only briefly, until an event is set.
 
-    The calling thread waits for the event. It makes a team with more threads than there are CPUs. They sleep, and
-    libgomp frees them when the calling thread ends.
+    The calling thread waits for the event. It starts a team with more threads than CPUs, which sleep; libgomp frees
+    them when the calling thread ends.
     """
     library = _library()
     assert library is not None
@@ -32,6 +32,7 @@ def has_libgomp() -> bool:
 
 
 def _library() -> ctypes.CDLL | None:
-    """What torch is linked with. By its name, libgomp could be another library's copy, such as scikit-learn's."""
+    """torch's library, which is linked with its libgomp. Loading libgomp by name could find another copy, such as
+    scikit-learn's."""
     path = Path(torch.__file__).parent / "lib/libtorch_cpu.so"
     return ctypes.CDLL(str(path)) if path.exists() else None

@@ -1,4 +1,4 @@
-"""torch: hooks of modules, transformations that our autograd.Functions cannot follow, precision, and torch's errors."""
+"""torch: hooks of modules, transformations that our Functions do not support, precision, and torch's errors."""
 
 import platform
 import re
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 
 def is_hooked(layer: Any) -> bool:
-    """Whether a call of the layer runs hooks, or a forward method of the object in place of its class's."""
+    """Whether a call of the layer runs hooks, or a forward method of the object instead of that of its class."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return bool(hooks) or "forward" in vars(layer)
 
 
 def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a layer is exactly of one of these classes, and a call of it would run nothing besides its weights, so
-    that a short cut may read these without calling the layer.
+    """Whether a layer is exactly of one of these classes and depends on its weights alone, so that a short cut may read
+    these without calling the layer.
 
     Adapters (LoRA), quantisation and FSDP change the class of a layer or of its weight. Pruning, old weight norms and
     users register hooks on it. A parametrization changes its class.
@@ -33,9 +33,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 def is_transformed() -> bool:
     """Whether torch.func (vmap, grad, jvp) or forward-mode differentiation is active: our Functions support neither."""
-    if torch.compiler.is_compiling():  # the compiler cannot trace the calls below
+    if torch.compiler.is_compiling():  # the compiler cannot trace the next calls
         return False
-    # torch's own autograd.Function asks in this way; there is no public one
+    # the way in which torch's own autograd.Function asks; there is no public one
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
@@ -50,9 +50,9 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def has_bfloat16() -> bool:
-    """Whether this computer's processor has instructions for bfloat16; without them a training step takes about
-    ten times as long in it as in float32."""
-    if platform.machine() not in ("x86_64", "AMD64"):  # torch can be asked about these alone
+    """Whether this computer's processor has instructions for bfloat16. Without them a training step takes about ten
+    times as long as in float32."""
+    if platform.machine() not in ("x86_64", "AMD64"):  # torch knows only these
         return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
@@ -68,33 +68,34 @@ def layer_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gam
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was too little memory; CUDA has several ways to say so."""
+    """Whether an error is due to too little memory; CUDA has several messages for it."""
     messages = ("DefaultCPUAllocator", "[enforce fail", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in messages)
 
 
 def asked_of_memory(error: BaseException) -> str | None:
-    """How much memory a failed allocation wanted, with its unit; None if the error does not say."""
+    """The size of a failed allocation, with its unit; None if the message does not contain it."""
     match = re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", str(error))
     if match is None:
         return None
-    return f"{float(match[1]) / 2**20:.0f} MiB" if match[2] == "bytes" else f"{match[1]} {match[2]}"  # CPUs say bytes
+    # on CPUs the unit is bytes
+    return f"{float(match[1]) / 2**20:.0f} MiB" if match[2] == "bytes" else f"{match[1]} {match[2]}"
 
 
 def dead_worker(error: BaseException) -> tuple[str, str] | None:
-    """The id of a DataLoader's process that has died, and how it died; None if the error is another one."""
+    """The id of a DataLoader process that has died, and how it died; None if it is another error."""
     match = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (.*)", str(error))
     return match and (match[1], re.sub(r"\s+", " ", match[2]).split(". ")[0].rstrip(". "))
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether a process group has lost one of its processes: gloo and NCCL say it in many ways."""
+    """Whether a process group has lost one of its processes; gloo and NCCL have many messages for it."""
     lost = r"[Cc]onnection (closed|reset|refused)|closed by peer|[Gg]loo|NCCL|[Tt]imed out|[Bb]roken pipe"
     return isinstance(error, RuntimeError) and re.search(lost, str(error)) is not None
 
 
 def message_of_worker(error: BaseException) -> str:
-    """The message of an error, without the traceback that torch adds where a DataLoader's process raised it."""
+    """The message of an error, without the traceback that torch adds if a DataLoader process raised it."""
     message = str(error)
     if not message.startswith("Caught "):
         return message

@@ -1,4 +1,4 @@
-"""torchmetrics: what a metric has gathered so far, one that a GPU does not wait for, and means over classes."""
+"""torchmetrics: saving the state of a metric, a metric that does not wait for a GPU, and means over classes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,27 +18,27 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 def state_of(metric: Metric) -> dict[str, Any]:
-    """Copies of everything that a metric has gathered, on the CPU."""
-    gathered = {key: _copied(value) for key, value in metric.metric_state.items()}
-    return {**gathered, "updates": metric._update_count}
+    """Copies of a metric's state, on the CPU."""
+    state = {key: _copied(value) for key, value in metric.metric_state.items()}
+    return {**state, "updates": metric._update_count}
 
 
 def restore_states(metric: Metric, states: Sequence[dict[str, Any]], device: torch.device) -> None:
-    """Give a metric, which has gathered nothing yet, what metrics had gathered together when ``state_of`` returned the
-    states, so that it goes on from there."""
+    """Set an empty metric to the combined states that ``state_of`` returned for several metrics, so that it resumes
+    from there."""
     for state in states:
-        gathered = {key: _copied(value, device) for key, value in state.items() if key != "updates"}
+        values = {key: _copied(value, device) for key, value in state.items() if key != "updates"}
         metric._update_count += state["updates"]
         if metric._update_count == state["updates"]:
-            for key, value in gathered.items():
+            for key, value in values.items():
                 setattr(metric, key, value)
         else:
-            metric._reduce_states(gathered)
+            metric._reduce_states(values)
 
 
 class UnwaitedF1(MulticlassF1Score):
-    """torchmetrics' F1, the mean over classes, for logits (b, classes) and labels (b,). It counts by comparisons: after
-    the bincount of the original the host waits for the device."""
+    """torchmetrics' F1, the mean over classes, for logits (b, classes) and labels (b,). It counts by comparisons; the
+    bincount of the original would make the host wait for the device."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes, average="macro", validate_args=False)
@@ -54,12 +54,12 @@ class UnwaitedF1(MulticlassF1Score):
 
 
 class _OfClasses:
-    """A figure of each class that some samples have, or the mean of these: in torchmetrics' own means the others count
-    as 0.
+    """A figure for each class that occurs, or the mean over these classes. In torchmetrics' own means, classes that do
+    not occur count as 0.
 
     Args:
         num_classes: Number of classes.
-        by_class: Whether there is a figure for each class, NaN where it has none; otherwise their mean, 0 without one.
+        by_class: True for one figure per class, NaN if it has none; False for their mean, 0 if no class has a figure.
         options: As torchmetrics takes them.
     """
 
@@ -72,14 +72,14 @@ class _OfClasses:
         return figures if self.by_class else figures.nanmean().nan_to_num(0)
 
     def has_figure(self) -> Tensor:
-        """Which classes have one, from the labels (n, classes): here those that are in some but not in all samples."""
+        """Which classes have a figure, from the labels (n, classes): here those of some but not all samples."""
         labels = dim_zero_cat(self.target)  # type: ignore[attr-defined]
         return (labels == 1).any(0) & (labels == 0).any(0)
 
 
 class _OfRanks(_OfClasses):
-    """A figure that depends only on the order of the samples. It ranks the logits, if they are given: in float32 every
-    probability of a logit above 17 is 1, and torchmetrics makes probabilities of logits."""
+    """A figure that depends only on the order of the samples. It ranks logits if it gets them, because in float32 the
+    probability of every logit above 17 is 1, and torchmetrics converts logits to probabilities."""
 
     def update(self, preds: Tensor, target: Tensor, logits: Tensor | None = None) -> None:
         super().update(preds, target)  # type: ignore[misc]
@@ -92,7 +92,7 @@ class AUROC(_OfRanks, MultilabelAUROC):
 
 
 class AveragePrecision(_OfRanks, MultilabelAveragePrecision):
-    """The average precision; a class that all samples have has 1."""
+    """The average precision; it is 1 for a class that all samples have."""
 
     def has_figure(self) -> Tensor:
         return (dim_zero_cat(self.target) == 1).any(0)
@@ -108,15 +108,15 @@ class F1(_OfCounts, MultilabelF1Score):
 
 
 class PrecisionOfOne(_OfCounts, MulticlassPrecision):
-    """The precision where each sample has one class."""
+    """The precision for one class per sample."""
 
 
 class RecallOfOne(_OfCounts, MulticlassRecall):
-    """The recall where each sample has one class."""
+    """The recall for one class per sample."""
 
 
 class F1OfOne(_OfCounts, MulticlassF1Score):
-    """The F1 where each sample has one class."""
+    """The F1 for one class per sample."""
 
 
 def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
