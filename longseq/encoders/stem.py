@@ -177,7 +177,7 @@ class Residual(Stem):
 
     def __post_init__(self) -> None:
         what = f"must be positive, one for each stage, got {self.widths}; [32, 64, 128]"
-        require(min(self.widths, default=0) >= 1, "widths", what)
+        require(bool(self.widths) and min(self.widths) >= 1, "widths", what)
         is_right = all(isinstance(stride, int) or len(stride) == 2 for stride in self.strides)
         is_right = is_right and all(min(_pair(stride)) >= 1 for stride in self.strides)
         what = f"must be {len(self.widths)} as there are widths, each positive, or a pair [rows, columns]"

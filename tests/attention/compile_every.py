@@ -12,8 +12,8 @@ PADDED = (torch.arange(65) < torch.tensor([[65], [40]]))[:, None, None]
 def gradients_of_layer(layer, mask):
     x = torch.randn(2, 65, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     parameters = dict(layer.named_parameters())
-    found = torch.autograd.grad(layer(x, mask)[:, :40].square().sum(), [x, *parameters.values()])
-    return dict(zip(["x", *parameters], found, strict=True))
+    results = torch.autograd.grad(layer(x, mask)[:, :40].square().sum(), [x, *parameters.values()])
+    return dict(zip(["x", *parameters], results, strict=True))
 
 
 def compare(compiled, expected, what):

@@ -25,5 +25,7 @@ def kind_of_layer(mechanism):
 # One mechanism for every kind of layer that compiles in one graph, which nn.LSTM does not. Projections are called alike
 # in Linformer and in Verma.
 COMPILED = [mechanism for mechanism in reversed(MECHANISMS) if not isinstance(mechanism, LSTM)]
-COMPILED = [each for each in COMPILED if not isinstance(each, Verma) or isinstance(each.projection, Linear)]
+COMPILED = [
+    candidate for candidate in COMPILED if not isinstance(candidate, Verma) or isinstance(candidate.projection, Linear)
+]
 COMPILED = list({kind_of_layer(mechanism): mechanism for mechanism in COMPILED}.values())

@@ -39,9 +39,11 @@ def test_every_mechanism_keeps_every_promise(mechanism: Mechanism, promise: Prom
 
 def test_only_mechanisms_whose_queries_meet_each_other_get_all_of_them():
     """A promise shows that each other claim is true; without the claim, the class token's block would be slow."""
-    needing_all = [each for each in ATTENTION if not model(each).blocks[0].attn.independent_queries]
+    needing_all = [candidate for candidate in ATTENTION if not model(candidate).blocks[0].attn.independent_queries]
     by_columns = [Verma(7, normalize="columns")]
-    assert needing_all == [each for each in ATTENTION if isinstance(each, Nystromformer) or each in by_columns]
+    assert needing_all == [
+        candidate for candidate in ATTENTION if isinstance(candidate, Nystromformer) or candidate in by_columns
+    ]
 
 
 @pytest.mark.parametrize(

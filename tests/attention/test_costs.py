@@ -55,7 +55,7 @@ OTHERS: list[tuple[Mechanism, int, int, Callable[[int], float]]] = [
 @pytest.mark.parametrize("n", [1024, 4096])
 @pytest.mark.parametrize(
     ("mechanism", "columns", "prefix", "formula", "of_maps"),
-    [(*each, 8 * D**2) for each in ATTENTION] + [(*each, 0) for each in OTHERS],
+    [(*case, 8 * D**2) for case in ATTENTION] + [(*case, 0) for case in OTHERS],
     ids=lambda value: repr(value) if isinstance(value, Mechanism) else "",
 )
 def test_the_counted_flops_are_those_of_the_formula(

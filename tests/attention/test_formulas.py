@@ -127,8 +127,8 @@ def test_the_product_over_tokens_has_gradients_that_lie_token_by_token_and_gradi
     assert torch.autograd.gradgradcheck(OverTokens.apply, (L, x))
     gradients = torch.autograd.grad(OverTokens.apply(L, x).square().sum(), (L, x))
     assert all(gradient.is_contiguous() for gradient in gradients)
-    each = torch.func.vmap(torch.func.grad(lambda *pair: OverTokens.apply(*pair).square().sum(), (0, 1)))(L, x)
-    torch.testing.assert_close(each, gradients)
+    part = torch.func.vmap(torch.func.grad(lambda *pair: OverTokens.apply(*pair).square().sum(), (0, 1)))(L, x)
+    torch.testing.assert_close(part, gradients)
 
 
 def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
@@ -199,7 +199,7 @@ def test_with_length_scaling_a_token_that_stands_out_keeps_its_weight_at_any_len
     for n in (1000, 1_000_000):
         scores = torch.zeros(1, n, dtype=torch.float64)
         scores[0, 7] = 8
-        weights += [float(each.softmax(1)[0, 7]) for each in (scores, scaled_by_length(scores, n, None))]
+        weights += [float(part.softmax(1)[0, 7]) for part in (scores, scaled_by_length(scores, n, None))]
     assert weights == pytest.approx([0.749, 0.749, 0.003, 0.899], abs=1e-3)
 
 
@@ -225,13 +225,13 @@ def test_length_scaling_needs_a_softmax_over_tokens() -> None:
 def test_scores_that_are_written_out_in_bfloat16_are_near_float64(k: int, is_padded: bool) -> None:
     torch.manual_seed(0)
     exact = [torch.randn(2, 3, n, 8, dtype=torch.float64, requires_grad=True) for n in (60, k, k)]
-    low = [each.detach().bfloat16().requires_grad_() for each in exact]
+    low = [part.detach().bfloat16().requires_grad_() for part in exact]
     mask = (torch.arange(k) < torch.tensor([[k], [k // 2]]))[:, None, None] if is_padded else None
     expected = torch.nn.functional.scaled_dot_product_attention(*exact, attn_mask=mask)
-    found = softmax_formula(Heads(*low, key_mask=mask))
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), expected, rtol=0.03, atol=0.03)
+    result = softmax_formula(Heads(*low, key_mask=mask))
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.double(), expected, rtol=0.03, atol=0.03)
     cotangent = torch.randn_like(expected)
-    gradients = torch.autograd.grad(found, low, cotangent.bfloat16())
+    gradients = torch.autograd.grad(result, low, cotangent.bfloat16())
     for ours, theirs in zip(gradients, torch.autograd.grad(expected, exact, cotangent), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=0.05, atol=0.05)

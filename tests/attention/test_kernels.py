@@ -49,9 +49,9 @@ def test_the_linear_transformer_is_performer_pytorchs_linear_attention_with_elu_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_queries_and_keys_far_below_zero_give_a_finite_mean_of_the_values(dtype: torch.dtype) -> None:
     queries, keys, values = (x.detach().to(dtype) for x in queries_keys_values())
-    found = linear_formula(Heads(queries - 30, keys - 30, values))
-    assert found.isfinite().all() and found.abs().max() > 0.1
-    assert (found <= values.amax(-2, keepdim=True) + 0.05).all()
+    result = linear_formula(Heads(queries - 30, keys - 30, values))
+    assert result.isfinite().all() and result.abs().max() > 0.1
+    assert (result <= values.amax(-2, keepdim=True) + 0.05).all()
     assert not linear_formula(Heads(queries - 1000, keys, values)).isnan().any()
 
 
@@ -104,11 +104,11 @@ def test_large_queries_and_keys_give_the_performer_no_overflow() -> None:
 def test_sums_over_many_tokens_do_not_overflow_float16(is_autocast: bool) -> None:
     torch.manual_seed(0)
     exact = [torch.randn(1, 1, 5000, 32) for _ in range(3)]
-    queries, keys, values = (each.half() for each in exact)
+    queries, keys, values = (part.half() for part in exact)
     with torch.autocast("cpu", torch.float16, enabled=is_autocast):
-        found = linear_formula(Heads(queries, keys, values))
-    assert found.dtype == torch.float16
-    torch.testing.assert_close(found.float(), linear_formula(Heads(*exact)), rtol=2e-2, atol=2e-3)
+        result = linear_formula(Heads(queries, keys, values))
+    assert result.dtype == torch.float16
+    torch.testing.assert_close(result.float(), linear_formula(Heads(*exact)), rtol=2e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("mechanism", [Performer(), Reformer()], ids=str)

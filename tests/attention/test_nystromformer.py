@@ -27,8 +27,8 @@ def gradients(out: Tensor, weights: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(out, weights, cotangent))
 
 
-def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_close(results: list[Tensor], expected: list[Tensor]) -> None:
+    for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 

@@ -84,5 +84,5 @@ def test_norms_of_queries_that_are_float32_under_autocast_do_no_harm(mechanism: 
     with torch.no_grad():
         expected = layer(x)
         with torch.autocast("cpu", dtype=dtype):
-            found = layer(x)
-    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.02)
+            result = layer(x)
+    torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.02)

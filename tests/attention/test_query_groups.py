@@ -30,13 +30,13 @@ def test_groups_are_made_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("b", "n", "s"), [(1, 24, 8), (2, 24, 3), (2, 23, 4), (1, 5, 8)])
 def test_values_and_gradients_are_those_without_groups(b: int, n: int, s: int, is_masked: bool) -> None:
     mask = torch.arange(5) < torch.tensor([4, 2])[:b, None, None, None] if is_masked else None
-    found = []
+    results = []
     for number in (1, s):
         parts = [part.requires_grad_() for part in inputs(b, n)]
         out = attend_in_groups(Heads(*parts, key_mask=mask), number)
         out.mul(torch.arange(out.numel()).view_as(out) / out.numel()).sum().backward()
-        found.append([out, *(part.grad for part in parts)])
-    for one, other in zip(*found, strict=True):
+        results.append([out, *(part.grad for part in parts)])
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
 
 

@@ -49,10 +49,10 @@ def test_angles_are_in_float32_whatever_torchs_default_is(grid: TokenGrid) -> No
     expected = Rotary(grid, 32)(x)
     torch.set_default_dtype(torch.bfloat16)  # as Lightning's bf16-true does
     try:
-        found = Rotary(grid, 32)(x)
+        outcome = Rotary(grid, 32)(x)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(found, expected)
+    assert torch.equal(outcome, expected)
 
 
 def test_a_line_of_tokens_may_be_longer_and_a_grid_may_not() -> None:
@@ -71,7 +71,7 @@ def test_the_order_of_frames_counts_without_position_embeddings() -> None:
         torch.nn.init.normal_(weight, std=0.5)  # at the start all tokens get nearly the same weight
     picture = torch.randn(1, 1, 41, 20)
     for encoder in (turned.eval(), plain.eval()):
-        forwards, backwards = (encode(encoder.trunk, each) for each in (picture, picture.flip(2)))
+        forwards, backwards = (encode(encoder.trunk, image) for image in (picture, picture.flip(2)))
         assert torch.allclose(forwards, backwards, atol=1e-3) == (encoder is plain)
 
 

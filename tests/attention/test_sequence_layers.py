@@ -43,9 +43,9 @@ def compare(ours, theirs, x, layer):
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     weights = torch.linspace(-1, 1, ours.numel(), dtype=torch.float64).view_as(ours)
     wanted = [x, *(weight for weight in layer.parameters() if weight.requires_grad)]
-    found = [torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True) for y in (ours, theirs)]
-    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in found[0][1:])
-    for mine, other in zip(*found, strict=True):
+    both = [torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True) for y in (ours, theirs)]
+    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in both[0][1:])
+    for mine, other in zip(*both, strict=True):
         assert (mine is None) == (other is None)
         if mine is not None:
             torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
@@ -219,7 +219,7 @@ def test_a_resized_long_convolution_says_the_same_of_the_same_sound():
     grown = fine.trunk.blocks[0].attn.kernel
     assert grown.shape[-1] > 3.5 * kernel.shape[-1]
     torch.testing.assert_close(grown.sum(-1), kernel.sum(-1), rtol=0.05, atol=0)
-    layers = [each.trunk.blocks[0].attn for each in (coarse, fine)]
+    layers = [part.trunk.blocks[0].attn for part in (coarse, fine)]
     times = [torch.linspace(0, 1, layer.kernel.shape[-1], dtype=torch.float64) for layer in layers]
     outcomes = [
         layer.filter(torch.sin(6 * t)[None, :, None].repeat(1, 1, 16)) for layer, t in zip(layers, times, strict=True)
@@ -237,7 +237,7 @@ def test_a_smoothed_kernel_is_resampled_as_it_is_used(tokens):
     kernel = encoder.trunk.blocks[0].attn.kernel
     nn.init.normal_(kernel, std=0.02)
     grown = resize(encoder, (1, tokens, 1)).trunk.blocks[0].attn.kernel
-    used = [_squashed(each.detach(), mechanism) for each in (kernel, grown)]
+    used = [_squashed(part.detach(), mechanism) for part in (kernel, grown)]
     resampled = nn.functional.interpolate(used[0], tokens, mode="linear", align_corners=True) * 64 / tokens
     assert (used[1] - resampled).norm() < 0.3 * resampled.norm()
 
@@ -275,7 +275,7 @@ def test_a_resized_layer_says_the_same_of_the_same_sound(mechanism, most, hop_ms
     for encoder in (before, resize(before, hop_ms=hop_ms)):
         times = torch.arange(encoder.num_tokens, dtype=torch.float64) / encoder.num_tokens
         outcomes.append(encoder.trunk.blocks[0].attn.filter(torch.sin(6 * times)[None, :, None].repeat(1, 1, 16)))
-    ours, theirs = (nn.functional.interpolate(each.mT, 100, mode="linear") for each in outcomes)
+    ours, theirs = (nn.functional.interpolate(part.mT, 100, mode="linear") for part in outcomes)
     assert (ours - theirs).norm() < most * theirs.norm()
 
 

@@ -51,7 +51,7 @@ def test_the_sources_and_rows_are_the_mean_over_the_channels_of_any_projection(p
     values.requires_grad_()
     keys.requires_grad_()
     short_keys, short_values = layer.project_keys(keys), layer.project_values(values)
-    by_head = (each[0].unflatten(-1, (HEADS, CHANNELS)).transpose(0, 1) for each in (queries, short_keys, short_values))
+    by_head = (part[0].unflatten(-1, (HEADS, CHANNELS)).transpose(0, 1) for part in (queries, short_keys, short_values))
     Q, K, V = by_head
     result = ((Q @ K.mT.detach() * CHANNELS**-0.5).softmax(-1) @ V).mean((0, 2))
     expected = torch.autograd.grad((result * weights).sum(), values, retain_graph=True)[0][0].sum(-1)
@@ -66,8 +66,8 @@ def test_padding_is_no_source_and_gets_no_row(mechanism: Mechanism) -> None:
     x = torch.randn(1, 24, HEADS * CHANNELS).double()
     present = (torch.arange(24) < 17)[None, :, None]
     weights = present[0, :, 0].double() / 17
-    found, rows = sources(layer, x, present, weights), summary_rows(layer, x, present)
-    assert found.shape == (24,) and found[17:].abs().max() == 0 and found[:17].abs().max() > 0
+    contributions, rows = sources(layer, x, present, weights), summary_rows(layer, x, present)
+    assert contributions.shape == (24,) and contributions[17:].abs().max() == 0 and contributions[:17].abs().max() > 0
     has_summaries = layer.project_keys is not None or isinstance(layer, VermaLayer)
     assert rows.shape[1] == 24 and (len(rows) > 0) == has_summaries
     assert not len(rows) or rows[:, 17:].abs().max() == 0

@@ -86,20 +86,20 @@ def test_lora_counts_as_its_merged_weights_do_and_every_adapter_learns(mechanism
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tuned = get_peft_model(model, config).eval()
-    found = tuned(pictures())
-    found.square().sum().backward()
+    logits = tuned(pictures())
+    logits.square().sum().backward()
     adapters = {name: weight.grad for name, weight in tuned.named_parameters() if "lora_" in name}
     assert len(adapters) == 2 * 2 * 4 + 2  # two blocks of four layers, and the patch embedding's proj
     assert all(gradient is not None and gradient.any() for gradient in adapters.values())
     merged = tuned.merge_and_unload().eval()
-    torch.testing.assert_close(found, merged(pictures()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, merged(pictures()), rtol=1e-4, atol=1e-5)
 
 
 @EVERY
 def test_a_subclass_of_linear_does_what_its_forward_says(mechanism):
     model, expected = encoder(mechanism), encoder(mechanism)
-    for each in (model, expected):
-        disturb(each)
+    for network in (model, expected):
+        disturb(network)
     replace(model, Doubled.of)
     replace(expected, doubled)
     torch.testing.assert_close(model(pictures()), expected(pictures()), rtol=1e-4, atol=1e-5)
@@ -113,10 +113,10 @@ def test_a_hook_on_any_linear_layer_is_called(mechanism, kind):
     for number, linear in enumerate(linears(model)):
         register = getattr(linear, f"register_{kind}_hook")
         register(lambda *_, number=number: called.append(number))
-    found = model(pictures())
-    found.sum().backward()
+    logits = model(pictures())
+    logits.sum().backward()
     assert sorted(called) == list(range(8))
-    torch.testing.assert_close(found, encoder(mechanism)(pictures()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, encoder(mechanism)(pictures()), rtol=1e-4, atol=1e-5)
 
 
 def masked(linear):
@@ -149,11 +149,11 @@ def test_weights_that_are_computed_are_those_of_this_step_and_learn(mechanism, w
     model.eval()
     plain = encoder(mechanism)
     own = plain.state_dict()
-    found = model(pictures())  # calls every layer, which updates its computed weight
+    logits = model(pictures())  # calls every layer, which updates its computed weight
     for name in own:
         own[name] = rgetattr(model, name).detach().clone()
     plain.load_state_dict(own)
-    torch.testing.assert_close(found, plain(pictures()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, plain(pictures()), rtol=1e-4, atol=1e-5)
 
 
 def rgetattr(module, name):
@@ -170,13 +170,13 @@ def test_int8_weights_of_torchao_and_of_torch_stay_near_the_plain_model(mechanis
     model = encoder(mechanism)
     quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda module, name: name.endswith(LINEAR))
     assert all(type(linear.weight) is not nn.Parameter for linear in linears(model))
-    found = model(pictures())
-    assert 0 < (found - expected).abs().max() < 0.05
+    logits = model(pictures())
+    assert 0 < (logits - expected).abs().max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that this function has a successor
         dynamic = torch.ao.quantization.quantize_dynamic(encoder(mechanism), {nn.Linear}, torch.qint8)
-    found = dynamic(pictures())
-    assert 0 < (found - expected).abs().max() < 0.2
+    logits = dynamic(pictures())
+    assert 0 < (logits - expected).abs().max() < 0.2
 
 
 @EVERY
@@ -189,10 +189,10 @@ def test_fsdp_of_each_linear_layer_gives_the_plain_gradients(mechanism):
         mesh = dist.init_device_mesh("cpu", (1,))
         for linear in linears(model):
             fully_shard(linear, mesh=mesh)
-        found = model(pictures())
-        found.square().sum().backward()
+        logits = model(pictures())
+        logits.square().sum().backward()
         plain(pictures()).square().sum().backward()
-        torch.testing.assert_close(found, plain(pictures()), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits, plain(pictures()), rtol=1e-4, atol=1e-5)
         for ours, theirs in zip(linears(model), linears(plain), strict=True):
             torch.testing.assert_close(ours.weight.grad.full_tensor(), theirs.weight.grad, rtol=1e-4, atol=1e-5)
     finally:

@@ -141,7 +141,7 @@ def loss_of(features: Tensor) -> Tensor:
 
 def mixed_features(group: Any) -> dict[str, Tensor]:
     """Features and a gradient in bf16-mixed; of one process without a group."""
-    found = {}
+    outcomes = {}
     for mechanism in (MECHANISMS["linformer"], MECHANISMS["verma"]):
         torch.manual_seed(0)
         encoder = ImageEncoder((1, 7, 5), mechanism, local=Conv2d(3), checkpointing=True, **SMALL)
@@ -156,8 +156,8 @@ def mixed_features(group: Any) -> dict[str, Tensor]:
         if group is not None:
             dist.all_reduce(gradient)
             gradient /= dist.get_world_size(group)
-        found |= {f"{mechanism} features": features.detach().float(), f"{mechanism} gradient": gradient}
-    return found
+        outcomes |= {f"{mechanism} features": features.detach().float(), f"{mechanism} gradient": gradient}
+    return outcomes
 
 
 def bytes_of_a_step(height: int, group: Any) -> int:

@@ -94,10 +94,10 @@ def test_its_spectrogram_is_kaldis_as_torchaudio_has_it(rate: int, mels: int) ->
     kaldi = {"sample_frequency": rate, "window_type": "hanning", "num_mel_bins": mels}
     expected = [fbank(clip[None], **kaldi) for clip in clips.double()]
     log_mel = KaldiLogMel(rate, mels)
-    found = log_mel(clips).mT
-    assert found.shape[1] == log_mel.count_frames(clips.shape[1])
-    torch.testing.assert_close(found.double(), torch.stack(expected), rtol=1e-3, atol=1e-3)
-    assert torch.equal(log_mel.bfloat16()(clips).mT, found)
+    spectrograms = log_mel(clips).mT
+    assert spectrograms.shape[1] == log_mel.count_frames(clips.shape[1])
+    torch.testing.assert_close(spectrograms.double(), torch.stack(expected), rtol=1e-3, atol=1e-3)
+    assert torch.equal(log_mel.bfloat16()(clips).mT, spectrograms)
 
 
 @torch.no_grad()

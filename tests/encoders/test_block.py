@@ -48,15 +48,15 @@ def gradients(model, forward):
 
 def kept_numbers(forward):
     """How many numbers autograd keeps for the backward pass, each tensor counted once."""
-    kept = {}
+    storages = {}
 
     def note(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         forward()
-    return sum(kept.values())
+    return sum(storages.values())
 
 
 @MECHANISMS
@@ -68,9 +68,9 @@ def test_features_and_gradients_are_those_of_timms_forward_pass(mechanism, pool,
     x = pictures().double()
     torch.testing.assert_close(model(x), model.trunk(x))
     expected = gradients(model, lambda: model.trunk(x))
-    found = gradients(model, lambda: model(x))
+    result = gradients(model, lambda: model(x))
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, msg=name)
+        torch.testing.assert_close(result[name], gradient, msg=name)
 
 
 @pytest.mark.parametrize("tile", [1 << 20, 200])
@@ -81,8 +81,8 @@ def test_in_mixed_precision_it_is_as_near_to_float32_as_timms_forward_pass(tile,
 
     def distance(forward):
         with torch.autocast("cpu", torch.bfloat16):
-            found = gradients(model, lambda: forward(pictures()).float())
-        return {name: (found[name] - exact[name]).norm() / (1e-3 + exact[name].norm()) for name in exact}
+            result = gradients(model, lambda: forward(pictures()).float())
+        return {name: (result[name] - exact[name]).norm() / (1e-3 + exact[name].norm()) for name in exact}
 
     theirs, ours = distance(model.trunk), distance(model)
     assert max(ours.values()) < 1.5 * max(theirs.values()) < 0.2
@@ -109,18 +109,18 @@ def test_hooks_into_a_block_are_called(hooked):
     calls = []
     module = model.trunk.get_submodule(f"blocks.1{hooked}")
     handle = module.register_forward_hook(lambda *_: calls.append(hooked))
-    found = model(pictures())
+    result = model(pictures())
     assert calls == [hooked]
     handle.remove()
-    torch.testing.assert_close(found, model(pictures()))
+    torch.testing.assert_close(result, model(pictures()))
     assert calls == [hooked]
 
 
 def test_an_empty_batch_has_features_of_no_pictures():
     model = encoder(Linformer(8))
-    found = model(pictures(0))
-    assert found.shape == (0, 32)
-    found.sum().backward()
+    result = model(pictures(0))
+    assert result.shape == (0, 32)
+    result.sum().backward()
 
 
 def test_a_block_keeps_less_than_seven_tenths_of_what_autograd_would():
@@ -151,8 +151,8 @@ def test_without_gradients_no_more_than_two_tiles_of_the_hidden_layer_are_kept(w
     addmm = torch.addmm
     monkeypatch.setattr("torch.addmm", counted)
     with torch.set_grad_enabled(wanted):
-        found = run_block(block, tokens, None, None)
-    torch.testing.assert_close(found, expected)
+        result = run_block(block, tokens, None, None)
+    torch.testing.assert_close(result, expected)
     assert len(made) == 24
     assert max(alive) == (len(made) if wanted else 2)
 

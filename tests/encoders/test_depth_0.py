@@ -77,9 +77,9 @@ def test_it_is_counted_summarised_explained_and_trained_and_there_is_no_attentio
     assert flops_per_sample(model).forward > 0
     assert "none, because the depth is 0" in summary(model)
     assert token_maps(model, one, 6) == {}
-    (found,) = attribute(model, one, [1])
-    assert found.summaries.shape[0] == 0 and found.gradient.abs().sum() > 0
-    torch.testing.assert_close(found.rollout.sum(), torch.tensor(1.0))
+    (explanation,) = attribute(model, one, [1])
+    assert explanation.summaries.shape[0] == 0 and explanation.gradient.abs().sum() > 0
+    torch.testing.assert_close(explanation.rollout.sum(), torch.tensor(1.0))
     with pytest.raises(ValueError, match="ckpt_path must be a model with attention in every block, got no blocks"):
         next(iter(context_matrices(model, one)))
     Optimization(layer_decay=0.5).make_optimizer(model)

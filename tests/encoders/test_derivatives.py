@@ -89,12 +89,12 @@ def test_gradients_of_each_sample_by_vmap_are_those_of_each_sample_alone(mechani
         return (features * along).sum()
 
     with sdpa_kernel(SDPBackend.MATH):
-        found = vmap(grad(loss), (None, 0))(weights, pictures())
+        derivatives = vmap(grad(loss), (None, 0))(weights, pictures())
         for number, picture in enumerate(pictures()):
             model.zero_grad()
             (model(picture[None]) * along).sum().backward()
             for name, weight in weights.items():
-                torch.testing.assert_close(found[name][number], weight.grad, msg=name)
+                torch.testing.assert_close(derivatives[name][number], weight.grad, msg=name)
 
 
 @EVERY
@@ -102,7 +102,7 @@ def test_a_directional_derivative_is_that_of_finite_differences(mechanism):
     model = Features(mechanism)
     x, along = pictures(), torch.randn(2, 1, 3, 3, dtype=torch.float64)
     with sdpa_kernel(SDPBackend.MATH):
-        _, found = jvp(model, (x,), (along,))
+        _, derivatives = jvp(model, (x,), (along,))
         step = 1e-6
         expected = (model(x + step * along) - model(x - step * along)) / (2 * step)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(derivatives, expected, rtol=1e-5, atol=1e-7)

@@ -15,15 +15,15 @@ ROOT = Path(__file__).parents[2]
 
 def shapes():
     """(channels, patch height, patch width) of every configuration, and of frames with other numbers of mels."""
-    found = {(1, 1, mels) for mels in (8, 16, 32, 80, 128)} | {(3, 16, 16), (1, 8, 8)}
+    kernels = {(1, 1, mels) for mels in (8, 16, 32, 80, 128)} | {(3, 16, 16), (1, 8, 8)}
     for path in (ROOT / "configs").glob("[ai]*/*.yaml"):
         arguments = yaml.safe_load(path.read_text())["model"]["encoder"]["init_args"]
         if "num_mels" in arguments:
-            found.add((1, 1, arguments["num_mels"]))
+            kernels.add((1, 1, arguments["num_mels"]))
         else:
             side = arguments.get("patch_size", 1)
-            found |= {(channels, side, side) for channels in (1, 3)}
-    return sorted(found)
+            kernels |= {(channels, side, side) for channels in (1, 3)}
+    return sorted(kernels)
 
 
 def embedding(shape, **options):

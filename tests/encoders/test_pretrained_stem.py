@@ -115,8 +115,8 @@ def test_a_frozen_stem_keeps_its_weights_and_statistics_and_the_rest_learns(stem
         trunk = model.encoder.trunk
         before = {name: value.clone() for name, value in trunk.patch_embed.stem.named_buffers()}
         model.encoder(torch.rand(4, 3, 16, 16))
-        kept = all(torch.equal(value, before[name]) for name, value in trunk.patch_embed.stem.named_buffers())
-        assert kept == (freeze is not None or isinstance(stem, Pretrained))
+        is_unchanged = all(torch.equal(value, before[name]) for name, value in trunk.patch_embed.stem.named_buffers())
+        assert is_unchanged == (freeze is not None or isinstance(stem, Pretrained))
         assert all(weight.requires_grad == (freeze is None) for weight in trunk.patch_embed.stem.parameters())
         assert trunk.patch_embed.proj.weight.requires_grad == (freeze != 0)
         assert all(weight.requires_grad for weight in trunk.blocks.parameters())

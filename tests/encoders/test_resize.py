@@ -28,7 +28,9 @@ SMALL = {"dim": 16, "depth": 2, "heads": 2}
 MECHANISMS = [Softmax(), Linformer(5), Linformer(5, "layerwise"), Linformer(5, "none"), Verma(5, projection=Conv())]
 MECHANISMS += [Linformer([6, 4], sharing, Separable()) for sharing in ("none", "headwise", "key_value")]
 MECHANISMS += [Linformer(6, "layerwise", Separable())]
-MECHANISMS += [each for each in every_mechanism() if type(each) not in {type(mechanism) for mechanism in MECHANISMS}]
+MECHANISMS += [
+    candidate for candidate in every_mechanism() if type(candidate) not in {type(mechanism) for mechanism in MECHANISMS}
+]
 
 
 def image_encoder(attention, **options):
@@ -44,9 +46,9 @@ def sound_encoder(attention):
     return SpectrogramEncoder(8000, 1.0, attention, num_mels=16, **SMALL).eval()
 
 
-CASES = [(each, "avg") for each in MECHANISMS]
+CASES = [(candidate, "avg") for candidate in MECHANISMS]
 # of these, the weights of attention have a place for the class token
-CASES += [(each, "token") for each in (Linformer(5), Verma(6, projection=Separable()), LongConv())]
+CASES += [(candidate, "token") for candidate in (Linformer(5), Verma(6, projection=Separable()), LongConv())]
 
 
 @pytest.mark.parametrize(("mechanism", "pool"), CASES, ids=repr)
@@ -131,8 +133,8 @@ def test_no_trained_weight_is_replaced_by_a_random_one():
     with pytest.raises(ValueError, match=r"model must have weights for blocks\.0\.attn\.project_keys at the new size"):
         resize(encoder, (1, 4, 8))
     wide = resize(encoder, (1, 16, 8), attention=Linformer(32, projection=Separable(rows=8)))
-    kept = (each.trunk.blocks[0].attn.project_keys.along_rows.sum(-1) for each in (encoder, wide))
-    torch.testing.assert_close(*kept)  # row sums
+    sums = (candidate.trunk.blocks[0].attn.project_keys.along_rows.sum(-1) for candidate in (encoder, wide))
+    torch.testing.assert_close(*sums)  # row sums
     encoder = image_encoder(Verma())
     for block in encoder.trunk.blocks:
         torch.nn.utils.parametrizations.weight_norm(block.attn.qkv)

@@ -64,14 +64,14 @@ def test_values_and_gradients_are_those_of_performer_pytorch():
     encoder = ImageEncoder((1, 4, 6), Verma(5), **SMALL).double()
     blocks, x = list(encoder.trunk.blocks), torch.randn(2, 24, 16, dtype=torch.float64)
     halves = [(nn.Sequential(b.norm1, b.attn), nn.Sequential(b.norm2, b.mlp)) for b in blocks]
-    found = []
+    results = []
     for run in (lambda x: 2 * reversible.run_reversible(blocks, x, None, None), ReversibleSequence(halves).double()):
         tokens = x.clone().requires_grad_()
         outcome = run(tokens)
         outcome.square().sum().backward()
-        found.append([outcome, tokens.grad, *(weight.grad for block in blocks for weight in block.parameters())])
+        results.append([outcome, tokens.grad, *(weight.grad for block in blocks for weight in block.parameters())])
         encoder.zero_grad()
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -117,8 +117,8 @@ def test_in_mixed_precision_gradients_come_near_those_in_float32():
     with torch.autocast("cpu", torch.bfloat16):
         features = encoder(images)
         loss = (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum()
-    found = torch.autograd.grad(loss, [weight for weight in encoder.parameters() if weight.requires_grad])
-    for low, high in zip(found, exact[1:], strict=True):
+    results = torch.autograd.grad(loss, [weight for weight in encoder.parameters() if weight.requires_grad])
+    for low, high in zip(results, exact[1:], strict=True):
         assert low.dtype == torch.float32
         assert (low - high).norm() < 0.1 * high.norm() + 1e-3
 

@@ -43,11 +43,11 @@ def test_features_and_all_gradients_are_those_of_one_process(
 ) -> None:
     for name, (encoder, features) in alone.items():
         for of_process in results:
-            found = of_process[name]
-            assert (found["features"] - features).abs().max() < 1e-10 * features.abs().max(), name
+            result = of_process[name]
+            assert (result["features"] - features).abs().max() < 1e-10 * features.abs().max(), name
             for weight, parameter in encoder.named_parameters(remove_duplicate=False):
                 assert parameter.grad is not None
-                difference = (found["gradients"][weight] - parameter.grad).abs().max()
+                difference = (result["gradients"][weight] - parameter.grad).abs().max()
                 assert difference < 1e-10 * max(parameter.grad.abs().max(), 1), (name, weight)
 
 
@@ -86,7 +86,7 @@ def test_the_bytes_of_a_step_do_not_grow_with_the_tokens(results: list[dict[str,
 def test_scores_of_a_share_of_the_tokens_are_refused_also_for_events(results: list[dict[str, Any]]) -> None:
     for of_process in results:
         assert len(of_process["refused"]) == 2
-        assert all(said.startswith("trainer.strategy: SequenceParallel gives") for said in of_process["refused"])
+        assert all(message.startswith("trainer.strategy: SequenceParallel gives") for message in of_process["refused"])
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_every_mechanism_that_can_is_compared() -> None:
         with suppress(ArgumentError):
             refuse_unsharded(ImageEncoder((1, 8, 8), mechanism, dim=16, depth=2, heads=4))
             can.append(kind(mechanism))
-    assert len(can) > 20 and all(each in compared for each in can)
+    assert len(can) > 20 and all(candidate in compared for candidate in can)

@@ -19,7 +19,7 @@ def encoder(**options: object) -> SpectrogramEncoder:
 @pytest.mark.parametrize(("mean", "axes"), [("bands", (0,)), ("level", (0, 1))])
 @pytest.mark.parametrize("any_length", [False, True])
 def test_a_clip_loses_its_own_mean(any_length: bool, mean: str, axes: tuple[int, ...]) -> None:
-    plain, centred = (encoder(any_length=any_length, subtract_mean=each) for each in (None, mean))
+    plain, centred = (encoder(any_length=any_length, subtract_mean=kind) for kind in (None, mean))
     lengths = torch.tensor([3200, 1000, 90])
     clips = torch.randn(3, 3200) * (torch.arange(3200) < lengths[:, None])
     inputs = {"waveforms": clips, "lengths": lengths}
@@ -31,7 +31,7 @@ def test_a_clip_loses_its_own_mean(any_length: bool, mean: str, axes: tuple[int,
 
 
 def test_of_a_long_recording_each_frame_loses_the_mean_of_the_frames_that_are_near() -> None:
-    plain, centred = (encoder(any_length=True, subtract_mean=each) for each in (None, "bands"))
+    plain, centred = (encoder(any_length=True, subtract_mean=kind) for kind in (None, "bands"))
     sound = torch.cat([torch.randn(1, 8000), 100 * torch.randn(1, 16000)], dim=1)
     before, after = plain.front_end(sound)[0, 0], centred.front_end(sound)[0, 0]
     reach = 1 + 3200 // 80

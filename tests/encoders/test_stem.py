@@ -55,9 +55,9 @@ def test_batch_norm_is_torchs_over_what_is_there_with_its_gradients_and_running_
         pictures = torch.randn(3, 2, 9, 5, dtype=torch.float64, requires_grad=True)
         there = torch.cat([one[:, :count].flatten(1) for one, count in zip(pictures, rows, strict=True)], dim=1)[None]
         expected, result = theirs(there), ours(pictures, rows)
-        kept = torch.cat([one[:, :count].flatten(1) for one, count in zip(result, rows, strict=True)], dim=1)[None]
-        torch.testing.assert_close(kept, expected, rtol=1e-12, atol=1e-12)
-        mine, other = (torch.autograd.grad(y.pow(3).sum(), pictures, retain_graph=True)[0] for y in (kept, expected))
+        joined = torch.cat([one[:, :count].flatten(1) for one, count in zip(result, rows, strict=True)], dim=1)[None]
+        torch.testing.assert_close(joined, expected, rtol=1e-12, atol=1e-12)
+        mine, other = (torch.autograd.grad(y.pow(3).sum(), pictures, retain_graph=True)[0] for y in (joined, expected))
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-12, atol=1e-12)
@@ -119,10 +119,10 @@ def test_gradients_of_each_sample_by_vmap_are_those_of_each_sample_alone() -> No
         return functional_call(stem, weights, (picture[None],)).square().sum()
 
     pictures = torch.randn(3, 3, 8, 8)
-    found = vmap(grad(loss), (None, 0))(weights, pictures)
+    derivatives = vmap(grad(loss), (None, 0))(weights, pictures)
     for number, picture in enumerate(pictures):
         for name, gradient in grad(loss)(weights, picture).items():
-            torch.testing.assert_close(found[name][number], gradient)
+            torch.testing.assert_close(derivatives[name][number], gradient)
 
 
 def test_a_batch_of_one_picture_that_is_one_place_behind_the_stem_can_be_trained_on() -> None:

@@ -58,9 +58,9 @@ def test_what_someone_has_changed_in_a_block_counts(mechanism, change):
     plain = encode(model, pictures())
     for block in model.blocks:
         CHANGES[change](block)
-    found = encode(model, pictures())
-    torch.testing.assert_close(found, model(pictures()))
-    assert change == "dropout taken out" or not torch.equal(found, plain)
+    features = encode(model, pictures())
+    torch.testing.assert_close(features, model(pictures()))
+    assert change == "dropout taken out" or not torch.equal(features, plain)
 
 
 def test_dropout_that_is_in_training_alone_draws_anew():

@@ -74,14 +74,14 @@ def test_what_a_model_has_learned_is_measured_named_and_drawn(kind) -> None:
     model, before = trained(kind), classifier(kind).eval()
     task, labels = model.task, labels_for(model.task, 20)
     bests = []
-    for each in (before, model):
-        outputs = each(inputs_of(20)).detach()
+    for network in (before, model):
+        outputs = network(inputs_of(20)).detach()
         predicted = task.predicted(outputs)
         if (decision := task.decision(CLASSES)) is not None:
             decision.update(predicted, task.targets(labels, CLASSES))
-            task.decide(each.head, decision.compute())
-            assert task.draw_decision(each.head, decision.compute(), NAMES) is not None
-        measured = task.measured(each.head, predicted, labels)
+            task.decide(network.head, decision.compute())
+            assert task.draw_decision(network.head, decision.compute(), NAMES) is not None
+        measured = task.measured(network.head, predicted, labels)
         metrics = MetricCollection(task.own_metrics(CLASSES))
         metrics.update(*measured, logits=outputs)
         bests.append(float(metrics.compute()[task.best]))
@@ -235,14 +235,14 @@ def test_every_command_takes_a_model_of_amounts(command, tmp_path: Path) -> None
     assert re.search(r"^\| edge \| 90 \| 10 \| 20 \| [0-9.]+ \| [0-9.]+ \|$", card, re.MULTILINE), card
     checkpoint = ["--ckpt_path", "runs/run/0/best.ckpt"]
     model = longseq.load("runs/run/0/best.ckpt")
-    (found,) = model.predict("pictures/0.png")
-    assert [answer.class_name for answer in found.answers] == ["brightness", "edge"]
-    assert found.probabilities.tolist() == pytest.approx([float(rows[0][1]), rows[0][2]], abs=40)
+    (prediction,) = model.predict("pictures/0.png")
+    assert [answer.class_name for answer in prediction.answers] == ["brightness", "edge"]
+    assert prediction.probabilities.tolist() == pytest.approx([float(rows[0][1]), rows[0][2]], abs=40)
     done = command("predict", *checkpoint, "--input", "pictures/0.png", "--out", "x.csv")
     assert done.code == 0, done.err
     written = list(csv.DictReader(Path("x.csv").read_text().splitlines()))
     assert [row["class"] for row in written] == ["brightness", "edge"]
-    assert [float(row["probability"]) for row in written] == pytest.approx(found.probabilities.tolist(), abs=1e-3)
+    assert [float(row["probability"]) for row in written] == pytest.approx(prediction.probabilities.tolist(), abs=1e-3)
     done = command("predict", *checkpoint, "--input", "pictures/0.png", "--top", "1")
     assert (done.code, done.error) == (2, "error: top: is of classes, and Regression predicts none; leave it out")
     with pytest.raises(SettingError, match=r"^model\.task: Regression predicts no classes; "):

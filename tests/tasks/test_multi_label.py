@@ -58,17 +58,17 @@ def test_a_training_sees_mixed_samples_with_the_shares_of_their_classes(monkeypa
     loss = MultiLabel.loss
 
     def watched(task: MultiLabel, *arguments) -> torch.Tensor:
-        seen.append((*arguments[:2], found := loss(task, *arguments)))
-        return found
+        seen.append((*arguments[:2], result := loss(task, *arguments)))
+        return result
 
     monkeypatch.setattr(MultiLabel, "loss", watched)
     monkeypatch.setattr(mix, "share", lambda: 0.75)
     Trainer(max_steps=1, accelerator="cpu", barebones=True).fit(model, DataLoader(TensorDataset(pictures, labels), 3))
-    ((outputs, shares, found),) = seen
+    ((outputs, shares, result),) = seen
     torch.testing.assert_close(shares, 0.75 * labels + 0.25 * labels[[2, 0, 1]])
     smooth = 0.9 * shares + 0.05
     expected = -(smooth * logsigmoid(outputs) + (1 - smooth) * logsigmoid(-outputs)).mean()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_one_class_for_each_sample_is_a_special_case() -> None:
@@ -88,11 +88,11 @@ def test_the_metrics_are_those_of_scikit_learn() -> None:
         for metric in metrics.values():
             metric.update(*measured)
     chances = outputs.double().sigmoid().numpy()
-    found = {name: float(metric.compute()) for name, metric in metrics.items()}
-    assert found["average_precision"] == pytest.approx(average_precision_score(labels, chances), abs=1e-6)
-    assert found["auroc"] == pytest.approx(roc_auc_score(labels, chances), abs=1e-6)
+    result = {name: float(metric.compute()) for name, metric in metrics.items()}
+    assert result["average_precision"] == pytest.approx(average_precision_score(labels, chances), abs=1e-6)
+    assert result["auroc"] == pytest.approx(roc_auc_score(labels, chances), abs=1e-6)
     said = chances >= layer.thresholds.numpy()
-    assert found["f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-6)
+    assert result["f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-6)
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])

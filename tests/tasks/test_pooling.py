@@ -43,10 +43,10 @@ def test_pooling_is_its_formula_and_passes_over_padding(pool: str) -> None:
     pooling = make_pooling(pool, 5).double()
     tokens, scores = torch.randn(3, 9, 5, dtype=torch.float64), torch.randn(3, 9, 4, dtype=torch.float64)
     counts = torch.tensor([9, 4, 1])
-    found = pooling(tokens, scores, torch.arange(9) < counts[:, None])
-    for row, count, its_tokens, its_scores in zip(found, counts, tokens, scores, strict=True):
+    outcomes = pooling(tokens, scores, torch.arange(9) < counts[:, None])
+    for row, count, its_tokens, its_scores in zip(outcomes, counts, tokens, scores, strict=True):
         torch.testing.assert_close(row, expected(pool, pooling, its_tokens[:count], its_scores[:count]))
-    torch.testing.assert_close(pooling(tokens[:1], scores[:1]), found[:1])
+    torch.testing.assert_close(pooling(tokens[:1], scores[:1]), outcomes[:1])
 
 
 def test_linear_softmax_is_finite_where_probabilities_are_far_from_a_half() -> None:

@@ -129,8 +129,8 @@ def test_the_loss_of_bfloat16_outputs_is_computed_in_float32(task: Task, smoothi
     if isinstance(task, SingleLabel):  # shares of classes are divided by the samples, labels by their weights
         expected = expected * 256 / weights[labels].sum()
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
-    for each in (loss, expected):
-        each.backward()
+    for value in (loss, expected):
+        value.backward()
     assert outputs.grad is not None and exact.grad is not None
     torch.testing.assert_close(outputs.grad.double(), exact.grad, rtol=2**-8, atol=0)
 
