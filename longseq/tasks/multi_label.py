@@ -70,8 +70,8 @@ class MultiLabel(Task):
         return {"f1": F1(num_classes, validate_args=False)}
 
     def measured(self, head: Any, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, shifted so that the threshold of each class is just above 0.5, which torchmetrics counts as
-        below. The order within a class does not change."""
+        """Probabilities, shifted so that the threshold of each class becomes the next number above 0.5, because
+        torchmetrics does not count 0.5 as a prediction. The order within a class does not change."""
         thresholds = head.thresholds.to(predicted.device)
         below = 0.5 * predicted / thresholds
         above = (0.5 + 0.5 * (predicted - thresholds) / (1 - thresholds)).clamp(min=_REACHED)

@@ -36,8 +36,8 @@ class SparseTransformer(Mechanism):
 
     Args:
         pattern: ``strided`` or ``fixed``.
-        stride: l; None for the number of whole rows of the token grid that is closest to sqrt(n) tokens: one row of a
-            square image. For a sequence (one column), and for rows of more than 2 sqrt(n) tokens, it is sqrt(n).
+        stride: l; None for the length of one or more whole rows of the token grid that is closest to sqrt(n): one row
+            of a square image. For a sequence (one column), and for rows of more than 2 sqrt(n) tokens, it is sqrt(n).
         last: s (c in the paper), the last tokens of a row.
         factors: ``merged``: every head attends to A1 and A2; ``interleaved``: layers attend to A1 and A2 in turns;
             ``heads``: the first half of the heads attends to A1 and the second to A2.
