@@ -29,15 +29,7 @@ class ArgumentError(ValueError):
 
 
 def require(holds: bool, argument: str, what: str) -> None:
-    """Check an argument.
-
-    Args:
-        holds: Whether its value can be used.
-        argument, what: As ArgumentError takes them.
-
-    Raises:
-        ArgumentError: Unless it holds.
-    """
+    """Raise ArgumentError(argument, what) unless ``holds``."""
     if not holds:
         raise ArgumentError(argument, what)
 

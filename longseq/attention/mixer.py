@@ -88,11 +88,9 @@ def present_tokens(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
         ValueError: If the mask is not a padding mask of n tokens.
     """
     if mask.ndim != 4 or mask.shape[1:] != (1, 1, n) or mask.dtype != torch.bool:
-        raise ArgumentError(
-            "attn_mask",
-            f"must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding, got "
-            f"{mask.dtype} and {tuple(mask.shape)}; a shortened key sums over tokens, so it cannot be masked per query",
-        )
+        what = f"must be bool and of the shape (batch, 1, 1, {n}), True at tokens and False at padding"
+        remedy = "a shortened key sums over tokens, so it cannot be masked per query"
+        raise ArgumentError("attn_mask", f"{what}, got {mask.dtype} and {tuple(mask.shape)}; {remedy}")
     return mask[:, 0, 0, :, None]
 
 

@@ -51,11 +51,9 @@ def plug(vit: nn.Module, mechanism: Mechanism) -> Any:
         if type(attention) in (EvaAttention, AttentionRope):
             attentions[depth] = as_plain(attention)
         elif type(attention) is not Attention and not isinstance(attention, AttentionLayer):
-            raise ArgumentError(
-                "vit",
-                f"must hold timm's Attention in every block, but block {depth} ({type(vit.blocks[depth]).__name__})"
-                f" holds {type(attention).__name__}; choose a plain, new ViT or DeiT",
-            )
+            block = f"block {depth} ({type(vit.blocks[depth]).__name__}) holds {type(attention).__name__}"
+            what = f"must hold timm's Attention in every block, but {block}"
+            raise ArgumentError("vit", f"{what}; choose a plain, new ViT or DeiT")
     layers = mechanism.layers(attentions, token_grid(vit)) if attentions else []
     for block, attention, layer in zip(vit.blocks, attentions, layers, strict=True):
         layer.num_heads = attention.num_heads  # longseq.resize rebuilds attention even from a layer without heads
@@ -103,10 +101,8 @@ def carry(trained: Trunk, new: Trunk) -> list[str]:
             fresh.append(name)
             continue
         if not is_of_attention(name) and (name not in weights or weights[name].shape != ours.shape):
-            was = tuple(weights[name].shape) if name in weights else "absent"
-            raise ValueError(
-                f"{name} must have one shape, got {was} in the trained model and {tuple(ours.shape)} in the new one"
-            )
+            was, now = tuple(weights[name].shape) if name in weights else "absent", tuple(ours.shape)
+            raise ValueError(f"{name} must have one shape, got {was} in the trained model and {now} in the new one")
     new.load_state_dict(weights, strict=False)
     for depth, (source, block) in enumerate(zip(trained.blocks, new.blocks, strict=True)):
         layer: Any = block.attn

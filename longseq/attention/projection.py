@@ -220,11 +220,9 @@ def refuse_other_lengths(tokens: Tensor, n: int, present: Tensor | None) -> None
     """
     m = tokens.shape[1]
     if m > n or (m < n and present is None):
-        raise ArgumentError(
-            "tokens",
-            f"must be the {n} that E was built for, got {m}; carry the model to another size with "
-            "longseq.resize, turn patch dropout off, or give a shorter sequence a padding mask",
-        )
+        remedy = "turn patch dropout off, or give a shorter sequence a padding mask"
+        what = f"must be the {n} that E was built for, got {m}; carry the model to another size with longseq.resize"
+        raise ArgumentError("tokens", f"{what}, {remedy}")
 
 
 def resample_columns(weight: Float[Tensor, "*h k n"], old: TokenGrid, new: TokenGrid) -> Float[Tensor, "*h k m"]:

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError, argument_names, require
 from longseq.attention import Mechanism, plug
-from longseq.encoders.forward_pass import (
-    count_tokens,
-    encode,
-    encode_tokens,
-    of_grid,
-    pooled,
-    token_features,
-)
+from longseq.encoders.forward_pass import count_tokens, encode, encode_tokens, of_grid, pooled, token_features
 from longseq.encoders.local import add_local
 from longseq.encoders.patches import without_padding
 from longseq.encoders.trunk import Sizes
@@ -195,13 +188,11 @@ class Encoder(nn.Module, ABC):
             raise ArgumentError("inputs", f"must be filled by patches of {patch}, got {shape[1:]}; crop them")
         if shape == self.picture_shape or (may_be_lower and shape == (channels, min(shape[1], height), width)):
             return
-        is_turned = shape == (height, width, channels)
         remedy = "change the inputs, or carry the encoder to their size with longseq.resize"
-        raise ArgumentError(
-            "inputs",
-            f"must be of the shape {(channels, height, width)} that the encoder was built for, got {shape}; "
-            + ("put the channels first" if is_turned else remedy),
-        )
+        if shape == (height, width, channels):
+            remedy = "put the channels first"
+        what = f"must be of the shape {(channels, height, width)} that the encoder was built for, got {shape}"
+        raise ArgumentError("inputs", f"{what}; {remedy}")
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Any]) -> None:

@@ -34,11 +34,8 @@ class ImageEncoder(Encoder):
     ) -> None:
         channels, height, width = picture_shape(shape)
         if patch_size < 1 or height % patch_size or width % patch_size:
-            raise ArgumentError(
-                "patch_size",
-                f"must divide the image, but {patch_size} does not divide {height} x {width} pixels; "
-                + _remedy(patch_size, height, width),
-            )
+            what = f"must divide the image, but {patch_size} does not divide {height} x {width} pixels"
+            raise ArgumentError("patch_size", f"{what}; {_remedy(patch_size, height, width)}")
         patch = (patch_size, patch_size)
         described = Sizes(**sizes)
         if described.stem is not None:

@@ -42,11 +42,8 @@ class SoundEncoder(Encoder):
         """
         waveforms = inputs["waveforms"] if isinstance(inputs, Mapping) else inputs
         if not self.any_length and waveforms.shape[-1] > self.num_samples:
-            raise ArgumentError(
-                "seconds",
-                f"must cover the longest clip, but {self.num_samples} samples ({self.seconds} s) are the most "
-                f"that fit, got {waveforms.shape[-1]}; crop the clips",
-            )
+            what = f"must cover the longest clip, but {self.num_samples} samples ({self.seconds} s) are the most"
+            raise ArgumentError("seconds", f"{what} that fit, got {waveforms.shape[-1]}; crop the clips")
         return waveforms
 
     def sounds(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> list[Float[Tensor, " samples"]]:

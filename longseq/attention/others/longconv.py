@@ -75,11 +75,8 @@ class LongConvLayer(FilterLayer):
     def filter(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         n, longest = x.shape[1], self.kernel.shape[-1]
         if n > longest:
-            raise ArgumentError(
-                "tokens",
-                f"must be at most the {longest} that the kernel was built for, got {n}; carry the model to another "
-                "size with longseq.resize",
-            )
+            what = f"must be at most the {longest} that the kernel was built for, got {n}"
+            raise ArgumentError("tokens", f"{what}; carry the model to another size with longseq.resize")
         kernel = self.attn_drop(_squashed(at_least_float32(self.kernel), self.options))
         return convolve(x, *kernel[..., :n])
 
