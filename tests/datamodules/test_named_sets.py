@@ -28,10 +28,8 @@ from datamodules import (
     Pathfinder,
     SpeechCommands,
     TinyImageNet,
-    esc50,
-    pathfinder,
-    speech_commands,
 )  # fmt: skip
+from datamodules.sets import esc50, pathfinder, speech_commands
 from datamodules.sets.fetch import unpack
 
 # Images
