@@ -23,32 +23,33 @@ from datamodules.decoding.sound_files import (
     read_middle,
     read_until_break,
 )
-from datamodules.errors import DataError, require, say
+from datamodules.errors import DataError, require, require_in, say
 from datamodules.inputs import InputSpec
+from datamodules.on_disk import OnDisk
 from datamodules.samples import Clips, Samples
 from datamodules.windows import starts_of_windows
 
-LONGEST_SECONDS = 10.0  # the most if `seconds` is not given
-_REMEMBERED = 10_000  # names of broken files: a server gets others for months
+_LONGEST_SECONDS = 10.0  # the longest input if `seconds` is not given
+_REMEMBERED = 10_000  # names of broken files: a server receives new ones for months
 
 
 def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
-    """The middle of a longer waveform; a shorter one as it is."""
+    """The middle of the waveform, num_samples long; a shorter waveform is not changed."""
     start = max(len(waveform) - num_samples, 0) // 2
     return waveform[start : start + num_samples]
 
 
 class AudioDataModule(DataModule):
-    """Sounds as float32 waveforms, all with one rate and each with its own length.
+    """Sounds as float32 waveforms of one rate and of any lengths.
 
-    Full scale is 1. Floats and decoded sounds may be beyond it, and are kept: encoders normalise their inputs.
+    Full scale is 1. Values beyond it are not clipped, because encoders normalise their inputs.
 
-    Inputs are {"waveforms": (b, s), "lengths": (b,)}: waveforms, the shorter ones with zeros at the end, and how many
-    samples each has. A training batch holds sounds of similar lengths, so that there is little padding.
+    Inputs are {"waveforms": (b, s), "lengths": (b,)}: waveforms, padded with zeros at the end, and their numbers of
+    samples. The sounds of a training batch have similar lengths, so that there is little padding.
 
     Args:
         sample_rate_hz: Samples per second.
-        seconds: Length of the longest waveform; longer sounds are cropped at random in training, else to the middle.
+        seconds: Length of the longest waveform; longer sounds are cropped: at random in training, else to the middle.
         augment: Transforms of datamodules/augment.py for each sound in training.
         common: Arguments of every data module.
     """
@@ -61,10 +62,10 @@ class AudioDataModule(DataModule):
         self, sample_rate_hz: int, seconds: float, augment: Sequence[SoundTransform] = (), **common: Any
     ) -> None:
         super().__init__(**common)
-        refuse_unusable(sample_rate_hz, seconds)
+        _refuse_unusable(sample_rate_hz, seconds)
         self.sample_rate_hz, self.seconds = sample_rate_hz, seconds
         self.augment = augment
-        self._broken: dict[str, None] = {}  # the last files of which a line has said that they break off
+        self._broken: dict[str, None] = {}  # the last broken files of which the user was told
 
     @property
     def shape(self) -> tuple[int]:  # type: ignore[override]
@@ -75,16 +76,13 @@ class AudioDataModule(DataModule):
         return InputSpec("sounds", torch.float32, (None,), unit="full scale", rate_hz=self.sample_rate_hz)
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
-        if not details and not isinstance(inputs, Tensor | list):  # files to predict: `read` has cropped them
-            details = {"lengths": torch.zeros(len(inputs), dtype=torch.int64)}
-            return Clips(inputs, *arguments, **details)
         return Clips(inputs, *arguments, max_samples=self.shape[0], **details)
 
     def read(self, path: str | os.PathLike[str]) -> Float32[Tensor, " s"]:
         """One input from a sound file of any rate, length and number of channels (which are averaged).
 
         Raises:
-            DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite.
+            DataError: If the file is missing, broken, of an unknown format or empty, or has values that are not finite.
         """
         waveform = change_rate(*read_middle(path, self.seconds), self.sample_rate_hz)
         return crop_middle(waveform, self.shape[0])
@@ -92,11 +90,11 @@ class AudioDataModule(DataModule):
     def parts(
         self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
     ) -> list[Part]:
-        """The whole sound; or windows that cover it, if they are asked for, or if the sound is longer than `seconds`
-        and the model takes no longer ones.
+        """The whole sound, or windows that cover it.
 
-        All windows have the same length; the last one ends with the sound, and may overlap the one before it more.
-        Where the header declares more than is there, a line says so.
+        There are windows if `window` or `hop` is given, or if the sound is longer than `seconds` and the model does not
+        take longer sounds. All windows have the same length. The last window ends with the sound, so its overlap may be
+        larger. If the header declares more sound than the file has, the user is told.
         """
         length, contradiction = header_of(path)
         if not length:
@@ -110,31 +108,31 @@ class AudioDataModule(DataModule):
         window = self.seconds if window is None else window
         hop = window if hop is None else hop
         rule = "positive" if any_length else f"positive and at most {longest:g} s"
-        require(
-            least <= window <= longest, "window", rule, window, "10 is usual" if any_length else "clips are no longer"
-        )
-        require(
-            least <= hop <= window, "hop", f"positive and at most {window:g} s", hop, "else some sound is not heard"
-        )
+        remedy = "10 is usual" if any_length else "clips are no longer"
+        require(least <= window <= longest, "window", rule, window, remedy)
+        rule = f"positive and at most {window:g} s"
+        require(least <= hop <= window, "hop", rule, hop, "else some sound is not heard")
         starts = starts_of_windows(length, window, hop, least)
         return [(path, start, min(start + window, length)) for start in starts]
 
     def read_part(self, part: Part) -> Float32[Tensor, " s"]:
-        """One model input from a part of a file, as `parts` gives it.
+        """One model input from a part of a file, as `parts` returns it.
 
-        Where a file breaks off, a line says so, once for each file. What a part has before the break is returned; a
-        part without anything is not a number throughout, and so are the model's scores for it. With ``on_error`` skip
-        values that are not finite, or far beyond full scale, are a break too.
+        If the file breaks off, the user is told once, and the samples before the break are returned. A part without any
+        sample is all NaN, and so are the model's scores for it. With ``on_error`` "skip", values that are not finite or
+        far beyond full scale count as a break.
 
         Raises:
-            DataError: If the file cannot be read from the start, or holds such values.
+            DataError: If the file cannot be read from its start, or has such values.
         """
         path, start, end = part
         if end is None:
             return self.read(path)
         waveform, rate_hz, damage = read_until_break(path, start, end, in_order=True)
         num_samples = math.ceil((end - start) * self.sample_rate_hz - 1e-6)
-        if end - start <= self.seconds + 1 / self.sample_rate_hz:  # a clip, and by its rounding no longer than others
+        if (
+            end - start <= self.seconds + 1 / self.sample_rate_hz
+        ):  # a clip; rounding must not make it longer than others
             num_samples = min(num_samples, self.shape[0])
         if damage is not None:
             if isinstance(damage, ValuesError) and self.on_error == "raise":
@@ -143,21 +141,21 @@ class AudioDataModule(DataModule):
                 raise damage
             what = f"{damage.what} at" if isinstance(damage, ValuesError) else "breaks off after"
             self._say_once(path, f"{what} {start + len(waveform) / rate_hz:.0f} s")
-        heard = change_rate(waveform, rate_hz, self.sample_rate_hz)[:num_samples]
-        return heard if len(heard) else torch.full((num_samples,), math.nan)
+        resampled = change_rate(waveform, rate_hz, self.sample_rate_hz)[:num_samples]
+        return resampled if len(resampled) else torch.full((num_samples,), math.nan)
 
     def _say_once(self, path: str, what: str) -> None:
-        """Say of a broken file what is wrong, if nothing was said of it yet."""
+        """Tell the user what is wrong with a broken file, once for each file."""
         if path not in self._broken:
             self._broken[path] = None
             if len(self._broken) > _REMEMBERED:
-                self._broken.pop(next(iter(self._broken)), None)  # the oldest, unless another thread was first
+                self._broken.pop(next(iter(self._broken)), None)  # the oldest; another thread may have removed it
             say(f"{path}: {what}; heard as far as it goes")
 
     def _predict_options(self) -> dict[str, Any]:
         longest = self.seconds + 1 / self.sample_rate_hz  # a difference of seconds is rounded
         is_long = any(end is not None and end - start > longest for _, start, end in self.predict_parts)
-        return {"batch_size": 1} if is_long else {}  # an hour must not be padded to a day
+        return {"batch_size": 1} if is_long else {}  # a batch would pad an hour to the length of a day
 
     def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
         file = io.BytesIO()
@@ -186,14 +184,16 @@ class AudioDataModule(DataModule):
         }
 
 
-class SoundsOfAnyRate(AudioDataModule):
+class SoundsOfAnyRate(OnDisk, AudioDataModule):
     """Sounds of any rate and length in files, which are read as inputs of one rate.
 
     Args:
         sample_rate_hz: Rate of the inputs; if absent, the most common rate of the files.
-        seconds: Length of the longest input; if absent, that of the longest clip, but 10 s at most.
-        common: Arguments of AudioDataModule.
+        seconds: Length of the longest input; if absent, the length of the longest clip, but 10 s at most.
+        common: Arguments of OnDisk and AudioDataModule.
     """
+
+    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
 
     def __init__(self, sample_rate_hz: int | None = None, seconds: float | None = None, **common: Any) -> None:
         # absent values are taken from the files when they are first needed
@@ -216,12 +216,22 @@ class SoundsOfAnyRate(AudioDataModule):
             DataError: If there is none.
         """
 
+    @abstractmethod
+    def lengths_of(self, sources: Any) -> Int64[Tensor, " m"]:
+        """The number of samples of the input of each source."""
+
+    def bytes_of(self, sources: Any) -> int:
+        return 4 * int(self.lengths_of(sources).sum())
+
+    def details(self, sources: Any) -> dict[str, Any]:
+        return {"lengths": self.lengths_of(sources)}
+
     @property
     def sample_rate_hz(self) -> int:  # type: ignore[override]
         if self._rate_given is None:
-            rates, counts = self.rates_hz().unique(return_counts=True)  # sorted: of equally common ones the highest
+            rates, counts = self.rates_hz().unique(return_counts=True)  # sorted: the highest of equally common rates
             rate_hz = int(rates[counts == counts.max()][-1])
-            refuse_unusable(rate_hz, _or(self._seconds_given, 1.0))
+            _refuse_unusable(rate_hz, _or(self._seconds_given, 1.0))
             self._rate_given = rate_hz
         return self._rate_given
 
@@ -233,11 +243,11 @@ class SoundsOfAnyRate(AudioDataModule):
     def seconds(self) -> float:  # type: ignore[override]
         if self._seconds_given is None:
             longest = math.ceil(round(100 * self.longest_seconds(), 3)) / 100
-            self._seconds_given = min(longest, LONGEST_SECONDS)
-            if longest > LONGEST_SECONDS:
-                what = f"the longest clip has {longest:g} s; of each {LONGEST_SECONDS:g} s are heard"
+            self._seconds_given = min(longest, _LONGEST_SECONDS)
+            if longest > _LONGEST_SECONDS:
+                what = f"the longest clip has {longest:g} s; of each {_LONGEST_SECONDS:g} s are heard"
                 say(f"data.seconds: {what}, at random in training, else the middle; give data.seconds")
-            refuse_unusable(self.sample_rate_hz, self._seconds_given)
+            _refuse_unusable(self.sample_rate_hz, self._seconds_given)
         return self._seconds_given
 
     @seconds.setter
@@ -249,23 +259,13 @@ def _or(given: Any, usual: Any) -> Any:
     return usual if given is None else given
 
 
-def refuse_unusable(sample_rate_hz: int, seconds: float) -> None:
+def _refuse_unusable(sample_rate_hz: int, seconds: float) -> None:
     """Check a rate and a length.
 
     Raises:
-        ValueError: If one of them is out of its range.
+        ArgumentError: If one of them is out of its range.
     """
-    require(
-        1000 <= sample_rate_hz <= 192_000,
-        "sample_rate_hz",
-        "in 1000..192000",
-        sample_rate_hz,
-        "8000 is enough for speech",
-    )
-    require(
-        math.isfinite(seconds) and seconds * sample_rate_hz >= 1,
-        "seconds",
-        f"at least one sample (1/{sample_rate_hz} s)",
-        seconds,
-        "give the length of a typical sound",
-    )
+    require_in("sample_rate_hz", sample_rate_hz, 1000, 192_000, "8000 is enough for speech")
+    is_long_enough = math.isfinite(seconds) and seconds * sample_rate_hz >= 1
+    rule = f"at least one sample (1/{sample_rate_hz} s)"
+    require(is_long_enough, "seconds", rule, seconds, "give the length of a typical sound")

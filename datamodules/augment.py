@@ -1,4 +1,4 @@
-"""Random changes of a sound in training that keep its class. Each draws from torch's generator."""
+"""Random changes of a sound in training that do not change its class. They use torch's generator."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ class SoundTransform(nn.Module, ABC):
 
 
 class TimeShift(SoundTransform):
-    """Move the sound by up to a fraction of its length, to either side; what leaves at one end enters at the other.
+    """Shift the sound by up to a fraction of its length, to either side; it wraps around.
 
     Args:
         fraction: The largest shift as a fraction of the length, in 0..1 (0 excluded).
@@ -36,7 +36,7 @@ class TimeShift(SoundTransform):
 
 
 class Gain(SoundTransform):
-    """Make the sound louder or softer by decibels drawn evenly.
+    """Make the sound louder or softer, by decibels from a uniform distribution.
 
     Args:
         decibels: The largest change, up or down.
@@ -53,18 +53,17 @@ class Gain(SoundTransform):
 
 
 class Noise(SoundTransform):
-    """Add white noise at a signal-to-noise ratio that is drawn evenly; silence stays silent.
+    """Add white noise, at a signal-to-noise ratio in decibels from a uniform distribution. Silence stays silent.
 
     Args:
         snr_db: The least and the greatest ratio, in decibels.
-        probability: How likely noise is added.
+        probability: The probability that noise is added.
     """
 
     def __init__(self, snr_db: tuple[float, float] = (10.0, 40.0), probability: float = 0.5) -> None:
         super().__init__()
-        require(
-            len(snr_db) == 2 and snr_db[0] <= snr_db[1], "snr_db", "the least and the greatest", snr_db, "10 and 40"
-        )
+        is_range = len(snr_db) == 2 and snr_db[0] <= snr_db[1]
+        require(is_range, "snr_db", "the least and the greatest", snr_db, "10 and 40")
         require(0 < probability <= 1, "probability", "in 0..1 (0 excluded)", probability, "0.5 is every other clip")
         self.snr_db = (float(snr_db[0]), float(snr_db[1]))
         self.probability = probability

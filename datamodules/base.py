@@ -1,4 +1,4 @@
-"""The contract of a data module: what a trainer, an encoder and the command line may expect of every data set."""
+"""The base of all data modules: what the trainer, encoders and the command line may expect of a data set."""
 
 import csv
 import hashlib
@@ -16,29 +16,28 @@ from jaxtyping import Shaped
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from datamodules.archives.write_shards import write_shards
-from datamodules.cache import kept
+from datamodules.cache import cached
 from datamodules.compat import position_in_training
-from datamodules.errors import DataError, printable, require, say
+from datamodules.errors import DataError, printable, require, require_in, say
 from datamodules.hold_out import Split, folds_of, hold_out
 from datamodules.inputs import InputSpec
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
-from datamodules.samples import Files, ForTraining, Inputs, LabelledTensors, Samples
+from datamodules.samples import Files, ForTraining, LabelledTensors, Samples
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
-# A batch larger than the training set costs no more than the whole set, and makes one step of an epoch. A far larger
-# number is a slip: the largest batches that anybody has published had some 2**20 samples, over all processes.
+# A larger number is a slip: the largest published batches had about 2**20 samples, over all processes.
 _LARGEST_BATCH = 2**20
 # A smaller share is a slip too: it holds out one sample of each class, which measures nothing.
 _SMALLEST_SHARE = 1e-4
 
 
-Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+Part = tuple[str, float, float | None]  # a path, and the start and end in seconds; None is the end of the file
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -61,7 +60,7 @@ class LooksAtData(Protocol):
     """A transform that depends on the training split as a whole."""
 
     def look_at(self, data: "DataModule") -> str | None:
-        """Learn from the data module, after its setup; a line that is returned is said."""
+        """Learn from the data module after its setup, and return a line for the user, or None."""
         ...
 
 
@@ -81,19 +80,19 @@ class DataModule(pl.LightningDataModule, ABC):
         val_fraction: Share of the training split that is held out for validation if the data has no such split.
         seed: Decides the splits. Seed and epoch alone decide the order of training and what is random in it.
         balanced: Whether a training epoch draws all classes equally often, with replacement, whatever their sizes.
-        folds: For cross-validation, into how many folds the data is divided, each with the same share of every class.
-        fold: Which of them is held out, 1..folds: it is the test split. If the data has a test split of its own, that
-            is in no fold, and the fold is the validation split.
+        folds: Number of folds for cross-validation; each fold has the same share of every class.
+        fold: The fold that is held out as the test split, 1..folds. If the data has its own test split, that split is
+            in no fold, and the held-out fold is the validation split.
 
     Attributes:
         num_classes, class_names: The number and the names of the classes.
         shape: The shape of one input, or of the longest one.
         inputs: What one input is: its kind, type, range, unit and rate.
-        augment: Transforms of single inputs, used in training only. One with a method look_at(data) first sees the data
-            module after setup, and may return a line to say.
+        augment: Transforms of single inputs, used in training only. A transform with a method look_at(data) is first
+            called with this data module, after setup, and may return a line for the user.
         predict_parts: The files, or parts of files, that predict_dataloader reads, in this order; see `parts`.
         train_set, val_set, test_set: The splits, after setup.
-        remarks: What was said of the data as a whole, such as copies in two splits; complete after setup.
+        remarks: What the user was told about the data as a whole, such as copies in two splits; complete after setup.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -104,9 +103,9 @@ class DataModule(pl.LightningDataModule, ABC):
     shape: tuple[int, ...]
     augment: Sequence[Callable[[Tensor], Tensor]] = ()
     on_error: Literal["raise", "skip"] = "raise"  # what happens if a file cannot be read
-    labels_separator: str | None = None  # what stands between the classes of a label; None where a label is one class
+    labels_separator: str | None = None  # the text between the classes of a label; None if a label is one class
     predict_suffixes: ClassVar[frozenset[str]]  # of files that `read` understands, in lower case, with the dot
-    # The argument whose folder names the user's own data: experiments on such data are called after the folder.
+    # The argument with the folder of the user's own data; experiments get the name of that folder.
     named_by: ClassVar[str | None] = None
 
     train_set: Samples
@@ -124,13 +123,12 @@ class DataModule(pl.LightningDataModule, ABC):
         fold: int | None = None,
     ) -> None:
         super().__init__()
-        most, least = _LARGEST_BATCH, _SMALLEST_SHARE
-        require(1 <= batch_size <= most, "batch_size", f"in 1..{most}", batch_size, "64 is a good start")
-        require(0 <= num_workers <= 1024, "num_workers", "in 0..1024", num_workers, "0 loads in the trainer's process")
-        is_share = least <= val_fraction <= 1 - least
-        require(is_share, "val_fraction", f"in {least}..{1 - least}", val_fraction, "0.1 is a tenth")
+        require_in("batch_size", batch_size, 1, _LARGEST_BATCH, "64 is a good start")
+        require_in("num_workers", num_workers, 0, 1024, "0 loads in the trainer's process")
+        require_in("val_fraction", val_fraction, _SMALLEST_SHARE, 1 - _SMALLEST_SHARE, "0.1 is a tenth")
         require(0 <= seed < 2**63, "seed", "in 0..2**63 - 1", seed, "0 is as good as any")
-        require(folds is None or 2 <= folds <= 1000, "folds", "in 2..1000", folds, "5 is usual")
+        if folds is not None:
+            require_in("folds", folds, 2, 1000, "5 is usual")
         is_fold = fold is None if folds is None else fold is not None and 1 <= fold <= folds
         require(is_fold, "fold", "in 1..folds, and given with folds", fold, "fit --folds 5 trains with each in turn")
         self.batch_size = batch_size
@@ -144,21 +142,20 @@ class DataModule(pl.LightningDataModule, ABC):
         self._start = (0, 0)
 
     def state_dict(self) -> dict[str, int]:
-        """Where a training is: the epoch, how many of its batches are done, and among how many processes they were
-        shared."""
+        """The position in a training: the epoch, its finished batches, the batch size and the number of processes."""
         epoch, batches = position_in_training(self.trainer)
         shared = {"batch_size": self.batch_size, "processes": self._ranks()[1]}
         return {"epoch": epoch, "batches": batches, **shared}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on where the state was taken: the training loader starts there.
+        """Resume from a state: the training loader starts at its position.
 
-        Other processes than before share the same batches, unless the user has changed `batch_size`.
+        If the number of processes has changed, they share the same batches, unless the user has changed `batch_size`.
 
         Raises:
             DataError: If the samples of a batch cannot be divided by the number of processes.
         """
-        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not when a checkpoint is only tested
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not to test a checkpoint
             self._start = (state_dict["epoch"], state_dict["batches"])
             trainer: Any = self.trainer
             if trainer is not None and not trainer.overfit_batches:  # else the sampler is Lightning's
@@ -173,8 +170,8 @@ class DataModule(pl.LightningDataModule, ABC):
             raise DataError(f"trainer.devices: {what}; ask for a number that divides {whole}")
         if now != before:
             self.batch_size = whole // now
-            said = f"data.batch_size: {self.batch_size} on {now} processes, it was {batch_size} on {before}"
-            rank_zero_only(print)(said)
+            change = f"{self.batch_size} on {now} processes, it was {batch_size} on {before}"
+            rank_zero_only(print)(f"data.batch_size: {change}")
 
     @property
     def num_classes(self) -> int:
@@ -184,7 +181,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @property
     def inputs(self) -> InputSpec:
-        """What one input is; here any numbers in float32, of the shape ``shape``."""
+        """What one input is; by default float32 numbers of the shape ``shape``."""
         return InputSpec("inputs", torch.float32, tuple(self.shape))
 
     @abstractmethod
@@ -206,12 +203,12 @@ class DataModule(pl.LightningDataModule, ABC):
     def parts(
         self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
     ) -> list[Part]:
-        """The parts of a file that are inputs of their own: here the whole file; sounds may have several.
+        """The parts of a file that are separate inputs. By default this is the whole file; sounds may have several.
 
         Args:
             path: The file.
-            window: Length of each part in seconds; None for as few as needed.
-            hop: Seconds from the start of one part to the next; None for the window's.
+            window: Length of each part in seconds; None for as few parts as needed.
+            hop: Seconds from the start of one part to the next; None for the length of the window.
             any_length: Whether the model takes inputs of any length.
 
         Raises:
@@ -222,15 +219,15 @@ class DataModule(pl.LightningDataModule, ABC):
         return [(path, 0.0, None)]
 
     def read_part(self, part: Part) -> Shaped[Tensor, "..."]:
-        """One model input from a part of a file, as `parts` gives it."""
+        """One model input from a part of a file, as `parts` returns it."""
         return self.read(part[0])
 
     def split_validation(self, train: Samples) -> Split:
-        """The indices of `train` to train on and those to validate on: the same share of every class."""
-        return hold_out(train.labels, self.val_fraction, self.seed)
+        """The indices of `train` to train on and to validate on: the same share of every class, and whole groups."""
+        return hold_out(train.labels, self.val_fraction, self.seed, self.groups_of(train))
 
     def load_fold(self) -> tuple[Samples, Samples | None, Samples]:
-        """As `load`, for a fold: the test split of `load`, and the fold of the rest as the validation split.
+        """Like `load`, with folds: the test split of `load`, and `fold` of the rest as the validation split.
 
         Raises:
             DataError: If files are missing or broken, or if the data cannot be divided into these folds.
@@ -239,15 +236,15 @@ class DataModule(pl.LightningDataModule, ABC):
         if val is not None:
             what = f"{type(self).__name__} has a validation split of its own, so there is nothing to divide"
             raise DataError(f"data.folds: {what}; leave it out")
-        kept, held = self.hold_out_fold(train.labels, self.groups_of(train))
-        return train.subset(kept), train.subset(held), test
+        of_train, of_val = self.hold_out_fold(train.labels, self.groups_of(train))
+        return train.subset(of_train), train.subset(of_val), test
 
     def groups_of(self, train: Samples) -> Sequence[str] | None:
-        """The name of each sample's group; a group is never divided. None if each sample is its own."""
+        """The name of each sample's group. A group is never divided between splits. None: samples have no groups."""
         return None
 
     def hold_out_fold(self, labels: Labels, groups: Sequence[str] | None) -> Split:
-        """The indices of the samples outside of `fold` and of those in it.
+        """The indices of the samples outside `fold`, and of the samples in it.
 
         Raises:
             DataError: If there are too few samples or groups.
@@ -275,13 +272,13 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def figures(self, samples: Samples) -> dict[str, Any]:
-        """Figures of a split besides its size: means and deviations, lengths."""
+        """Figures of a split other than its size, such as means, deviations and lengths."""
 
     def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
-        """A sample as a file: its suffix, and its bytes. They are those of the sample's own file if it has one.
+        """A sample as a file: the suffix and the bytes of the sample's own file, or of a new file if it has none.
 
         Raises:
-            DataError: If inputs of this kind are written in no file.
+            DataError: If there is no file format for this kind of input.
         """
         raise DataError(f"data: {type(self).__name__} has no files; derive it from a module of images or of sounds")
 
@@ -290,7 +287,7 @@ class DataModule(pl.LightningDataModule, ABC):
         return Samples(inputs, *arguments, **details)
 
     def remark(self, what: str) -> None:
-        """Say something of the data as a whole, once, and keep it for the model's card."""
+        """Tell the user something about the data as a whole, once, and store it for the model card."""
         what = printable(what)
         if what not in self.remarks:
             self.remarks.append(what)
@@ -300,7 +297,7 @@ class DataModule(pl.LightningDataModule, ABC):
 
     def setup(self, stage: str | None = None) -> None:
         self._start = (0, 0)  # a checkpoint is restored after this
-        if stage == "predict" or hasattr(self, "test_set"):  # predicting on foreign files needs no splits
+        if stage == "predict" or hasattr(self, "test_set"):  # a prediction of foreign files needs no splits
             return
         train, val, test = self.load() if self.folds is None else self.load_fold()
         if val is None:
@@ -317,10 +314,10 @@ class DataModule(pl.LightningDataModule, ABC):
         self.train_set, self.val_set, self.test_set = train, val, test
 
     def _refuse_unfit_augmentations(self, train: Samples) -> None:
-        """Try the transforms on one sample, so that they do not fail in the middle of a training.
+        """Try the transforms on one sample, so that they cannot fail in the middle of a training.
 
         Raises:
-            DataError: If one fails, or if they change the shape or the type of the sample.
+            DataError: If a transform fails, or if they change the shape or the type of the sample.
         """
         plain = train.sample(0)
         drawn: Any = plain
@@ -328,7 +325,7 @@ class DataModule(pl.LightningDataModule, ABC):
             for transform in self.augment:
                 try:
                     drawn = transform(drawn)
-                except Exception as error:  # any library's transform may stand here
+                except Exception as error:  # the transform may be from any library
                     what = f"{type(transform).__name__} fails ({' '.join(str(error).split())})"
                     raise DataError(f"data.augment: {what}; choose transforms for {plain.dtype} inputs") from error
         for before, after in zip(_kind(plain), _kind(drawn), strict=True):
@@ -342,9 +339,9 @@ class DataModule(pl.LightningDataModule, ABC):
 
     @cached_property
     def identity(self) -> dict[str, int | str]:
-        """What must be the same if a training is resumed: the size of each split, and digests of its samples.
+        """What must be unchanged when a training is resumed: the size of each split, and digests of its samples.
 
-        It is the same wherever the data lies, and on any machine.
+        It does not depend on the data's folder or on the machine.
         """
         splits = self.splits()
         return {
@@ -355,7 +352,7 @@ class DataModule(pl.LightningDataModule, ABC):
         }
 
     def save_splits(self, path: Path) -> None:
-        """Write down which sample is in which split: a table with the place, the label and the split of each sample."""
+        """Write a table with the location, the label and the split of each sample."""
         columns = [*self.located(self.test_set.names[0]), "label", "split"]
         with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names hold any bytes
             table = csv.DictWriter(file, columns)
@@ -366,20 +363,22 @@ class DataModule(pl.LightningDataModule, ABC):
                     table.writerow({**self.located(name), "label": label, "split": split})
 
     def located(self, name: str) -> dict[str, Any]:
-        """The columns of the table of splits that say where the sample of this name is: its path, or its number."""
+        """The columns with the location of the sample of this name in the table of splits: its path, or its number."""
         return {"path": name}
 
     def bad_files(self) -> dict[str, str]:
-        """What is wrong with each broken file, by path; empty if the data is not in files."""
+        """The error of each broken file, by path; empty if the data is not in files."""
         return {}
 
     def true_events(self, split: str) -> dict[str, list[tuple[float, float, str]]]:
-        """What is heard when in each recording of a split, by path: starts and ends in seconds, and names of classes;
-        empty where the labels do not say so of whole recordings."""
+        """The events in each recording of a split, by path: start and end in seconds, and the name of the class.
+
+        Empty if the labels do not give the times of events.
+        """
         return {}
 
     def statistics(self) -> dict[str, Any]:
-        """Sizes of splits and classes, and the training set's figures; computed once for the same content."""
+        """Sizes of splits and classes, and figures of the training set. They are cached by content."""
         sizes = {f"{name} samples": len(samples) for name, samples in self.splits().items()}
         of_classes = counts(self.train_set.labels, self.num_classes).tolist()
         figures = self.remember("figures", lambda: self.figures(self.train_set))
@@ -391,25 +390,24 @@ class DataModule(pl.LightningDataModule, ABC):
         }
 
     def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A result computed from the training set, now or earlier from the same content.
+        """A result of the training set. It is cached by the content of the training set.
 
         Args:
-            what: Names the result and everything that it depends on, besides the training set.
+            what: Names the result and everything that it depends on, except for the training set.
             compute: Returns tensors and plain values.
         """
-        return kept("statistics", f"{what}\n{self.train_set.digest()}", compute)
+        return cached("statistics", f"{what}\n{self.train_set.digest()}", compute)
 
     def write_shards(self, folder: Path, samples_per_shard: int) -> int:
-        """Write every split as tar archives, after setup, and return how many there are
-        (archives/write_shards.py).
+        """Write every split as tar archives (archives/write_shards.py), after setup. Returns the number of archives.
 
         Raises:
-            DataError: If the folder holds other shards already.
+            DataError: If the folder already contains other shards.
         """
         return write_shards(self, folder, samples_per_shard)
 
     def flags_of_shards(self, root: str) -> list[str]:
-        """The data module that reads what `write_shards` has written into a folder, and its flags."""
+        """The command-line flags of a data module that reads the shards written into a folder by `write_shards`."""
         raise NotImplementedError
 
     # Loaders
@@ -431,9 +429,8 @@ class DataModule(pl.LightningDataModule, ABC):
         return self._loader(self.test_set, sampler=RankSampler(len(self.test_set), self.test_set.lengths, self._ranks))
 
     def predict_dataloader(self) -> DataLoader:
-        files = Files(self.predict_parts, self.read_part)
-        samples = Inputs(self.samples_of(files, torch.zeros(len(files), dtype=torch.int64)))
-        return self._loader(samples, **self._predict_options())
+        collate = self.samples_of([], torch.zeros(0, dtype=torch.int64)).collate
+        return self._loader(Files(self.predict_parts, self.read_part), collate_fn=collate, **self._predict_options())
 
     def longest_batch(self) -> Any:
         """The training batch that takes the most memory."""
@@ -442,24 +439,26 @@ class DataModule(pl.LightningDataModule, ABC):
         return train.__getitems__(lengths.argsort(descending=True)[: self.batch_size].tolist())
 
     def _predict_options(self) -> dict[str, Any]:
-        """Further arguments of the loader of predictions."""
+        """Further arguments of the loader for predictions."""
         return {}
 
     def _ranks(self) -> tuple[int, int]:
-        """Which part of the samples this process gets: all processes get different ones, unless a strategy lets some
-        work on the same."""
+        """The part of the samples that this process gets: its number, and the number of parts.
+
+        All processes get different parts, unless the strategy lets several processes share a sample.
+        """
         strategy = None if self.trainer is None else self.trainer.strategy
         asked = getattr(strategy, "distributed_sampler_kwargs", None)
         return all_ranks() if asked is None else (asked["rank"], asked["num_replicas"])
 
-    def _loader(self, dataset: Dataset, **options: Any) -> DataLoader:
+    def _loader(self, dataset: Any, **options: Any) -> DataLoader:
         return DataLoader(
             dataset,
-            collate_fn=_as_it_is,  # the data set has made the batch
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             # seeds the workers; without it the loader would draw from the generator of the training
             generator=torch.Generator().manual_seed(self.seed),
-            **{"batch_size": self.batch_size, **options},
+            # the data set returns whole batches
+            **{"batch_size": self.batch_size, "collate_fn": _as_it_is, **options},
         )

@@ -1,4 +1,4 @@
-"""Results that are kept from run to run: statistics, scans of folders, images as they were read or generated."""
+"""Results that are stored from run to run: statistics, scans of folders, images after decoding or drawing."""
 
 import hashlib
 import os
@@ -20,8 +20,13 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_text(text: str) -> str:
+    """The SHA-256 of a text, which may contain the names of files, and so bytes that are not UTF-8."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
 def cache_folder(part: str = "") -> Path:
-    """The cache, or a part of it: LONGSEQ_CACHE, or longseq in the user's cache folder. It may be deleted any time."""
+    """The cache folder, or a part of it: LONGSEQ_CACHE, or longseq in the user's cache. Users may delete it."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "longseq"
     folder = Path(os.environ.get("LONGSEQ_CACHE") or default) / part
     try:
@@ -33,24 +38,31 @@ def cache_folder(part: str = "") -> Path:
     return folder
 
 
+def cache_file(part: str, what: str, suffix: str) -> Path:
+    """The cache's file for a result; `what` names everything that the result depends on."""
+    return cache_folder(part) / f"{sha256_of_text(what)}{suffix}"
+
+
 def stamp(path: Path) -> str:
-    """What changes if a file is replaced by another: its path, size and time."""
+    """A text that changes when the file is replaced: its path, size and time."""
     status = path.stat()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time make a file of the cache; the others wait, and then find it. A cache that may only be
-    read does, where it holds the file. On a file system without locks two processes may make the same file."""
+    """Let one process at a time make a file of the cache. The others wait, and then find the file.
+
+    A read-only cache works if it contains the file. On a file system without locks, two processes may make the file.
+    """
     import fcntl
 
-    named = path.with_name(f".{path.name}.lock")
-    with ExitStack() as held:
+    lock_path = path.with_name(f".{path.name}.lock")
+    with ExitStack() as stack:
         try:
-            lock = held.enter_context(open(named, "w"))
+            lock = stack.enter_context(open(lock_path, "w"))
         except OSError as error:
-            if not (path.exists() or named.exists()):
+            if not (path.exists() or lock_path.exists()):
                 raise unwritable(path, error) from error
         else:
             with suppress(OSError):
@@ -63,20 +75,21 @@ _ROOM = "make room or set LONGSEQ_CACHE"
 
 @contextmanager
 def replacing(path: Path, remedy: str = _ROOM) -> Iterator[Path]:
-    """A temporary path. It replaces `path` when the file is complete, and is deleted if it is not. If this process is
-    killed, the next one that writes into the folder deletes it.
+    """A temporary path, which replaces `path` once its file is complete, and is deleted after an error.
+
+    If this process is killed, the next process that writes into the folder deletes the temporary file.
 
     Raises:
-        DataError: If it cannot be written; the message ends with the remedy.
+        DataError: If the file cannot be written; the message ends with the remedy.
     """
     import fcntl
 
     _delete_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb") as held:  # writers open the same file, so their process has the lock while it lives
+        with open(temporary, "wb") as file:  # the caller opens the path again; this process holds the lock meanwhile
             with suppress(OSError):  # a file system without locks
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield temporary
         os.replace(temporary, path)
     except OSError as error:
@@ -87,8 +100,10 @@ def replacing(path: Path, remedy: str = _ROOM) -> Iterator[Path]:
 
 @cache
 def _delete_leftovers(folder: Path) -> None:
-    """Delete, once in a process, the temporary files in a folder whose writers were killed: nobody has their locks. The
-    number of a process says less, because others in a container or on another machine may share the folder."""
+    """Delete the temporary files of killed processes in a folder, once in this process: nobody holds their locks.
+
+    The process id in the name is not enough, because other containers or machines may share the folder.
+    """
     import fcntl
 
     for path in folder.glob(".*.part"):
@@ -98,17 +113,17 @@ def _delete_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def kept(part: str, what: str, compute: Callable[[], Any]) -> Any:
-    """A result that is computed once, by one process: tensors and plain values in a file of the cache.
+def cached(part: str, what: str, compute: Callable[[], Any]) -> Any:
+    """The result of `compute`, which one process computes once: tensors and plain values in a file of the cache.
 
     Args:
-        part: The part of the cache.
+        part: The subfolder of the cache.
         what: Names everything that the result depends on.
-        compute: Returns the result, if the file is missing or cut off.
+        compute: Returns the result. It is called if the file is missing or truncated.
     """
-    path = cache_folder(part) / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.pt"
+    path = cache_file(part, what, ".pt")
     with locked(path):
-        with suppress(Exception):  # torch.load answers a cut file with EOFError, RuntimeError, UnpicklingError, ...
+        with suppress(Exception):  # for a truncated file torch.load raises EOFError, RuntimeError, UnpicklingError, ...
             return torch.load(path, weights_only=True)
         result = compute()
         with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would reword the disk's errors
@@ -117,7 +132,7 @@ def kept(part: str, what: str, compute: Callable[[], Any]) -> Any:
 
 
 def unwritable(path: Path, error: OSError, remedy: str = _ROOM) -> DataError:
-    """The error to raise if a file cannot be written: no data is broken, and the exit code is that of a full disk."""
-    refused = DataError(f"{path}: cannot be written ({error.strerror}); {remedy}")
-    refused.exit_code = 6
-    return refused
+    """The error for a file that cannot be written. Its exit code is that of a full disk, because no data is broken."""
+    refusal = DataError(f"{path}: cannot be written ({error.strerror}); {remedy}")
+    refusal.exit_code = 6
+    return refusal

@@ -1,4 +1,4 @@
-"""Errors in data or in arguments, each told in one line."""
+"""Errors in data or in arguments. Each message is one line."""
 
 import sys
 
@@ -6,15 +6,15 @@ from pytorch_lightning.utilities import rank_zero_only
 
 
 class DataError(Exception):
-    """Data that is missing or broken; the message reads "<path or key>: <what>; <remedy>", on one line."""
+    """Data is missing or broken. The message is one line: "<path or key>: <what>; <remedy>"."""
 
     exit_code = 3
 
 
 class ArgumentError(ValueError):
-    """A constructor or a function got an argument that it cannot accept.
+    """An argument of a constructor or a function has a value that cannot be used.
 
-    longseq has the same class. Neither package imports the other, and the command line knows both by their fields.
+    longseq has the same class. Neither package imports the other: the command line knows both by their fields.
 
     Args:
         argument: The name of the argument.
@@ -37,6 +37,15 @@ def require(holds: bool, name: str, rule: str, value: object, remedy: str) -> No
     """
     if not holds:
         raise ArgumentError(name, f"must be {rule}, got {value!r}; {remedy}")
+
+
+def require_in(name: str, value: float, least: float, most: float, remedy: str) -> None:
+    """Check that a constructor argument is in least..most, bounds included.
+
+    Raises:
+        ArgumentError: If it is not.
+    """
+    require(least <= value <= most, name, f"in {least}..{most}", value, remedy)
 
 
 def counted(number: int, noun: str) -> str:

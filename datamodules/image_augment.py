@@ -1,4 +1,4 @@
-"""Random changes of an image in training that keep its class. Each draws from torch's generator."""
+"""Random changes of an image in training that do not change its class. They use torch's generator."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ class ImageTransform(v2.Transform, ABC):
 
 
 class Shift(ImageTransform):
-    """Move the image by up to a fraction of its height and of its width; what enters at an edge mirrors what is there.
+    """Shift the image by up to a fraction of its height and of its width. The border is filled by reflection.
 
     Args:
         fraction: The largest shift, in 0..0.5 (0 excluded).
@@ -47,13 +47,12 @@ class Shift(ImageTransform):
 
 
 class Mirror(ImageTransform):
-    """Mirror every other image from left to right, unless that changes what a class is.
+    """Mirror half of the images from left to right, unless that changes their classes.
 
-    A digit, a letter or an arrow is another one in the mirror, or none; most things in photographs are not. The
-    training split decides (mirroring.py): if a support vector machine recognises held-out images as they are far
-    better than mirrored ones, no image is mirrored, and a line says so. Images with several labels are always mirrored,
-    and those with amounts never.
-    ``torchvision.transforms.v2.RandomHorizontalFlip`` mirrors without asking.
+    Mirroring changes a digit, a letter or an arrow, but not most things in photographs. The training split decides
+    (mirroring.py): if a support vector machine recognises held-out images much better than their mirror images, no
+    image is mirrored, and the user is told. Images with several labels are always mirrored, and images with amounts
+    never. ``torchvision.transforms.v2.RandomHorizontalFlip`` mirrors in any case.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class Mirror(ImageTransform):
         self._is_on = True
 
     def look_at(self, data: "DataModule") -> str | None:
-        """Decide by a training split; if images are not to be mirrored, return the line that says so."""
+        """Decide by the training split. Return a line for the user if images are not mirrored."""
         train = data.train_set
         if train.labels.is_floating_point():
             self._is_on = False
@@ -72,14 +71,15 @@ class Mirror(ImageTransform):
         def compute() -> dict[str, Any]:
             chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:MOST].tolist()
             images, labels = train.__getitems__(chosen)
-            found = mirrored_accuracy(images, labels)
-            return {} if found is None else found._asdict()
+            accuracy = mirrored_accuracy(images, labels)
+            return {} if accuracy is None else accuracy._asdict()
 
-        found = data.remember("mirrored", compute)
-        self._is_on = not found or not Mirrored(**found).changes_classes
+        accuracy = data.remember("mirrored", compute)
+        self._is_on = not accuracy or not Mirrored(**accuracy).changes_classes
         if self._is_on:
             return None
-        figures = f"an SVM recognises {found['plain']:.2f} of held-out images, and {found['mirrored']:.2f} mirrored"
+        plain, mirrored = accuracy["plain"], accuracy["mirrored"]
+        figures = f"an SVM recognises {plain:.2f} of held-out images, and {mirrored:.2f} mirrored"
         return f"no image is mirrored in training, which would change classes: {figures}"
 
     def forward(self, image: UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:

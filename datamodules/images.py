@@ -3,7 +3,7 @@
 import io
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,30 +14,21 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from datamodules.base import DataModule
-from datamodules.cache import kept
+from datamodules.cache import cached
 from datamodules.decoding.image_files import SUFFIXES, bands, opened
 from datamodules.decoding.packed import Source
-from datamodules.errors import require
+from datamodules.errors import require, require_in
 from datamodules.inputs import InputSpec
+from datamodules.on_disk import OnDisk
 from datamodules.samples import LabelledTensors, Samples
 
-_VERSION = 1  # goes up when images are read in another way
-LONGEST_SIDE = 64  # the most if `size` is not given: 4096 tokens if each pixel is a token
+_VERSION = 1  # increased when the reading of images changes
+_LONGEST_SIDE = 64  # the largest side if `size` is not given: 4096 tokens if each pixel is a token
 
 
 def scale(images: UInt8[Tensor, "*b c h w"], height: int, width: int) -> UInt8[Tensor, "*b c {height} {width}"]:
     """Bilinear resizing that averages where it shrinks."""
     return functional.resize(images, [height, width], antialias=True)
-
-
-def kept_images(what: str, read: Callable[[], Iterable[Tensor]]) -> UInt8[Tensor, "n c h w"]:
-    """Images as they were read in this or an earlier run.
-
-    Args:
-        what: Names everything that they depend on, besides how longseq reads images.
-        read: Reads them.
-    """
-    return kept("images", f"{_VERSION} {what}", lambda: torch.stack(list(read())))
 
 
 def checked_size(size: int, original: int) -> int:
@@ -46,7 +37,7 @@ def checked_size(size: int, original: int) -> int:
     Raises:
         ArgumentError: If it is out of its range.
     """
-    require(1 <= size <= 1024, "size", "in 1..1024", size, f"{original} is the original")
+    require_in("size", size, 1, 1024, f"{original} is the original")
     return size
 
 
@@ -59,8 +50,8 @@ class ImageDataModule(DataModule):
     """
 
     shape: tuple[int, int, int]
-    white: float | None = None  # the value that is white in deep grey images; None for that of their mode
-    keep_aspect = False  # whether an image of another shape is cut to that of the inputs, not stretched
+    white: float | None = None  # the value of white in deep grey images; None for the default of their mode
+    keep_aspect = False  # whether an image of another shape is cropped to the shape of the inputs, not stretched
     predict_suffixes: ClassVar[frozenset[str]] = SUFFIXES
 
     def __init__(self, augment: Sequence[v2.Transform] = (), **common: Any) -> None:
@@ -75,23 +66,23 @@ class ImageDataModule(DataModule):
     def read(self, path: Source) -> UInt8[Tensor, "c h w"]:
         """One input from an image file of any size and mode that `opened` and `bands` can read.
 
-        The image is stretched to `shape`. With keep_aspect it is scaled until it just covers `shape`, and its middle is
-        cut out.
+        The image is stretched to `shape`. With keep_aspect it is scaled until it just covers `shape`, and cropped to
+        its middle.
 
         Raises:
-            DataError: If the file is absent, broken, of another format, or too large.
+            DataError: If the file is missing, broken, of an unknown format, or too large.
         """
         with opened(path, self.made_of) as image:
             height, width = self.made_of(image.height, image.width)
-            # resize the rows of each band, then all columns: bit for bit the same as resizing in one call
+            # resizing the rows of each band and then all columns gives the same bits as resizing in one call
             rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
             for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB", self.white):
                 rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
             resized = scale(rows, height, width)
-        return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would keep all of it in memory
+        return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would hold all of it in memory
 
     def made_of(self, height: int, width: int) -> tuple[int, int]:
-        """The height and width to which an image of this size is scaled before it is cut to `shape`."""
+        """The height and width to which an image of this size is scaled before it is cropped to `shape`."""
         to_height, to_width = self.shape[1:]
         if not self.keep_aspect:
             return to_height, to_width
@@ -128,19 +119,21 @@ class ImageDataModule(DataModule):
         }
 
 
-class ImagesOfAnySize(ImageDataModule):
+class ImagesOfAnySize(OnDisk, ImageDataModule):
     """Images of any size in files, which are read as inputs of one size.
 
     Args:
-        size: Height and width of the inputs, or one number for both. If absent, the size of the images if all have the
-            same one of at most 64 pixels a side; else a square with the median of their shorter sides, 64 at most. A
-            side of more than 8 pixels becomes the nearest multiple of 8 then, which patches of 8 fill.
-        grayscale: Whether inputs are grey, of one channel.
-        keep_aspect: Whether images are cut to the shape of the inputs, not stretched.
-        white: The value that is white in grey images of 16 or more bits, such as 4095 where they hold 12; if absent,
-            65535 of integers, and 1 of floats. Other images have 255.
-        common: Arguments of ImageDataModule.
+        size: Height and width of the inputs, or one number for both. If absent: the size of the images, if all have the
+            same size and no side has more than 64 pixels; else a square with the median of their shorter sides, 64 at
+            most. In both cases a side of more than 8 pixels is rounded to a multiple of 8, to fit patches of 8.
+        grayscale: Whether inputs are grey, with one channel.
+        keep_aspect: Whether images are cropped to the shape of the inputs, not stretched.
+        white: The value of white in grey images of 16 or more bits, such as 4095 for images of 12 bits. If absent, it
+            is 65535 for integers and 1 for floats. For other images it is always 255.
+        common: Arguments of OnDisk and ImageDataModule.
     """
+
+    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect", "white")
 
     def __init__(
         self,
@@ -154,13 +147,8 @@ class ImagesOfAnySize(ImageDataModule):
         is_value = white is None or 0 < white < math.inf
         require(is_value, "white", "a positive number", white, "4095 is that of 12 bits")
         sides = [size, size] if isinstance(size, int) else size
-        require(
-            sides is None or (len(sides) == 2 and min(sides) >= 1),
-            "size",
-            "a side or height and width",
-            size,
-            "64 is a start",
-        )
+        is_size = sides is None or (len(sides) == 2 and min(sides) >= 1)
+        require(is_size, "size", "a side or height and width", size, "64 is a start")
         self._sides = sides
         self.grayscale = grayscale
         self.keep_aspect = keep_aspect
@@ -178,13 +166,20 @@ class ImagesOfAnySize(ImageDataModule):
     def size(self) -> list[int]:
         if self._sides is None:
             sizes = self.sizes()
-            if len(sizes.unique(dim=0)) == 1 and sizes.max() <= LONGEST_SIDE:
+            if len(sizes.unique(dim=0)) == 1 and sizes.max() <= _LONGEST_SIDE:
                 sides = sizes[0].tolist()
             else:
-                sides = [min(int(sizes.amin(1).median()), LONGEST_SIDE)] * 2
+                sides = [min(int(sizes.amin(1).median()), _LONGEST_SIDE)] * 2
             self._sides = [(side + 4) // 8 * 8 if side > 8 else side for side in sides]
         return self._sides
 
     @property
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         return (1 if self.grayscale else 3, *self.size)  # type: ignore[return-value]
+
+    def read_all(self, sources: Any, digest: str) -> UInt8[Tensor, "n c h w"]:
+        read_all, what = super().read_all, f"{_VERSION} {type(self).read_item.__qualname__} {digest}"
+        return cached("images", what, lambda: torch.stack(list(read_all(sources, digest))))
+
+    def bytes_of(self, sources: Any) -> int:
+        return len(sources) * math.prod(self.shape)

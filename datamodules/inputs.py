@@ -7,17 +7,17 @@ import torch
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What one input is: predictions from arrays, exported files, cards and pictures go by this alone.
+    """What one input is. Predictions from arrays, exported files, cards and pictures use this specification only.
 
     Attributes:
-        kind: A word for people, in the plural: images, sounds, signals.
-        dtype: Of its numbers.
-        shape: None for an axis that varies from sample to sample. Inputs of the shape (None,) come in batches with
-            their lengths, all others as tensors (b, *shape).
-        low, high: The smallest and the largest number that an input may hold; None where there is no such bound.
-        unit: Of its numbers, such as mV; None if they have none.
-        channels: The names of the channels, the first axis; None if they have none.
-        rate_hz: How many numbers there are in a second along the last axis; None if that is not time.
+        kind: A word for messages, in the plural: images, sounds, signals.
+        dtype: The type of its numbers.
+        shape: None for an axis that varies from sample to sample. Batches of inputs of the shape (None,) contain their
+            lengths; all other batches are tensors (b, *shape).
+        low, high: The smallest and the largest possible number; None if there is no bound.
+        unit: The unit of its numbers, such as mV, or None.
+        channels: The names of the channels, the first axis, or None.
+        rate_hz: Numbers per second along the last axis; None if that axis is not time.
     """
 
     kind: str

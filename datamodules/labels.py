@@ -1,8 +1,9 @@
-"""What labels mean: splits, balanced epochs and tables use these functions, so that only this file knows their form.
+"""The form of labels. Only this file knows it: splits, balanced epochs and tables use these functions.
 
-A sample's label is its class: labels are int64 (n,), from 0. Where a sample may have any number of classes, labels are
-int64 (n, classes) of 0 and 1. Where it has amounts, labels are float32 (n, amounts); to be divided and drawn such
-samples count as of one of ten classes, by the size of their first amount.
+- A sample has one class: labels are int64 (n,), from 0.
+- A sample has any number of classes: labels are int64 (n, classes) of 0 and 1.
+- A sample has amounts: labels are float32 (n, amounts). Splits and balanced epochs then treat the samples as if they
+  had ten classes, by the size of their first amount.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 from datamodules.errors import DataError
 
 Labels = Int64[Tensor, "n *classes"] | Float32[Tensor, "n amounts"]
-_MOST = 2**34  # bytes of labels; those of AudioSet, two million clips of 527 classes, take half of it
+_MOST = 2**34  # bytes of labels; AudioSet, two million clips of 527 classes, needs half of it
 
 
 def labels_of(classes: Sequence[Sequence[int]], num_classes: int, are_many: bool) -> Labels:
@@ -48,8 +49,10 @@ def classes_of(labels: Labels) -> list[list[int]]:
 
 
 def counts(labels: Labels, num_classes: int = 0) -> Int64[Tensor, " classes"]:
-    """How many samples each class has, for `num_classes` classes or more if the labels hold more. Each sample has all
-    amounts."""
+    """The number of samples of each class, for `num_classes` classes, or more if the labels have more.
+
+    With amounts, it is the number of samples for each amount.
+    """
     if labels.is_floating_point():
         return torch.full((labels.shape[1],), len(labels))
     return labels.bincount(minlength=num_classes) if labels.ndim == 1 else labels.sum(0)
@@ -65,9 +68,9 @@ def rarest_classes(labels: Labels) -> Int64[Tensor, " n"]:
 
 
 def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
-    """Weights with which all classes are drawn equally often, one for each sample; they do not sum to one.
+    """The weight of each sample, so that all classes are drawn equally often. The weights do not sum to one.
 
-    A sample of many classes has the weight of its rarest one, and one without a class that of the commonest.
+    A sample of several classes has the weight of its rarest class, a sample without a class the smallest weight.
     """
     labels = _in_tenths(labels)
     of_classes = counts(labels).clamp(min=1).double().reciprocal()
@@ -77,14 +80,14 @@ def weights_of_balanced_draw(labels: Labels) -> Float64[Tensor, " n"]:
 
 
 def written(labels: Labels, class_names: list[str], separator: str) -> list[str]:
-    """The label of each sample, as a table shows it: its classes or its amounts, with a separator between them."""
+    """The label of each sample as a text: its classes or its amounts, with a separator between them."""
     if labels.is_floating_point():
         return [separator.join(f"{amount:.9g}" for amount in row) for row in labels.tolist()]
     return [separator.join(class_names[label] for label in classes) for classes in classes_of(labels)]
 
 
 def _in_tenths(labels: Labels) -> Int64[Tensor, "..."]:
-    """Labels that are classes as they are; amounts as ten classes of equal size, or fewer of ten samples each."""
+    """Classes without changes; amounts as ten classes of equal size, or as fewer classes of ten samples each."""
     if not labels.is_floating_point():
         return labels
     number = max(1, min(10, len(labels) // 10))

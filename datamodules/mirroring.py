@@ -1,4 +1,4 @@
-"""Whether mirroring an image may change its class: of digits, letters and arrows it does, of most photographs not."""
+"""Whether mirroring changes the class of images: it does for digits, letters and arrows, not for most photographs."""
 
 import math
 from typing import NamedTuple
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from datamodules.images import scale
 
-MOST = 2000  # images: with more, it would take more than a second or two
+MOST = 2000  # images: more would take longer than a second or two
 _SIDE = 16  # pixels
 _FOLDS = 3
 _SIGNIFICANT, _MUCH = 0.01, 0.1
 
 
 class Mirrored(NamedTuple):
-    """How well held-out images are recognised as they are and mirrored from left to right.
+    """The accuracy on held-out images, and on the same images mirrored from left to right.
 
     Attributes:
-        plain: The accuracy on the images as they are.
-        mirrored: The accuracy on the same images, mirrored.
-        p: How likely so large a loss is by chance, if mirroring changes no class: the one-sided sign test over the
-            images that are recognised in one way only (McNemar, 1947).
+        plain: The accuracy on the images.
+        mirrored: The accuracy on the mirrored images.
+        p: The probability of so large a loss by chance, if mirroring changes no class: the one-sided sign test over the
+            images of which one version only is recognised (McNemar, 1947).
     """
 
     plain: float
@@ -31,23 +31,27 @@ class Mirrored(NamedTuple):
 
     @property
     def changes_classes(self) -> bool:
-        """Whether mirrored images are recognised significantly and much worse. A small loss may be that of photographs
-        in which one side is more frequent: of teapots whose spouts mostly point to the left."""
+        """Whether the loss by mirroring is significant and large.
+
+        Photographs may have a small loss, if most of them show the same side, such as teapots with the spout on the
+        left.
+        """
         return self.p < _SIGNIFICANT and self.plain - self.mirrored >= _MUCH
 
 
 def mirrored_accuracy(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], seed: int = 0) -> Mirrored | None:
-    """Recognise images by a support vector machine on their pixels, at 16 x 16 at most, that was fitted to other ones.
+    """The accuracy of a support vector machine on the pixels of held-out images, at 16 x 16 pixels at most.
 
-    A film looks like digits, if its frames are in several folds: they are recognised by each other, mirrored ones not.
+    The frames of a film look like digits here: a frame is recognised by its neighbours in other folds, but not its
+    mirror image.
 
     Args:
-        images: Those of the training split; of more than 2,000 a random part is taken.
+        images: The images of the training split; of more than 2,000, a random part is used.
         labels: Their classes.
         seed: Decides the part and the folds.
 
     Returns:
-        None if fewer than two classes have three images or more: nothing can be learned of them.
+        None if fewer than two classes have three images or more.
     """
     from sklearn.decomposition import PCA  # scikit-learn takes a second to import
     from sklearn.model_selection import StratifiedKFold
@@ -60,12 +64,12 @@ def mirrored_accuracy(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " 
     if len(labels[chosen].unique()) < 2:
         return None
     small = scale(images[chosen], *(min(side, _SIDE) for side in images.shape[2:]))
-    pixels, flipped = (each.flatten(1).float().numpy() for each in (small, small.flip(3)))
+    pixels, flipped = (version.flatten(1).float().numpy() for version in (small, small.flip(3)))
     classes = labels[chosen].numpy()
     is_right = {"plain": 0, "mirrored": 0, "plain alone": 0, "mirrored alone": 0}
     for train, held in StratifiedKFold(_FOLDS, shuffle=True, random_state=seed).split(pixels, classes):
         model = make_pipeline(PCA(0.99), SVC(C=10)).fit(pixels[train], classes[train])
-        plain, mirrored = (model.predict(each[held]) == classes[held] for each in (pixels, flipped))
+        plain, mirrored = (model.predict(version[held]) == classes[held] for version in (pixels, flipped))
         is_right["plain"] += int(plain.sum())
         is_right["mirrored"] += int(mirrored.sum())
         is_right["plain alone"] += int((plain & ~mirrored).sum())

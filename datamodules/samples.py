@@ -1,4 +1,4 @@
-"""The data sets behind a data module's loaders: labelled inputs in memory or in files, and how batches are made."""
+"""The data sets of a data module's loaders: labelled inputs in memory or in files, and how they become batches."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,19 +10,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from datamodules.cache import sha256_of_text
 from datamodules.labels import Labels
 
 
 class Samples(Dataset):
     """Inputs with their labels, in memory or read from files when they are needed.
 
-    A batch is `(inputs, labels)`, made of all its samples at once.
+    A batch is `(inputs, labels)`. `__getitems__` makes it of all its samples at once.
 
     Args:
         inputs: One tensor for each sample.
         labels: The label of each sample, from 0.
-        names: A name of each sample for people, in most cases a path. If absent, the samples are numbered.
-        digest: A hash for the content of inputs in files; that of inputs in memory is computed.
+        names: A readable name of each sample, in most cases a path. If absent, the samples are numbered.
+        digest: A hash of the content, for inputs in files; for inputs in memory it is computed.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Samples(Dataset):
         return len(self.labels)
 
     def sample(self, index: int, generator: torch.Generator | None = None) -> Tensor:
-        """One input: with a generator drawn as for training, without one as for evaluation."""
+        """One input: cropped at random by the generator, for training; without a generator, as for evaluation."""
         return self.inputs[index]
 
     def collate(self, inputs: list[Tensor]) -> Any:
@@ -56,12 +57,12 @@ class Samples(Dataset):
 
     @property
     def lengths(self) -> Int64[Tensor, " n"] | None:
-        """The length of each sample if lengths differ and batches are padded; else None."""
+        """The length of each sample if lengths differ, so that batches are padded; else None."""
         return None
 
     @property
     def is_cropped(self) -> bool:
-        """Whether any sample is longer than the part that is drawn of it."""
+        """Whether any sample is cropped."""
         return False
 
     def subset(self, indices: Int64[Tensor, " m"]) -> "Samples":
@@ -70,7 +71,7 @@ class Samples(Dataset):
             chosen(self.inputs, indices),
             self.labels[indices],
             chosen(self.names, indices),
-            self._digest and hashlib.sha256(f"{self._digest} {indices.tolist()}".encode()).hexdigest(),
+            self._digest and sha256_of_text(f"{self._digest} {indices.tolist()}"),
             **self._details(indices),
         )
 
@@ -89,8 +90,10 @@ class Samples(Dataset):
         return hashing.hexdigest()
 
     def exact_digest(self) -> str:
-        """The digest, if it is the same on every machine and needs no reading of files; else empty. Inputs that were
-        computed as floats have none, because their last bits depend on the processor."""
+        """The digest, if it is the same on every machine and needs no reading of files; else empty.
+
+        It is empty for inputs that were computed as floats, because their last bits depend on the processor.
+        """
         is_exact = isinstance(self.inputs, Tensor) and not self.inputs.is_floating_point()
         return self.digest() if is_exact or self._digest is not None else ""
 
@@ -105,15 +108,16 @@ class LabelledTensors(Samples):
 
 
 class Clips(Samples):
-    """Sounds of any lengths. A batch is ({"waveforms": (b, s), "lengths": (b,)}, labels), where s is the length of its
-    longest clip and zeros follow the shorter ones.
+    """Sounds of any length. A batch is ({"waveforms": (b, s), "lengths": (b,)}, labels).
+
+    s is the length of the longest clip of the batch. Shorter clips are padded with zeros at the end.
 
     Args:
-        inputs: Waveforms, each of its own length, or a tensor (n, s) if all have the same length.
+        inputs: Waveforms of any lengths, or a tensor (n, s) if all have the same length.
         labels: The label of each clip.
         names: The name of each clip.
-        digest: A hash for the content of clips in files.
-        max_samples: Longer clips are cropped: at random for training, else to their middle.
+        digest: A hash of the content of clips in files.
+        max_samples: Longer clips are cropped: at random in training, else to their middle.
         lengths: The length of each clip, if the waveforms are in files.
     """
 
@@ -132,10 +136,10 @@ class Clips(Samples):
 
     @property
     def lengths(self) -> Int64[Tensor, " n"] | None:
-        drawn = self.whole_lengths
+        lengths = self.whole_lengths
         if self.max_samples is not None:
-            drawn = drawn.clamp(max=self.max_samples)
-        return drawn if len(drawn.unique()) > 1 else None
+            lengths = lengths.clamp(max=self.max_samples)
+        return lengths if len(lengths.unique()) > 1 else None
 
     @property
     def is_cropped(self) -> bool:
@@ -163,9 +167,9 @@ class Files(Sequence[Result]):
     """Inputs in files. Each file is read when its input is needed.
 
     Args:
-        sources: What to read for each input: rows of a table, or numbers of samples in a tensor (n,), which take less
+        sources: What to read for each input: rows of a table, or a tensor (n,) of sample numbers, which takes less
             memory.
-        read: Reads one.
+        read: Reads the input of one source.
     """
 
     def __init__(self, sources: Sequence[Any] | Int64[Tensor, " n"], read: Callable[[Any], Result]) -> None:
@@ -181,26 +185,13 @@ class Files(Sequence[Result]):
         return map(self.read, self.sources)
 
 
-class Inputs(Dataset):
-    """Inputs without labels, for files to predict."""
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        return self.samples.__getitems__(indices)[0]
-
-
 class ForTraining(Dataset):
-    """Samples as a training epoch draws them: cropped at random and augmented. Only (seed, epoch, index) decides how.
+    """The samples of a training epoch, cropped at random and augmented: (seed, epoch, index) decide the changes.
 
-    An index here is epoch * n + index. In this way the workers, which live through all epochs, learn the epoch.
+    The keys of this data set are epoch * n + index. They tell the epoch to the workers, which live through all epochs.
 
     Args:
-        samples: The samples to draw from.
+        samples: The samples without changes.
         transforms: Applied to each input in turn; they draw from torch's own generator.
         seed: The seed of crops and transforms.
     """
@@ -221,34 +212,34 @@ class ForTraining(Dataset):
         return self.samples.collate(inputs), self.labels[indices]
 
     def draw(self, key: int) -> Tensor:
-        """One input, cropped and augmented; torch's generator is seeded for it."""
+        """One input, cropped and augmented. This seeds torch's generator."""
         epoch, index = divmod(key, len(self))
         generator = torch.default_generator.manual_seed(mix(self.seed, epoch, index))
-        drawn = self.samples.sample(index, generator)
+        values = self.samples.sample(index, generator)
         for transform in self.transforms:
-            drawn = transform(drawn)
-        return drawn
+            values = transform(values)
+        return values
 
 
 def pad_clips(waveforms: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
-    """Clips of any lengths as one tensor, with zeros after the shorter ones, and their lengths."""
+    """Clips of any lengths as one tensor (b, s), padded with zeros at the end, and their lengths (b,)."""
     lengths = torch.tensor([len(waveform) for waveform in waveforms])
     return {"waveforms": pad_sequence(list(waveforms), batch_first=True), "lengths": lengths}
 
 
 def mix(*numbers: int) -> int:
-    """A seed that is unrelated to the seeds of neighbouring numbers (splitmix64)."""
-    mixed = 0
+    """A seed from numbers; neighbouring numbers give unrelated seeds (splitmix64)."""
+    seed = 0
     for number in numbers:
-        mixed = (mixed * 0x9E3779B97F4A7C15 + number + 1) % 2**64
+        seed = (seed * 0x9E3779B97F4A7C15 + number + 1) % 2**64
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ mixed >> shift) * factor % 2**64
-        mixed = mixed ^ mixed >> 31
-    return mixed % 2**63
+            seed = (seed ^ seed >> shift) * factor % 2**64
+        seed = seed ^ seed >> 31
+    return seed % 2**63
 
 
 def chosen(inputs: Any, indices: Int64[Tensor, " m"]) -> Any:
-    """What of a tensor, of files or of a list is at these indices, as one of the same kind."""
+    """The elements of a tensor, of files or of a list at these indices, as an object of the same kind."""
     if isinstance(inputs, Tensor):
         return inputs[indices]
     if isinstance(inputs, Files):

@@ -1,4 +1,4 @@
-"""The splits of a data set whose samples are rows of a table: the table gives them, or a seed draws them."""
+"""The splits of a data set whose samples are rows of a table: the table gives the splits, or a seed draws them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from datamodules.hold_out import Split, hold_out
 from datamodules.labels import Labels, counts
 from datamodules.samples import chosen
 
-Mask = Bool[Tensor, " n"]
-Rows = Int64[Tensor, " _"]
+_Mask = Bool[Tensor, " n"]
+_Rows = Int64[Tensor, " _"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Columns:
     """The columns of a table, with a row for each sample that can be read.
 
     Attributes:
-        sources: What the sample is read from.
-        names, labels: Its name and its label.
-        splits, folds, groups: As in Item (datamodules/own/files.py).
+        sources: What each sample is read from.
+        names, labels: The name and the label of each sample.
+        splits, folds, groups: See Item (datamodules/own/files.py).
     """
 
     sources: Sequence[Any] | Int64[Tensor, " n"]
@@ -36,12 +36,13 @@ class Columns:
     groups: Sequence[str]
 
 
-def divided(data: Any, table: Columns) -> tuple[Rows | None, Rows | None, Rows]:
-    """The rows of the training, the validation and the test. Without a training, all are of the test; without a
-    validation, that is still to be drawn.
+def divided(data: Any, table: Columns) -> tuple[_Rows | None, _Rows | None, _Rows]:
+    """The rows of the training, validation and test split.
 
-    With data.folds, folds that the table has are taken in the order of their names, and the fold before the test is the
-    validation. Without a test split in the table, all rows are divided into folds.
+    Training and validation are None if all rows are for the test. The validation is None if it must still be drawn.
+
+    With data.folds, the table's own folds are used in the order of their names, and the fold before the test is the
+    validation. If the table has no folds and no test split, all rows are divided into folds.
 
     Args:
         data: The data module, an OnDisk.
@@ -66,11 +67,11 @@ def divided(data: Any, table: Columns) -> tuple[Rows | None, Rows | None, Rows]:
         test_fold, val_fold = own[data.fold - 1], own[data.fold - 2] if len(own) > 2 else None
     elif data.folds is None and len(given) == 2 and str(test_fold) == str(val_fold):
         raise DataError(f"data.val_fold: {val_fold} is the fold of the test too; choose another, or null")
-    elif data.folds is None and {*table.splits} == {"test"}:  # a set to test on, with no training of its own
+    elif data.folds is None and {*table.splits} == {"test"}:  # a set for a test only
         return None, None, rows
 
-    def drawn(taken: Mask | None, draw: Callable[..., Split]) -> Mask:
-        """Which rows are held out by a draw from those that no other split has taken."""
+    def drawn(taken: _Mask | None, draw: Callable[..., Split]) -> _Mask:
+        """Which rows are held out, of the rows that are in no other split."""
         free = rows if taken is None else rows[~taken]
         return torch.isin(rows, free[draw(table.labels[free], groups=data.whole(chosen(table.names, free)))[1]])
 
@@ -96,8 +97,8 @@ def divided(data: Any, table: Columns) -> tuple[Rows | None, Rows | None, Rows]:
     return rows[is_train], None if is_val is None else rows[in_val], rows[is_test]
 
 
-def _given(data: Any, table: Columns, split: str, fold: str | int | None) -> Mask | None:
-    """Which rows belong to a split that the table or a fold decides; None if neither decides it."""
+def _given(data: Any, table: Columns, split: str, fold: str | int | None) -> _Mask | None:
+    """Which rows belong to a split according to the table's splits or folds; None if they do not decide."""
     column, value = (table.splits, split) if fold is None else (table.folds, str(fold))
     is_there = torch.tensor([of_row == value for of_row in column], dtype=torch.bool)
     if fold is not None and not is_there.any():

@@ -1,17 +1,19 @@
-"""Where windows of one length lie that cover a recording."""
+"""Windows of one length that cover a recording."""
 
 import math
 
 
 def starts_of_windows(length: float, window: float, hop: float, least: float) -> list[float]:
-    """From when on each window is, in seconds. The last one ends with the recording, and may overlap the one before it
-    more; a recording that is shorter than a window has one.
+    """The start of each window, in seconds.
+
+    The last window ends with the recording, so its overlap may be larger. A recording that is shorter than a window has
+    one window.
 
     Args:
-        length: Of the recording.
-        window: Length of a window.
-        hop: From the start of one window to that of the next.
-        least: A remainder that is too short for a window of its own.
+        length: Seconds of the recording.
+        window: Seconds of a window.
+        hop: Seconds from the start of one window to the start of the next.
+        least: A remainder of so many seconds or fewer does not get a window.
     """
     last = max(length - window, 0.0)
     return [number * hop for number in range(math.ceil((last - least) / hop))] + [last]

@@ -22,7 +22,6 @@ class AudioShards(Shards, SoundsOfAnyRate):
 
     kind: ClassVar[str] = "audio"
     suffixes: ClassVar[frozenset[str]] = SUFFIXES
-    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
 
     def rates_hz(self) -> Int64[Tensor, " n"]:
         return self._readable()[:, 1]
@@ -35,15 +34,9 @@ class AudioShards(Shards, SoundsOfAnyRate):
         facts = examine_sound(file)
         return facts["frames"], facts["rate_hz"]
 
-    def read_packed(self, file: Packed) -> Float32[Tensor, " s"]:
-        return change_rate(*read_sound(file), self.sample_rate_hz)
+    def read_item(self, item: Any) -> Float32[Tensor, " s"]:
+        return change_rate(*read_sound(self.listed.packed(item)), self.sample_rate_hz)
 
-    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
-        return 4 * int(self._lengths(numbers).sum())
-
-    def details(self, numbers: Int64[Tensor, " m"]) -> dict[str, Any]:
-        return {"lengths": self._lengths(numbers)}
-
-    def _lengths(self, numbers: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-        frames, rates = self.facts.values[numbers].T
+    def lengths_of(self, sources: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
+        frames, rates = self.facts.values[sources].T
         return (self.sample_rate_hz * (frames / rates.double())).round().long()

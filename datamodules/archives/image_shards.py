@@ -1,7 +1,6 @@
 """Images in shards."""
 
-import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Int64, UInt8
 from torch import Tensor
@@ -10,7 +9,7 @@ from datamodules.archives.shards import Shards
 from datamodules.decoding.image_files import examine_image, too_bright, too_large
 from datamodules.decoding.packed import Packed
 from datamodules.errors import DataError
-from datamodules.images import ImagesOfAnySize, kept_images
+from datamodules.images import ImagesOfAnySize
 
 
 class ImageShards(Shards, ImagesOfAnySize):
@@ -24,7 +23,6 @@ class ImageShards(Shards, ImagesOfAnySize):
 
     kind: ClassVar[str] = "image"
     suffixes: ClassVar[frozenset[str]] = ImagesOfAnySize.predict_suffixes
-    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect", "white")
 
     def sizes(self) -> Int64[Tensor, "n 2"]:
         return self._readable()
@@ -40,24 +38,12 @@ class ImageShards(Shards, ImagesOfAnySize):
 
     def wrong_values(self) -> dict[int, str]:
         sizes, at = self.facts.values.unique(dim=0, return_inverse=True)
-        found = {
-            position: too_large(height, width, self.made_of)
-            for position, (height, width) in enumerate(sizes.tolist())
-            if height  # broken ones have none
-        }
         return {
             number: what
-            for position, what in found.items()
-            if what
+            for position, (height, width) in enumerate(sizes.tolist())
+            if height and (what := too_large(height, width, self.made_of))  # broken images have no height
             for number in (at == position).nonzero()[:, 0].tolist()
         }
 
-    def read_packed(self, file: Packed) -> UInt8[Tensor, "c h w"]:
-        return self.read(file)
-
-    def read_all(self, numbers: Int64[Tensor, " m"], digest: str) -> UInt8[Tensor, "n c h w"]:
-        read_all = super().read_all
-        return kept_images(f"shards {digest}", lambda: read_all(numbers, digest))
-
-    def bytes_of(self, numbers: Int64[Tensor, " m"]) -> int:
-        return len(numbers) * math.prod(self.shape)
+    def read_item(self, item: Any) -> UInt8[Tensor, "c h w"]:
+        return self.read(self.listed.packed(item))

@@ -1,11 +1,9 @@
-"""Parquet files: their columns by what Hugging Face's datasets notes on them, and their rows as a tar archive."""
+"""Parquet files: their columns, with the notes that Hugging Face's datasets writes, and their rows as a tar archive."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,13 @@ from typing import Any
 from datamodules.archives.parquet_pages import BOMB, SMALL, TIMES, rows_at_once
 from datamodules.archives.shard_index import REMEDY
 from datamodules.archives.write_shards import write_tar
-from datamodules.cache import cache_folder, locked, stamp
+from datamodules.cache import cache_file, locked, stamp
 from datamodules.errors import DataError
 
-_VERSION = 1  # goes up when an archive holds other things
+_VERSION = 1  # increased when the content of the archives changes
 _AGAIN = "write the file again"
-_IN_PYTHON = 64  # bytes that a value takes besides its own
-_IN_TAR = 2048  # bytes that a row takes in an archive besides its own
+_IN_PYTHON = 64  # bytes of overhead of a value
+_IN_TAR = 2048  # bytes of overhead of a row in an archive
 
 
 @contextmanager
@@ -27,7 +25,7 @@ def opened_parquet(path: Path) -> Iterator[Any]:
     """A Parquet file, open for reading.
 
     Raises:
-        DataError: If it is cut off or no Parquet file; or if pyarrow is not installed.
+        DataError: If it is truncated or not a Parquet file, or if pyarrow is not installed.
     """
     try:
         from pyarrow import parquet
@@ -38,7 +36,7 @@ def opened_parquet(path: Path) -> Iterator[Any]:
             yield file
     except DataError:
         raise
-    except Exception as error:  # of hostile bytes: pyarrow's own, UnicodeDecodeError, OverflowError, ...
+    except Exception as error:  # hostile bytes raise pyarrow's errors, UnicodeDecodeError, OverflowError, ...
         what = str(error).strip().split("\n")[0].rstrip(".")
         raise DataError(f"{path}: cut off or damaged ({what}); {REMEDY}") from error
 
@@ -48,13 +46,13 @@ def rows_of(path: Path, file: Any, columns: Sequence[str], of_a_row: int = 0) ->
 
     Args:
         path: The file.
-        file: The same, open.
+        file: The same file, open.
         columns: The names of the columns.
-        of_a_row: Bytes that each row will take besides its values.
+        of_a_row: Bytes that each row takes in addition to its values.
 
     Raises:
         DataError: If two columns have one of these names, if a column holds lists of lists, if a page is damaged, or if
-            the rows would take much more memory than the file is long: it may be a decompression bomb.
+            the rows would take much more memory than the size of the file: it may be a decompression bomb.
     """
     from pyarrow import compute, parquet, types
 
@@ -63,15 +61,15 @@ def rows_of(path: Path, file: Any, columns: Sequence[str], of_a_row: int = 0) ->
     for name in columns:
         kind = schema.field(name).type
         inner = [kind.field(number).type for number in range(kind.num_fields)]
-        if types.is_map(kind) or any(types.is_nested(each) for each in inner):
+        if types.is_map(kind) or any(map(types.is_nested, inner)):
             raise DataError(f"{path}: column {name} holds {kind}; write numbers or texts, or lists of them")
     size = rows_at_once(path, file.metadata, columns)
-    # pyarrow keeps a text that many lists hold once, if it is told the full path of the column
+    # given the full path of a column, pyarrow stores a text once that occurs in many lists
     parts = [leaves.column(at) for at in range(len(leaves))]
     texts = [part.path for part in parts if part.max_repetition_level and part.physical_type == "BYTE_ARRAY"]
     left = most = max(SMALL, TIMES * path.stat().st_size)
     with parquet.ParquetFile(path, read_dictionary=texts) as again:
-        groups = range(file.metadata.num_row_groups)  # pyarrow cannot put the texts of lists in two groups together
+        groups = range(file.metadata.num_row_groups)  # pyarrow cannot join the texts of lists from two groups
         for batch in chain.from_iterable(again.iter_batches(size, [group], list(columns)) for group in groups):
             left -= of_a_row * len(batch)
             for column in batch.columns:
@@ -93,24 +91,26 @@ def _refuse_twice(path: Path, schema: Any, columns: Sequence[str]) -> None:
 
 
 def features_of(path: Path, schema: Any) -> dict[str, Any]:
-    """What Hugging Face's datasets notes on the columns of a Parquet file, by name; empty if it wrote nothing.
+    """The notes of Hugging Face's datasets on the columns of a Parquet file, by name; empty if there are none.
 
     Raises:
-        DataError: If what stands there has another form.
+        DataError: If the notes have another form.
     """
     note = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         noted = json.loads(note).get("info", {}).get("features", {})
-        return {name: {"feature": of[0]} if isinstance(of, list) else of for name, of in noted.items()}  # an older form
+        return {  # a list is an older form
+            name: {"feature": feature[0]} if isinstance(feature, list) else feature for name, feature in noted.items()
+        }
     except (ValueError, RecursionError, AttributeError, LookupError) as error:
         raise DataError(f"{path}: its note of Hugging Face's features cannot be read; {_AGAIN}") from error
 
 
 def classes_of(path: Path, features: dict[str, Any], field: str) -> list[str]:
-    """The names of the numbers in a column of ClassLabel, or of lists of them; empty for other columns.
+    """The class names of a column of ClassLabel, or of lists of ClassLabel; empty for other columns.
 
     Raises:
-        DataError: If they are no names, or one is there twice.
+        DataError: If they are not names, or if a name occurs twice.
     """
     feature = features.get(field, {})
     inner = feature.get("feature", feature) if isinstance(feature, dict) else None
@@ -122,31 +122,14 @@ def classes_of(path: Path, features: dict[str, Any], field: str) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class Columns:
-    """What of a Parquet file is used.
+def _media_and_classes(path: Path, media: str, field: str) -> tuple[str, list[str]]:
+    """The column of a Parquet file with files, as bytes or as structs with a field "bytes"; and the class names.
 
-    Attributes:
-        media: The column with files, as bytes, or as structs with a field "bytes".
-        label: The column of labels.
-        classes: The names of its numbers; empty if it holds names, or numbers without names.
-    """
-
-    media: str
-    label: str
-    classes: list[str]
-
-
-def columns_of(path: Path, media: str, field: str) -> Columns:
-    """The columns of a Parquet file, by their types and by what Hugging Face's datasets notes on them.
-
-    Args:
-        path: The file.
-        media: "image" or "audio".
-        field: The name of the column of labels.
+    The types of the columns and the notes of Hugging Face's datasets decide. The class names are those of the numbers
+    in the column of labels, `field`; empty if it has names, or numbers without names.
 
     Raises:
-        DataError: If the file is cut off or no Parquet file, or lacks a column; or if pyarrow is not installed.
+        DataError: If the file is truncated or not a Parquet file, or lacks a column; or if pyarrow is not installed.
     """
     with opened_parquet(path) as file:
         schema = file.schema_arrow
@@ -158,7 +141,7 @@ def columns_of(path: Path, media: str, field: str) -> Columns:
         for name in schema.names
         if isinstance(noted.get(name), dict) and noted[name].get("_type") == media.capitalize()
     ]
-    binary = [each.name for each in schema if "binary" in str(each.type)]
+    binary = [column.name for column in schema if "binary" in str(column.type)]
     chosen = of_kind or binary
     if len(chosen) != 1:
         what = f"columns {' and '.join(chosen)} hold files" if chosen else "no column holds files"
@@ -168,51 +151,57 @@ def columns_of(path: Path, media: str, field: str) -> Columns:
     if kind.num_fields and not str(kind).startswith("struct<"):
         what = f"column {chosen[0]} holds {kind} and no bytes of a file"
         raise DataError(f"{path}: {what}; embed the files, or train on a folder")
-    return Columns(chosen[0], field, classes_of(path, noted, field))
+    return chosen[0], classes_of(path, noted, field)
 
 
-def tar_of_parquet(path: Path, media: str, suffixes: frozenset[str], field: str) -> Path:
-    """A Parquet file as a tar archive in the cache, made once, because single rows of Parquet cannot be read fast.
+def tar_of_parquet(path: Path, media: str, suffixes: frozenset[str], field: str) -> tuple[Path, list[str]]:
+    """A Parquet file as a tar archive in the cache, and the names of its classes, if it has a list of them.
 
-    Its samples have the numbers of their rows as names.
+    The archive is made once, because single rows of Parquet cannot be read fast. Its samples have the numbers of their
+    rows as names.
+
+    Args:
+        path: The file.
+        media: "image" or "audio".
+        suffixes: The suffixes of inputs in archives.
+        field: The name of the column of labels.
 
     Raises:
-        DataError: As `columns_of`; or if a row has no label or no file.
+        DataError: If the file is truncated or not a Parquet file, lacks a column, or has a row without a label or a
+            file; or if pyarrow is not installed.
     """
-    columns = columns_of(path, media, field)
-    what = f"{_VERSION} {media} {field}\n{stamp(path)}"
-    archive = cache_folder("parquet") / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.tar"
+    column, classes = _media_and_classes(path, media, field)
+    archive = cache_file("parquet", f"{_VERSION} {media} {field}\n{stamp(path)}", ".tar")
     with locked(archive):
         if not archive.is_file():
-            write_tar(archive, _members_of_rows(path, columns, suffixes), "make room or set LONGSEQ_CACHE")
-    return archive
+            members = _members_of_rows(path, column, field, classes, suffixes)
+            write_tar(archive, members, "make room or set LONGSEQ_CACHE")
+    return archive, classes
 
 
-def _members_of_rows(path: Path, columns: Columns, suffixes: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    usual = ".png" if ".png" in suffixes else ".wav"  # a decoder looks at the content anyway
-    row = 0
+def _members_of_rows(
+    path: Path, column: str, field: str, classes: list[str], suffixes: frozenset[str]
+) -> Iterator[tuple[str, bytes]]:
+    usual = ".png" if ".png" in suffixes else ".wav"  # a decoder looks at the content, not at the suffix
     with opened_parquet(path) as file:
-        for found, label in rows_of(path, file, [columns.media, columns.label], _IN_TAR):
-            content = found.get("bytes") if isinstance(found, dict) else found
+        for row, (media, label) in enumerate(rows_of(path, file, [column, field], _IN_TAR)):
+            content, origin = (media.get("bytes"), media.get("path")) if isinstance(media, dict) else (media, None)
             if not isinstance(content, bytes):
                 raise DataError(f"{path}: row {row} has no bytes of a file; embed the files, or train on a folder")
             numbers = label if isinstance(label, list) else [label]
             if any(number is None or number == "" or number == -1 for number in numbers):
                 raise DataError(f"{path}: row {row} has no label; give it one, or take it out")
-            named = [_named(f"{path}: row {row}", number, columns.classes) for number in numbers]
-            of_path = found.get("path") if isinstance(found, dict) else None
-            origin = os.path.splitext(of_path)[1].lower() if isinstance(of_path, str) else ""
-            yield f"{row:09}{origin if origin in suffixes else usual}", content
-            value = named if isinstance(label, list) else named[0]
-            yield f"{row:09}.json", json.dumps({columns.label: value}).encode()
-            row += 1
+            names = [_named(f"{path}: row {row}", number, classes) for number in numbers]
+            suffix = os.path.splitext(origin)[1].lower() if isinstance(origin, str) else ""
+            yield f"{row:09}{suffix if suffix in suffixes else usual}", content
+            yield f"{row:09}.json", json.dumps({field: names if isinstance(label, list) else names[0]}).encode()
 
 
 def _named(row: str, label: Any, classes: list[str]) -> Any:
-    """A label, or the name of the class of which it is the number.
+    """A label as a class name: a number is replaced by the name of its class, if there are names.
 
     Raises:
-        DataError: If it is neither a name nor a number, or no number of a class.
+        DataError: If it is neither a name nor a number, or not the number of a class.
     """
     if not isinstance(label, int | float | str):
         raise DataError(f"{row} has the label {label}; name the column of classes: --data.label")

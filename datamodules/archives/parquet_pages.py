@@ -1,7 +1,7 @@
-"""What the pages of a Parquet file declare, read before they are decoded: a kilobyte can become terabytes in memory.
+"""The declared sizes of a Parquet file's pages, read before decoding: a kilobyte can become terabytes in memory.
 
-pyarrow makes room for what the header of each page says: a run of equal numbers, or a long value that is repeated,
-takes a few bytes of a file. The sums in the footer may say less than the pages, so they are compared.
+pyarrow allocates what the header of each page declares, and a run of equal numbers, or a long repeated value, takes a
+few bytes of the file. The sums in the footer may be smaller than the pages, so both are compared.
 """
 
 import mmap
@@ -11,26 +11,27 @@ from typing import Any
 
 from datamodules.errors import DataError
 
-SMALL = 2**26  # bytes that any file may become
-TIMES = 100  # how many times its own size a file may become, if that is more: images and sounds are compressed already
-_TIMES_OF_A_PAGE = 20  # the same of a page, which is in memory as a whole
-_IN_LISTS = 2**24  # values in lists, of a column in a group of rows
-_ROWS = 64  # that are decoded at once
+SMALL = 2**26  # bytes that any file may decompress to
+TIMES = 100  # a larger file may decompress to so many times its size: images and sounds are compressed already
+_TIMES_OF_A_PAGE = 20  # the same for a page, which is in memory as a whole
+_IN_LISTS = 2**24  # the most values in lists, in one column of a group of rows
+_ROWS = 64  # the most rows that are decoded at once
 BOMB = "may be a decompression bomb; if not, write it again in smaller groups of rows"
 _VALUES_IN = {0: 5, 2: 7, 3: 8}  # the field with the number of values, by the kind of page: data, dictionary, data (v2)
 
 
 def rows_at_once(path: Path, metadata: Any, columns: Collection[str]) -> int:
-    """How many rows of some columns can be decoded at once. No value is longer than the longest page, so that many rows
-    take 64 MiB, or are one row.
+    """How many rows of some columns can be decoded at once.
+
+    No value is longer than the longest page, so these rows take at most 64 MiB, unless it is one row.
 
     Args:
         path: The file.
-        metadata: Its footer, as pyarrow has read it.
+        metadata: Its footer, from pyarrow.
         columns: The names of the columns.
 
     Raises:
-        DataError: If they would take much more memory than the file is long, or if a page is damaged.
+        DataError: If they would take much more memory than the size of the file, or if a page is damaged.
     """
     first_parts = {name.split(".")[0] for name in columns}
     used = [at for at in range(metadata.num_columns) if metadata.schema.column(at).path.split(".")[0] in first_parts]
@@ -51,10 +52,10 @@ def rows_at_once(path: Path, metadata: Any, columns: Collection[str]) -> int:
 
 
 def _pages(path: Path, content: mmap.mmap, chunk: Any) -> list[tuple[int, int]]:
-    """The bytes of each page of a column in a group of rows, packed and unpacked.
+    """The sizes of each page of a column in a group of rows, packed and unpacked, in bytes.
 
     Raises:
-        DataError: If a header is none, or if the pages have other values than the footer says: pyarrow stops there.
+        DataError: If a header is invalid, or if the footer declares another number of values: pyarrow stops there.
     """
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
@@ -62,7 +63,7 @@ def _pages(path: Path, content: mmap.mmap, chunk: Any) -> list[tuple[int, int]]:
     end = at + chunk.total_compressed_size
     pages, num_values = [], 0
     try:
-        while chunk.num_values and at < end:  # without values there is no page, whatever its place is
+        while chunk.num_values and at < end:  # without values there is no page, whatever its offset
             if at < 0:
                 raise LookupError(at)
             header = _Header(content, at)
@@ -86,22 +87,17 @@ class _Header:
     """The header of a page: a structure in Thrift's compact protocol, PageHeader of
     https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift.
 
-    Args:
-        content: The file.
-        at: Where the header begins.
-
-    Attributes:
-        at: Where the part that is not read yet begins.
+    `at` is the offset in the file of the next byte to read.
     """
 
     def __init__(self, content: mmap.mmap, at: int) -> None:
         self._content, self.at = content, at
 
     def struct(self, depth: int = 3) -> dict[int, Any]:
-        """The numbers and structures of a structure, by their field numbers; its texts are left out.
+        """The numbers and structures in a structure, by field number; texts are skipped.
 
         Raises:
-            LookupError: If there is no such structure.
+            LookupError: If the bytes are not a structure.
         """
         fields: dict[int, Any] = {}
         number = 0

@@ -1,4 +1,4 @@
-"""What is in a shard: where its samples lie and what their labels are, as arrays of a few bytes a sample."""
+"""The index of a shard: the offsets and the labels of its samples, as arrays of a few bytes per sample."""
 
 import json
 import mmap
@@ -14,28 +14,28 @@ import torch
 from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
-from datamodules.cache import kept, stamp
+from datamodules.cache import cached, stamp
 from datamodules.errors import DataError
 
-_VERSION = 2  # goes up when an index holds other things
-_BLOCK = 512  # a tar archive is made of blocks of so many bytes
+_VERSION = 2  # increased when the content of an index changes
+_BLOCK = 512  # bytes of a block of a tar archive
 _LONGEST_LABEL = 1000  # characters; Python reads no number of more than 4300 digits
-_LONGEST_JSON = 2**24  # bytes; as objects of Python they may take thirty times as much
+_LONGEST_JSON = 2**24  # bytes; Python objects may take thirty times as much
 REMEDY = "copy or download it again"
 
-Member = tuple[bytes, int, int]  # the name of a file in an archive, where its content begins, and how long it is
+_Member = tuple[bytes, int, int]  # the name of a file in an archive, the offset of its content, and its size
 
 
 @dataclass(frozen=True)
 class Index:
-    """The samples of one shard. An index of a million samples takes some 60 MB.
+    """The samples of one shard. An index of a million samples takes about 60 MB.
 
     Attributes:
-        offsets, sizes: Where the file of each sample begins in the archive, and how many bytes it has.
+        offsets, sizes: The offset of each sample's file in the archive, and its size in bytes.
         keys: The names of all samples, one after the other.
-        ends: Where the name of each sample ends.
+        ends: The end of each sample's name in `keys`.
         labels: For each sample, the position of its label in `texts`.
-        texts: The labels that occur, as JSON: a name, a number, or a list of these.
+        texts: The different labels, as JSON: a name, a number, or a list of these.
     """
 
     offsets: Int64[Tensor, " n"]
@@ -52,18 +52,18 @@ class Index:
 
 
 def index_of(path: Path, suffixes: frozenset[str], field: str) -> Index:
-    """The index of a tar archive. It is made once, and kept until the archive changes.
+    """The index of a tar archive, which is cached until the archive changes.
 
     Args:
         path: The archive.
-        suffixes: Of the files that are inputs.
-        field: What of a .json file is the label.
+        suffixes: The suffixes of inputs.
+        field: The key of the label in .json files.
 
     Raises:
-        DataError: If the archive is cut off or no archive, or if a sample has no label or no file.
+        DataError: If the file is truncated or not a tar archive, or if a sample has no label or no file.
     """
     what = f"{_VERSION} {sorted(suffixes)} {field}\n{stamp(path)}"
-    return Index(**kept("shards", what, lambda: vars(_read_index(path, suffixes, field))))
+    return Index(**cached("shards", what, lambda: vars(_read_index(path, suffixes, field))))
 
 
 def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
@@ -72,17 +72,18 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
     codes: dict[str, int] = {}  # the number of each label
     numbers: dict[bytes, int] = {}  # the same, by the content of a .cls file
     endings = {suffix.encode() for suffix in suffixes}
-    key, found, label, dotted = b"", None, -1, b""
+    # of the sample that is read now: its name, the place of its file, the number of its label, a name with a dot
+    key, place, label, dotted = b"", None, -1, b""
 
     def wrong(what: str) -> DataError:
         return DataError(f"{path}: sample {os.fsdecode(key)} {what}")
 
     def end_sample() -> None:
-        if found is None and label < 0:
+        if place is None and label < 0:
             if dotted:
                 raise wrong(f"has a dot in its name ({os.fsdecode(dotted)}), where its name ends; write _ for it")
             return  # files that are neither inputs nor labels
-        if found is None:
+        if place is None:
             raise wrong(f"has no file of {', '.join(sorted(suffixes))}; its files must follow each other")
         if label < 0:
             raise wrong("has no label; put a .cls or .json file right after it")
@@ -91,8 +92,8 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
         seen.add(key)
         keys.extend(key)
         ends.append(len(keys))
-        offsets.append(found[0])
-        sizes.append(found[1])
+        offsets.append(place[0])
+        sizes.append(place[1])
         labels.append(label)
 
     with open(path, "rb") as file:
@@ -106,17 +107,16 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
                 stem, _, ending = base.partition(b".")
                 if not stem:
                     continue  # hidden
-                of = folder + slash + stem
-                if of != key:
+                if folder + slash + stem != key:
                     end_sample()
-                    key, found, label, dotted = of, None, -1, b""
+                    key, place, label, dotted = folder + slash + stem, None, -1, b""
                 ending = b"." + ending.lower()
                 if ending.count(b".") > 1 and ending[ending.rindex(b".") :] in (b".cls", *endings):
                     dotted = base
                 if ending in endings:
-                    if found is not None:
+                    if place is not None:
                         raise wrong("has two files; give each one a name of its own")
-                    found = offset, size
+                    place = offset, size
                 elif ending == b".cls":
                     text = content[offset : offset + size]
                     label = numbers.get(text, -1)
@@ -140,9 +140,10 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
             end_sample()
     if not offsets:
         raise DataError(f"{path}: holds no sample; it may hold {', '.join(sorted(suffixes))}, and their labels")
-    where, how_long, until = (torch.frombuffer(values, dtype=torch.int64) for values in (offsets, sizes, ends))
-    names, numbered = torch.frombuffer(keys, dtype=torch.uint8), torch.frombuffer(labels, dtype=torch.int32)
-    return Index(where, how_long, names, until, numbered, list(codes))
+    columns = {"offsets": offsets, "sizes": sizes, "keys": keys, "ends": ends, "labels": labels}
+    types = {"keys": torch.uint8, "labels": torch.int32}
+    tensors = {name: torch.frombuffer(of, dtype=types.get(name, torch.int64)) for name, of in columns.items()}
+    return Index(**tensors, texts=list(codes))
 
 
 def _label(value: Any, wrong: Any) -> str:
@@ -154,9 +155,12 @@ def _label(value: Any, wrong: Any) -> str:
     return json.dumps(value)
 
 
-def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
-    """The files of an archive. Headers of the plain form, of which most archives consist, are read here in some
-    microseconds each; Python's tarfile, which takes twenty times as long, reads archives with others."""
+def _members(path: Path, content: mmap.mmap) -> Iterator[_Member]:
+    """The files of an archive.
+
+    Headers of the plain form, which is the most common one, are read here in a few microseconds each. From the first
+    other header on, Python's tarfile reads the archive, which takes twenty times as long.
+    """
     at = dropped = 0
     total, nothing = len(content), bytes(_BLOCK)
     while (header := content[at : at + _BLOCK]) != nothing:
@@ -167,12 +171,12 @@ def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
         try:
             size = int(header[124:136].rstrip(b"\0 "), 8)
         except ValueError:
-            size = -1  # a number in another form
+            size = -1  # a number of another form
         kind, begin, start = header[156:157], at, at + _BLOCK
         at = start - (-size // _BLOCK) * _BLOCK
         if at > total:
             raise DataError(f"{path}: cut off after {total} bytes, in the middle of a file; {REMEDY}")
-        if at - dropped > 2**26:  # what was read of a mapped file counts as memory until it is dropped
+        if at - dropped > 2**26:  # pages of a mapped file count as used memory until they are dropped
             content.madvise(mmap.MADV_DONTNEED)
             dropped = at
         if kind == b"x" and size >= 0 and not any(word in content[start:at] for word in (b" path=", b" size=", b"GNU")):
@@ -188,23 +192,23 @@ def _members(path: Path, content: mmap.mmap) -> Iterator[Member]:
             yield name.removeprefix(b"./"), start, size
 
 
-def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[Member]:
+def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[_Member]:
     end = 0
     try:
-        # a mapped file gives what it has, where another would first make room for what a header asks
+        # a read of a mapped file returns what there is; other files first allocate what a header declares
         with tarfile.open(fileobj=content, mode="r:") as archive:  # type: ignore[arg-type]
             for member in archive:
-                archive.members.clear()  # type: ignore[attr-defined] (it would keep all of them)
+                archive.members.clear()  # type: ignore[attr-defined] (tarfile would store all of them)
                 begin, end = end, archive.offset  # type: ignore[attr-defined]
-                if end <= begin or member.size < 0:  # Python's tarfile would read in a circle
+                if end <= begin or member.size < 0:  # Python's tarfile would never end
                     raise DataError(f"{path}: damaged at byte {begin}; {REMEDY}")
                 if member.issparse():
                     raise DataError(f"{path}: {member.name} is a sparse file; write the archive without --sparse")
                 if member.isreg():
                     yield os.fsencode(member.name).removeprefix(b"./"), member.offset_data, member.size
             end = archive.offset  # type: ignore[attr-defined]
-    # seeking in a mapped file raises ValueError beyond its end, OverflowError far beyond it
+    # a seek in a mapped file raises ValueError beyond its end, and OverflowError far beyond it
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: cut off or damaged ({error}); {REMEDY}") from error
-    if content[end : end + _BLOCK] != bytes(_BLOCK):  # tarfile takes this for the end of the archive
+    if content[end : end + _BLOCK] != bytes(_BLOCK):  # tarfile takes an invalid header for the end of the archive
         raise DataError(f"{path}: cut off or damaged at byte {end}; {REMEDY}")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-from datamodules.archives.parquet import columns_of, tar_of_parquet
+from datamodules.archives.parquet import tar_of_parquet
 from datamodules.archives.shard_index import Index, index_of
 from datamodules.archives.write_shards import UNFINISHED
 from datamodules.decoding.packed import Packed
@@ -25,10 +26,10 @@ class Shard:
 
     Attributes:
         name: Its path below the root.
-        archive: The tar archive: itself, or for a Parquet file one in the cache.
-        split: "train", "val", "test", or "" if the samples are still to be divided.
+        archive: The tar archive; for a Parquet file, a tar archive in the cache.
+        split: "train", "val", "test", or "" if the samples have no split yet.
         index: Where its samples are.
-        classes: Names of classes that it notes; empty if it notes none.
+        classes: The names of classes that a Parquet file lists; else empty.
     """
 
     name: str
@@ -39,27 +40,27 @@ class Shard:
 
 
 class ShardList:
-    """The shards of a folder in the order of their paths. Samples have numbers from 0 through all shards.
+    """The shards of a folder in the order of their paths. Samples are numbered from 0 through all shards.
 
     Args:
         root: The folder as the user wrote it, for messages.
         folder: The folder.
         kind: "image" or "audio".
-        suffixes: Of inputs in archives.
-        label: The key of .json files, or the column of .parquet files, that holds the label.
+        suffixes: The suffixes of inputs in archives.
+        label: The key of .json files, or the column of .parquet files, with the label.
 
     Attributes:
-        shards: Those that can be listed.
-        bad: What is wrong with the others, and its remedy, by name.
-        starts: The number of the first sample of each shard, and the number of all samples.
+        shards: The shards that can be listed.
+        bad: The error of each other shard, with a remedy, by name.
+        starts: The number of the first sample of each shard, and then the total number of samples.
 
     Raises:
-        DataError: If there is no shard, or one is missing.
+        DataError: If there is no shard, or if a shard is missing.
     """
 
     def __init__(self, root: str, folder: Path, kind: str, suffixes: frozenset[str], label: str) -> None:
-        found = walk(folder, _ARCHIVES | _COMPRESSED)
-        paths = [path for path in found if path.suffix.lower() in _ARCHIVES or path.stem.lower().endswith(".tar")]
+        files = walk(folder, _ARCHIVES | _COMPRESSED)
+        paths = [path for path in files if path.suffix.lower() in _ARCHIVES or path.stem.lower().endswith(".tar")]
         if (folder / UNFINISHED).exists():
             raise DataError(f"{root}: its shards were not all written; give the same command shard again")
         if not paths:
@@ -70,34 +71,33 @@ class ShardList:
         self.shards: list[Shard] = []
         self.bad: dict[str, str] = {}
         for path, name in progress(list(zip(paths, names, strict=True)), f"listing {root}"):
-            archive, classes = path, []
+            archive, classes = path, list[str]()
             try:
                 if path.suffix.lower() in _COMPRESSED:
                     raise DataError(f"{path}: compressed, so no sample can be read alone; unpack it to a .tar")
                 if path.suffix.lower() == ".parquet":
-                    archive = tar_of_parquet(path, kind, suffixes, label)
-                    classes = columns_of(path, kind, label).classes
+                    archive, classes = tar_of_parquet(path, kind, suffixes, label)
                 index = index_of(archive, suffixes, label)
                 self.shards.append(Shard(name, archive, _split_of(name), index, classes))
             except DataError as error:
                 self.bad[name] = str(error).removeprefix(f"{path}: ").removeprefix(f"{archive}: ")
         self.starts = [0, *accumulate(len(shard.index.labels) for shard in self.shards)]
 
-    def place(self, number: int) -> tuple[Shard, int]:
-        """The shard of a sample, and its position there."""
-        at = bisect_right(self.starts, number) - 1
-        return self.shards[at], number - self.starts[at]
+    def place(self, number: Any) -> tuple[Shard, int]:
+        """The shard of a sample, and its position in the shard, by its number: an integer, or a tensor ()."""
+        at = bisect_right(self.starts, int(number)) - 1
+        return self.shards[at], int(number) - self.starts[at]
 
-    def name_of(self, number: int) -> str:
-        """The shard of a sample and the name that the sample has in it."""
+    def name_of(self, number: Any) -> str:
+        """The path of a sample's shard, followed by the sample's name in the shard."""
         shard, position = self.place(number)
         return f"{shard.name}/{shard.index.key(position)}"
 
-    def packed(self, number: int) -> Packed:
+    def packed(self, number: Any) -> Packed:
         """The file of a sample.
 
         Raises:
-            DataError: If its shard has become shorter.
+            DataError: If its shard has become shorter since it was listed.
         """
         shard, position = self.place(number)
         size = int(shard.index.sizes[position])
@@ -110,25 +110,26 @@ class ShardList:
 
 
 def _split_of(name: str) -> str:
-    """The split that a shard's path names; of several words the last one decides."""
+    """The split that a shard's path names; the last of several such words decides."""
     words = [word for word in re.split("[^a-z]+", name.lower()) if word in SPLITS]
     return SPLITS[words[-1]] if words else ""
 
 
 def _refuse_missing(root: str, names: Sequence[str]) -> None:
-    """Check that there is every shard of those that say how many there are: x-00000-of-00002.tar,
-    or x-00000-of-00002-0123456789abcdef.parquet.
+    """Check that no shard is missing, where names say how many there are: x-00000-of-00002.tar.
+
+    Hugging Face adds a fingerprint: x-00000-of-00002-0123456789abcdef.parquet.
 
     Raises:
-        DataError: If one is missing.
+        DataError: If a shard is missing.
     """
     present: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
-        if found := re.fullmatch(r"(.*-)(\d+)-of-(\d+)([^/]*)", name):
-            suffix = re.sub(r"^-[0-9a-f]{16}(?=\.)", "-*", found[4])  # Hugging Face's fingerprint of a shard
-            present.setdefault((found[1], found[3], suffix), set()).add(int(found[2]))
+        if match := re.fullmatch(r"(.*-)(\d+)-of-(\d+)([^/]*)", name):
+            suffix = re.sub(r"^-[0-9a-f]{16}(?=\.)", "-*", match[4])
+            present.setdefault((match[1], match[3], suffix), set()).add(int(match[2]))
     for (prefix, count, suffix), numbers in present.items():
-        # one after the other: a name may claim any number of shards
+        # no set of all numbers, because a name may claim any number of shards
         missing = next((number for number in range(int(count)) if number not in numbers), None)
         if missing is not None:
             name = f"{prefix}{missing:0{len(count)}}-of-{count}{suffix}"

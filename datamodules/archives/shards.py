@@ -1,7 +1,7 @@
 """Samples in shards: tar archives of WebDataset's form, and Parquet files of Hugging Face's datasets.
 
-Samples are read by their places in the archives, so a sample is as near as in a folder: splits, orders and resuming are
-those of every data module. What is kept in memory of a sample is some 60 bytes.
+Samples are read by their offsets in the archives, so any sample can be read at any time, as in a folder. Splits, order
+and resuming are the same as in every data module. A sample takes about 60 bytes of memory.
 """
 
 import json
@@ -18,28 +18,28 @@ from torch import Tensor
 
 from datamodules.archives.shard_list import ShardList
 from datamodules.archives.write_shards import CLASSES
-from datamodules.cache import kept, sha256_of, stamp
+from datamodules.cache import cached, sha256_of, stamp
 from datamodules.decoding.packed import Packed
 from datamodules.errors import DataError
 from datamodules.labels import Labels, labels_of
-from datamodules.own.files import OnDisk
+from datamodules.on_disk import OnDisk
 from datamodules.own.own_files import group_in, refuse_wrong_pattern
 from datamodules.own.scan import in_threads, progress
 from datamodules.samples import Files
 from datamodules.splits import Columns
 
-_VERSION = 3  # goes up when an examination finds faults that earlier versions missed
+_VERSION = 3  # increased when an examination detects more faults
 _TOGETHER = 64  # samples that a thread examines at once
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What reading every sample has shown.
+    """The results of reading every sample.
 
     Attributes:
-        values: Two numbers of each sample; zeros of broken ones.
-        errors: What is wrong with the broken ones, by their numbers.
-        sha256: Of each shard.
+        values: Two numbers for each sample; zeros for broken ones.
+        errors: The errors of the broken samples, by their numbers.
+        sha256: The SHA-256 of each shard.
     """
 
     values: Int64[Tensor, "n 2"]
@@ -50,25 +50,25 @@ class Facts:
 class Shards(OnDisk):
     """A data set of shards: files .tar and .parquet in a folder, in the order of their paths.
 
-    In a .tar (WebDataset) a sample is the files that follow each other and have the same name up to the first dot after
-    the last slash: one input, and its label in .cls (the name or the number of its class) or in .json. In a .parquet a
-    sample is a row with a column of files and one of labels. A label that is a list has any number of classes. Numbers
-    are those of the lines of classes.txt in the folder, from 0, if there is one.
+    In a .tar (WebDataset), consecutive files with the same name up to the first dot after the last slash are a sample:
+    one input, and its label in .cls (the name or the number of its class) or in .json. In a .parquet, a row is a
+    sample, with a column of files and a column of labels. A label that is a list has any number of classes. A number is
+    a line of classes.txt in the folder, from 0, if there is such a file.
 
-    Shards are of the split that is a word of their path: train, val (valid, validation) or test. If none has one, the
-    test is held out from all, and without val shards the validation is held out from the training.
+    The path of a shard names its split, in one word: train, val (valid, validation) or test. If no path names a split,
+    the test is held out from all samples. Without val shards, the validation is held out from the training.
 
-    Every sample is read once before the first training, and what was found is kept until a shard changes.
+    Every sample is read once before the first training. The results are cached until a shard changes.
 
     Args:
         root: The folder.
-        label: The key of .json files, or the column of .parquet files, that holds the label.
-        groups: A regular expression that finds in the name of a sample, such as train-0.tar/patient7/3, what must not
-            be in two splits.
+        label: The key of .json files, or the column of .parquet files, with the label.
+        groups: A regular expression that finds the group in the name of a sample, such as train-0.tar/patient7/3. A
+            group is never in two splits.
         common: Arguments of OnDisk.
 
     Raises:
-        DataError: From setup, if a shard is missing, cut off or damaged, or if a sample is broken or has no label.
+        DataError: From setup, if a shard is missing, truncated or damaged, or if a sample is broken or has no label.
     """
 
     named_by: ClassVar[str | None] = "root"
@@ -84,22 +84,18 @@ class Shards(OnDisk):
 
     @abstractmethod
     def examine(self, file: Packed) -> tuple[int, int]:
-        """Read a whole sample, and return two numbers that are kept of it.
+        """Read a whole sample, and return two numbers about it.
 
         Raises:
             DataError: If it is broken.
         """
 
     def examined_with(self) -> str:
-        """The settings that decide what is wrong with a sample, if they are given."""
+        """The settings that `examine` depends on, if they are given."""
         return ""
 
-    @abstractmethod
-    def read_packed(self, file: Packed) -> Tensor:
-        """The input of a sample."""
-
     def wrong_values(self) -> dict[int, str]:
-        """What is wrong with samples that can be read, by their numbers."""
+        """The errors of samples that can be read, by their numbers."""
         return {}
 
     @cached_property
@@ -107,19 +103,11 @@ class Shards(OnDisk):
         """The samples of all shards."""
         return ShardList(self.root, self.folder, self.kind, self.suffixes, self.label)
 
-    def name_of(self, number: Any) -> str:
-        """The shard of a sample and the name that the sample has in it."""
-        return self.listed.name_of(int(number))
-
-    def read_item(self, item: Any) -> Tensor:
-        """The input of a sample, by its number."""
-        return self.read_packed(self.listed.packed(int(item)))
-
     # Classes
 
     @cached_property
     def _numbered(self) -> list[str]:
-        """The names of the classes in the order of their numbers, from classes.txt; empty without this file."""
+        """The class names in the order of their numbers, from classes.txt; empty without this file."""
         path = self.folder / CLASSES
         if not path.is_file():
             return []
@@ -137,7 +125,7 @@ class Shards(OnDisk):
         return noted or sorted({name for text in texts for name in self._classes_of(text)}, key=_in_order)
 
     def _classes_of(self, text: str) -> list[str]:
-        """The names of the classes of a label."""
+        """The class names of a label."""
         value = json.loads(text)
         names = self._numbered
         return [
@@ -167,19 +155,19 @@ class Shards(OnDisk):
             of_shards.append(of_texts[shard.index.labels])
         return torch.cat(of_shards)
 
-    # What reading them shows
+    # The results of reading every sample
 
     @cached_property
     def facts(self) -> Facts:
-        """What reading every sample has shown, now or when its shard was first seen."""
+        """The results of reading every sample, cached by shard."""
         values, sha256, errors = [], [], {}
         for at, shard in enumerate(progress(self.listed.shards, f"checking {self.root}")):
             examining = f"{type(self).examine.__qualname__} {_VERSION} {self.label}{self.examined_with()}"
             what = f"{examining}\n{stamp(shard.archive)}"
-            found = kept("shards", what, partial(self._examine, at))
-            values.append(found["values"])
-            sha256.append(found["sha256"])
-            errors |= {self.listed.starts[at] + position: error for position, error in found["errors"].items()}
+            of_shard = cached("shards", what, partial(self._examine, at))
+            values.append(of_shard["values"])
+            sha256.append(of_shard["sha256"])
+            errors |= {self.listed.starts[at] + position: error for position, error in of_shard["errors"].items()}
         return Facts(torch.cat(values), errors, sha256)
 
     def _examine(self, at: int) -> dict[str, Any]:
@@ -189,9 +177,10 @@ class Shards(OnDisk):
             return [self._values_or_error(number) for number in part]
 
         parts = [numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER)]
-        found = list(chain.from_iterable(in_threads(examine, parts, f"checking {self.listed.shards[at].name}")))
-        errors = {position: what for position, what in enumerate(found) if isinstance(what, str)}
-        values = torch.tensor([(0, 0) if isinstance(what, str) else what for what in found], dtype=torch.int64)
+        results = list(chain.from_iterable(in_threads(examine, parts, f"checking {self.listed.shards[at].name}")))
+        errors = {position: result for position, result in enumerate(results) if isinstance(result, str)}
+        pairs = [(0, 0) if isinstance(result, str) else result for result in results]
+        values = torch.tensor(pairs, dtype=torch.int64)
         return {"values": values, "errors": errors, "sha256": sha256_of(self.listed.shards[at].archive)}
 
     def _values_or_error(self, number: int) -> tuple[int, int] | str:
@@ -202,7 +191,7 @@ class Shards(OnDisk):
             return str(error).removeprefix(f"{file}: ")
 
     def _readable(self) -> Int64[Tensor, "n 2"]:
-        """The facts of the samples that can be read."""
+        """The two numbers of each sample that can be read."""
         can_be_read = torch.ones(len(self.facts.values), dtype=torch.bool)
         can_be_read[list(self.facts.errors)] = False
         if not can_be_read.any():
@@ -210,9 +199,9 @@ class Shards(OnDisk):
         return self.facts.values[can_be_read]
 
     def bad_files(self) -> dict[str, str]:
-        """What is wrong, and its remedy: for each shard that cannot be listed, and each broken sample, by name."""
+        """The errors, with remedies, of shards that cannot be listed and of broken samples, by name."""
         broken = self._broken_samples() if self.listed.shards else {}
-        return self.listed.bad | {self.name_of(number): what for number, what in sorted(broken.items())}
+        return self.listed.bad | {self.listed.name_of(number): what for number, what in sorted(broken.items())}
 
     def _broken_samples(self) -> dict[int, str]:
         if len(self.facts.errors) == len(self.facts.values):
@@ -223,7 +212,7 @@ class Shards(OnDisk):
 
     def columns(self) -> Columns:
         bad_shards = self.listed.bad
-        if bad_shards and self.on_error == "raise":  # before all others are read
+        if bad_shards and self.on_error == "raise":  # before the others are read
             self.refuse_or_tell(bad_shards)
         if not self.listed.shards:
             raise DataError(f"{self.root}: no readable shard; python train.py check says what is wrong with each")
@@ -238,9 +227,9 @@ class Shards(OnDisk):
             raise DataError(f"{self.root}: {name} names no split, and others do; call it train, val or test")
         if not splits & {"train", ""}:
             raise DataError(f"{self.root}: no shard of train, only of val or test; add it")
-        in_folds = {"val": "train"} if self.folds is not None else {}  # folds divide both
+        in_folds = {"val": "train"} if self.folds is not None else {}  # both are divided into folds
         of_good = [self.listed.place(number)[0].split for number in numbers.tolist()]
-        names, none = Files(numbers, self.name_of), [""] * len(numbers)
+        names, none = Files(numbers, self.listed.name_of), [""] * len(numbers)
         given = [in_folds.get(split, split) for split in of_good]
         return Columns(numbers, names, labels[numbers], given, none, self.whole(names) or none)
 
@@ -252,5 +241,5 @@ class Shards(OnDisk):
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:
-    """For sorting: numbers by their values, and then names."""
+    """A sorting key: numbers by value, then names."""
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name

@@ -1,6 +1,5 @@
-"""Write data sets as shards: tar archives as WebDataset reads them, many samples in each."""
+"""Write data sets as shards: tar archives of many samples, in WebDataset's form."""
 
-import hashlib
 import io
 import json
 import os
@@ -12,33 +11,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datamodules.cache import replacing, unwritable
+from datamodules.cache import replacing, sha256_of_text, unwritable
 from datamodules.errors import DataError, require
 from datamodules.labels import classes_of
 from datamodules.own.scan import progress
 
-CLASSES = "classes.txt"  # the names of the classes, one a line, in the order of their numbers
-UNFINISHED = ".unfinished"  # what is being written into this folder; it is deleted after the last shard
+CLASSES = "classes.txt"  # the names of the classes, one per line, in the order of their numbers
+UNFINISHED = ".unfinished"  # a digest of what is being written into the folder; deleted after the last shard
 _REMEDY = "give a folder with room that you may write into"
 
 
 def write_shards(data: Any, folder: Path, samples_per_shard: int) -> int:
     """Write every split of a data module, and return the number of shards.
 
-    They are {split}-{number}-of-{shards}.tar. Sample K of a shard is the files K.png, or of another suffix, with the
-    bytes of the sample's own file if it has one, and K.cls with the number of its class. Where samples have any number
-    of classes, K.json has a list of them as "label". The names of the classes are in classes.txt. Only the samples
-    decide what is written, and an archive gets its name when it is whole. A writing that was stopped goes on with its
+    Their names are {split}-{number}-of-{shards}.tar. Sample K of a shard has two files: K.png, or another suffix, has
+    the bytes of the sample's own file if there is one; K.cls has the number of its class. If samples may have any
+    number of classes, K.json has their list as "label" instead. classes.txt has the names of the classes. What is
+    written depends on the samples only. An archive gets its name when it is complete, so writing can resume with the
     next archive.
 
     Args:
         data: A DataModule, after setup.
         folder: Where to write; it need not exist.
-        samples_per_shard: The most samples in an archive.
+        samples_per_shard: The most samples in one archive.
 
     Raises:
         ArgumentError: If samples_per_shard is less than 1.
-        DataError: If the folder holds other shards, or cannot be written.
+        DataError: If the folder contains other files, or cannot be written.
     """
     require(samples_per_shard >= 1, "samples_per_shard", "1 or more", samples_per_shard, "10000 is usual")
     names = data.class_names
@@ -47,7 +46,7 @@ def write_shards(data: Any, folder: Path, samples_per_shard: int) -> int:
         raise DataError(f"data: the class {broken[0]!r} has a line break in its name; rename it")
     what = f"{data.identity} {names} {samples_per_shard}"
     with _sole_writer(folder):
-        _begin(folder, hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest())
+        _begin(folder, sha256_of_text(what))
         return _write(data, folder, samples_per_shard)
 
 
@@ -69,7 +68,7 @@ def _write(data: Any, folder: Path, samples_per_shard: int) -> int:
 
 
 def write_tar(path: Path, members: Iterator[tuple[str, bytes]], remedy: str = _REMEDY) -> None:
-    """Write an archive of files, by name and content. Nothing but these decides its bytes."""
+    """Write an archive of files (name, content). Its bytes depend on these only."""
     with replacing(path, remedy) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in members:
             member = tarfile.TarInfo(name)
@@ -79,33 +78,35 @@ def write_tar(path: Path, members: Iterator[tuple[str, bytes]], remedy: str = _R
 
 @contextmanager
 def _sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other processes from writing into it. A lock on the folder itself leaves no file in it,
-    and a killed process holds none."""
+    """Make a folder, and prevent other processes from writing into it.
+
+    A lock on the folder itself leaves no file behind, and a killed process releases it.
+    """
     import fcntl
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        opened = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise unwritable(folder, error, _REMEDY) from error
     try:
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(f"{folder}: another process writes into it; wait for its end, or give another") from error
         except OSError as error:  # a file system without locks
             print(f"{folder}: cannot be locked ({error.strerror}); write into it in one process only", file=sys.stderr)
         yield
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def _begin(folder: Path, digest: str) -> None:
     try:
         unfinished = folder / UNFINISHED
         is_begun = unfinished.is_file() and unfinished.read_text() == digest
-        for left in folder.glob(".*.part" if is_begun else f".{UNFINISHED}.*.part"):
-            left.unlink()  # of a killed process
+        for leftover in folder.glob(".*.part" if is_begun else f".{UNFINISHED}.*.part"):
+            leftover.unlink()  # of a killed process
         if is_begun:
             return
         if any(folder.iterdir()):

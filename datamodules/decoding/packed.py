@@ -1,14 +1,14 @@
-"""Files inside of other files, such as the members of a tar archive."""
+"""Files inside other files, such as the members of a tar archive."""
 
 import io
 import os
 
 
 class Packed(io.BytesIO):
-    """The content of a file inside of a shard, to be read like an open file.
+    """A file inside a shard, which can be read like an open file.
 
     Args:
-        name: Where it is, for messages.
+        name: Its shard and its name, for messages.
         content: Its bytes.
     """
 

@@ -1,4 +1,4 @@
-"""What decoders in C write to the standard error by themselves: left out, or told with the file's name."""
+"""What C decoders write to the standard error: left out, or printed with the name of the file."""
 
 import ctypes
 import fcntl
@@ -12,19 +12,19 @@ from typing import Any
 from datamodules.decoding.packed import Source
 from datamodules.errors import say
 
-# After a seek in an MP3 libmpg123 lacks bits of the frames before, and says so; sound_files throws these frames away.
-# What it says of garbage between frames is no loss, and a file that is cut off is found by its length.
+# After a seek in an MP3, libmpg123 lacks bits of earlier frames and says so; sound_files discards these frames.
+# Its messages on garbage between frames are not needed either, and a truncated file is detected by its length.
 _NOISE = re.compile(rb"\[src/libmpg123/|Note: |Warning: ")
 
-# C's stderr is a variable, a pointer to a FILE. While files are read it points to another FILE, in memory. File
-# descriptor 2 stays as it is, so what Python, other threads and other processes write goes where it always goes.
+# C's stderr is a variable, a pointer to a FILE. While files are read, it points to another FILE, in memory. File
+# descriptor 2 does not change, so the output of Python, other threads and other processes is not affected.
 _libc: Any = ctypes.CDLL(None)
 _lock = threading.Lock()
-_inside: list[Source] = []  # the files that are read now, by all threads
+_inside: list[Source] = []  # the files that all threads read now
 
 
 class _Memory:
-    """A FILE of C in memory, unbuffered, that is never closed: another thread may still write to it."""
+    """An unbuffered C FILE in memory. It is never closed, because another thread may still write to it."""
 
     def __init__(self) -> None:
         self._descriptor, self._seen = os.memfd_create("stderr"), 0
@@ -48,21 +48,24 @@ class _Memory:
         self._seen = 0
 
     def written(self) -> bytes:
-        """What was written since the last call."""
+        """The bytes that were written since the last call."""
         size = os.fstat(self._descriptor).st_size
         content = os.pread(self._descriptor, size - self._seen, self._seen) if size > self._seen else b""
         self._seen = size
         return content
 
 
-_has_glibc = hasattr(_libc, "gnu_get_libc_version")  # in other C libraries stderr may be a constant
+_has_glibc = hasattr(_libc, "gnu_get_libc_version")  # in other C libraries, stderr may be a constant
 _memory: _Memory | None = None
 
 
 @contextmanager
 def without_noise(path: Source) -> Iterator[None]:
-    """Leave out what libmpg123 writes to the standard error while a file is read. What other C libraries write, such as
-    libtiff of a damaged image, becomes one line with the name of the file, or of all files that were read then."""
+    """Suppress what libmpg123 writes to the standard error while a file is read.
+
+    The messages of other C libraries, such as libtiff's on a damaged image, become one line with the name of the file,
+    or with the names of all files that were read at that time.
+    """
     global _memory
     if not _has_glibc:
         yield
@@ -77,7 +80,7 @@ def without_noise(path: Source) -> Iterator[None]:
     finally:
         with _lock:
             content, names = memory.written(), dict.fromkeys(map(str, _inside))
-            if path in _inside:  # not if the process was forked meanwhile
+            if path in _inside:  # it is not if the process was forked meanwhile
                 _inside.remove(path)
             if not _inside:
                 memory.end()
@@ -88,7 +91,7 @@ def without_noise(path: Source) -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """A child writes to its own standard error; the files that other threads were reading are not its."""
+    """A child process uses its own standard error, and does not read the files of its parent's other threads."""
     global _memory, _lock
     if _memory is not None:
         _memory.restore()

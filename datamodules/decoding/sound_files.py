@@ -1,4 +1,4 @@
-"""Reading sound files of any format that soundfile knows, and finding broken ones."""
+"""Reading sound files of every format that soundfile supports, and detecting broken ones."""
 
 import io
 import os
@@ -26,23 +26,17 @@ from datamodules.errors import DataError
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})
 DECODED_ELSEWHERE = frozenset({".aac", ".m4a", ".mp4", ".webm", ".wma"})  # by torchcodec with FFmpeg, if installed
-_LOUDEST = 100.0  # of floats with full scale 1: no recorder or mixture has 40 dB more; larger values have another unit
-_MISSING = 0.02  # of the frames that a header declares, which some writers estimate; a file that lacks more is cut off
-# Lines of libsndfile's log that say how long the sound is, and how long the file is. Other chunks hold no sound.
+_LOUDEST = 100.0  # with full scale 1: no recording or mixture exceeds it by 40 dB, so larger values have another unit
+_MISSING = 0.02  # some writers estimate the frames in the header; a file that lacks a larger share is truncated
+# The lines of libsndfile's log with the length of the sound, and of the file. Other chunks have no sound.
 _OF_THE_SOUND = frozenset({"data", "SSND", "Data Size"})
 _OF_THE_FILE = frozenset({"RIFF", "riff", "Riff size", "FORM"})
-_BLOCK = 2**20  # samples that are read at once when a file is only examined
-_LAST_PAGE = 2**18  # samples of a page of Ogg: 255 packets of 1024
+_BLOCK = 2**20  # frames that are read at once to examine a file
+_LAST_PAGE = 2**18  # frames of a page of Ogg: 255 packets of 1024
 
 
 class ValuesError(DataError):
-    """Values of a sound that are not finite, or far beyond full scale.
-
-    Args:
-        path: The file.
-        what: What it holds.
-        remedy: What to do.
-    """
+    """A sound has values that are not finite, or far beyond full scale; `what` describes them."""
 
     def __init__(self, path: Source, what: str, remedy: str) -> None:
         super().__init__(f"{path}: {what}; {remedy}")
@@ -50,10 +44,10 @@ class ValuesError(DataError):
 
 
 def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
-    """A waveform (s,) with its channels averaged, and its rate in Hz; only the part from start to end, in seconds.
+    """A part of a sound file, from start to end in seconds: a waveform (s,), the mean of the channels; its rate in Hz.
 
     Raises:
-        DataError: If the file is absent, broken, of an unknown format, empty, or holds values that are not finite or
+        DataError: If the file is missing, broken, of an unknown format or empty, or has values that are not finite or
             far beyond full scale.
     """
     waveform, rate_hz, damage = read_until_break(path, start, end)
@@ -65,19 +59,22 @@ def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tu
 def read_until_break(
     path: Source, start: float = 0.0, end: float | None = None, in_order: bool = False
 ) -> tuple[Tensor, int, DataError | None]:
-    """As read_sound; but of a file whose data is cut off, damaged or wrong within the part, what is there before that,
-    and the error. With nothing before it, the waveform is (0,)."""
+    """Like read_sound, but for a damaged file return the samples before the damage, which may be none, and the error.
+
+    The error is None if the part is not damaged. An error in the header is raised.
+    """
     blocks: list[np.ndarray] = []
     rate_hz, damage = 0, None
-    for blocks_a_second in (1, 100):  # an error loses all that was asked for with it
+    for blocks_a_second in (1, 100):  # an error loses a whole block, so short ones are tried after it
         damage = None
         try:
             with opened(path, in_order) as file:
                 rate_hz = file.samplerate
                 first, stop = frames_between(start, end, rate_hz, file.frames)
-                for block in _blocks(file, first + sum(map(len, blocks)), stop, rate_hz // blocks_a_second):
-                    _peak(path, block)
-                    blocks.append(block)
+                for block in _read(file, first + sum(map(len, blocks)), stop, rate_hz // blocks_a_second):
+                    waveform = _averaged(block)
+                    _peak(path, waveform)
+                    blocks.append(waveform)
                 if stop - file.tell() > _MISSING * file.frames or (first < stop and not blocks):
                     damage = _cut_off(path, file.tell(), file.frames)
             break
@@ -93,17 +90,12 @@ def read_until_break(
     return torch.from_numpy(frames), rate_hz, damage
 
 
-def _blocks(file: Any, first: int, stop: int, most: int) -> Iterator[np.ndarray]:
-    """A part of a file from one frame up to another, so many frames at a time, with its channels averaged."""
-    return map(_averaged, _read(file, first, stop, most))
-
-
 def _read(file: Any, first: int, stop: int, most: int, dtype: str = "float32") -> Iterator[np.ndarray]:
-    """A part of a file from one frame up to another, so many frames at a time.
+    """The frames first..stop of a file, in blocks of at most `most` frames.
 
-    An MP3 is decoded from a second before them: after a seek, which soundfile does after every read too, its first
-    frames lack the bits that they share with those before, and would be silent. So is Opus, whose decoder needs some
-    time to be exact, and Vorbis, of which libsndfile finds other samples after a seek into the last page.
+    Decoding starts one second earlier for MP3, Opus and Vorbis. MP3: soundfile seeks before every read, and the first
+    frames after a seek lack bits that they share with earlier frames, so they would be silent. Opus: the decoder needs
+    some time to be exact. Vorbis: after a seek into the last page, libsndfile returns other samples.
     """
     if file.format == "OGG" and file.tell() != first:
         file.seek(max(min(first, file.frames - _LAST_PAGE) - file.samplerate, 0))
@@ -127,20 +119,20 @@ def _cut_off(path: Source, there: int, declared: int) -> DataError:
 
 
 def frames_between(start: float, end: float | None, rate_hz: int, frames: int) -> tuple[int, int]:
-    """The first frame of a part of a recording, and the one after its last.
+    """The first frame of a part of a recording, and the frame after its last one.
 
     Args:
-        start, end: The part, in seconds; to the end of the recording if end is None.
-        rate_hz: Frames a second.
-        frames: Frames of the whole recording.
+        start, end: The part, in seconds; None is the end of the recording.
+        rate_hz: Frames per second.
+        frames: Number of frames of the whole recording.
     """
     return round(min(start * rate_hz, frames)), frames if end is None else round(min(end * rate_hz, frames))
 
 
 def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tuple[str, bytes]:
-    """A part of a recording as a file of its own with the same samples: its suffix, and its bytes.
+    """A part of a recording as a new file with the same samples: its suffix and its bytes.
 
-    It is FLAC where the recording has integers of 16 or 24 bits at a rate that FLAC takes, else WAV with floats.
+    It is FLAC if the recording has integers of 16 or 24 bits at a rate that FLAC supports, else WAV with floats.
 
     Raises:
         DataError: If the file cannot be read.
@@ -161,37 +153,35 @@ def clip_of(path: str | os.PathLike[str], start: float, end: float | None) -> tu
 
 
 def header_of(path: str | os.PathLike[str]) -> tuple[float, str]:
-    """What the header of a sound file says: its length in seconds, and where it contradicts the file, or "".
+    """The length that the header of a sound file declares, in seconds; and how it contradicts the file, or "".
 
     Raises:
-        DataError: If the file is absent or of an unknown format.
+        DataError: If the file is missing or of an unknown format.
     """
     with opened(path) as file:
         return file.frames / file.samplerate, _contradiction(file.extra_info)
 
 
 def seconds_of(path: str | os.PathLike[str]) -> float:
-    """The length of a sound file, as its header says.
-
-    Raises:
-        DataError: If the file is absent or of an unknown format.
-    """
+    """The length of a sound file in its header, in seconds. Errors are those of `header_of`."""
     return header_of(path)[0]
 
 
 def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
-    """The middle of a sound file. The rest is not read, so a file of an hour costs no more than its middle."""
+    """The middle of a sound file, and its rate. Only this part is read, so the length of the file costs no time."""
     length = seconds_of(path)
     start = max(length - seconds, 0) / 2
     return read_sound(path, start, None if length <= seconds else start + seconds)
 
 
 def examine_sound(path: Source) -> dict[str, Any]:
-    """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel. Of
-    several channels also "kept", the power of their average as a share of their own: 0 if they cancel each other.
+    """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel.
+
+    For several channels there is also "kept": the power of their mean, as a share of their own power. It is 0 if they
+    cancel each other.
 
     Raises:
-        DataError: If the file is broken, even if it could be read: cut off, or with values that are not finite or far
+        DataError: If the file is broken, even if it could be read: truncated, or with values that are not finite or far
             beyond full scale.
     """
     with opened(path) as file:
@@ -216,36 +206,36 @@ def examine_sound(path: Source) -> dict[str, Any]:
     return {**facts, "kept": power_kept / power} if power else facts
 
 
-_kept = threading.local()  # the last MP3 of a thread, as `file` of `key`
+_last = threading.local()  # the last open MP3 of a thread: `file`, by its `key`
 
 
 @contextmanager
 def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
-    """soundfile.SoundFile, whose errors become DataErrors, without what libmpg123 says of an MP3.
+    """An open soundfile.SoundFile. Its errors become DataErrors, and libmpg123's messages are suppressed.
 
     Args:
         path: The file.
-        in_order: Whether its parts are read one after the other: an MP3 then stays open, because a new handle looks for
-            a part from the start of the file, for each part of a day anew. What was read before changes a decoder's
-            last bits, so trainings, which are bit-equal in any order, do without.
+        in_order: Whether the parts of the file are read one after the other. An MP3 then stays open, because a new
+            handle searches for every part from the start of the file, which takes long in a recording of a day. Earlier
+            reads change the last bits of a decoder, so trainings, which are bit-equal in any order, do not use this.
     """
     with without_noise(path):
         file, key = _open(path, in_order)
-        is_kept = False
+        stays_open = False
         try:
             yield file
-            is_kept = key is not None and (file.format == "MP3" or isinstance(file, StandIn))
+            stays_open = key is not None and (file.format == "MP3" or isinstance(file, StandIn))
         except (soundfile.SoundFileError, OSError) as error:
             raise _unreadable(path, error) from error
         finally:
-            if is_kept:
-                _kept.key, _kept.file = key, file
+            if stays_open:
+                _last.key, _last.file = key, file
             else:
                 file.close()
 
 
 def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
-    """An open file, and the key under which it is kept, if its parts are read in order."""
+    """An open file, and the key for `_last`, if its parts are read in order."""
     source: Any = path
     key = None
     if not isinstance(path, Packed):
@@ -254,11 +244,11 @@ def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
             raise DataError(f"{path}: {what}")
         if Path(path).suffix.lower() in DECODED_ELSEWHERE:
             return _Decoded(path), None
-        if in_order:  # of this process alone: a fork would share the place in the file
+        if in_order:  # with the process id, because a forked process would share the position in the file
             key = os.getpid(), stamp(Path(path))
-        source = os.fsencode(path)  # as text the path would have to be UTF-8
-    if key is not None and getattr(_kept, "key", None) == key:
-        file, _kept.key = _kept.file, None
+        source = os.fsencode(path)  # a path as text would have to be UTF-8
+    if key is not None and getattr(_last, "key", None) == key:
+        file, _last.key = _last.file, None
         return file, key
     try:
         file = soundfile.SoundFile(source)
@@ -283,7 +273,7 @@ class _Decoded(StandIn):
     """A file that torchcodec decodes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses from the rate of its bits, some percent off
+        if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses the length from the bit rate, some percent off
             what = "a bare AAC stream does not say how long it is; put it into a file that does"
             raise DataError(f"{path}: {what}: ffmpeg -i NAME.aac -c copy NAME.m4a")
         try:
@@ -296,13 +286,13 @@ class _Decoded(StandIn):
                 f"{path}: {suffix} needs torchcodec and FFmpeg, which are not here or cannot read it; install them, or "
                 "convert it to FLAC"
             ) from error
-        found: Any = self._decoder.metadata
-        self.samplerate, self.channels, self._begin = found.sample_rate, found.num_channels, found.begin_stream_seconds
-        self.frames = round(found.duration_seconds * self.samplerate)
+        facts: Any = self._decoder.metadata
+        self.samplerate, self.channels, self._begin = facts.sample_rate, facts.num_channels, facts.begin_stream_seconds
+        self.frames = round(facts.duration_seconds * self.samplerate)
         self._path = path
 
     def read(self, count: int, **_: Any) -> np.ndarray:
-        """The next frames, of which FFmpeg decodes no others: (frames, channels)."""
+        """The next frames (frames, channels); FFmpeg decodes no others."""
         stop = min(self._at + count, self.frames)
         if stop <= self._at:
             return np.zeros((0, self.channels), np.float32)
@@ -317,16 +307,21 @@ class _Decoded(StandIn):
 
 @lru_cache(maxsize=64)
 def _resampler(from_hz: int, to_hz: int) -> nn.Module:
-    """The resampler of a pair of rates, made once. A ratio of large numbers is replaced by a near one: the filter of
-    the exact ratio would take minutes and gigabytes. So 16001 Hz is taken for 16000 Hz, an error of 6e-5 that cannot be
-    heard. The largest error is 3e-4; ``change_rate`` keeps it from adding up."""
+    """The resampler for a pair of rates, made once.
+
+    A ratio of large numbers is replaced by a near one, because the filter of the exact ratio would take minutes and
+    gigabytes: 16001 Hz is taken for 16000 Hz, an inaudible error of 6e-5. The largest error is 3e-4, and
+    ``change_rate`` prevents it from adding up.
+    """
     ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
     return Resample(ratio.denominator, ratio.numerator)
 
 
 def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
-    """Resample, if the rates differ. Where a near ratio would shift the end by more than 10 ms, single samples are left
-    out or repeated, as far apart as can be."""
+    """Resample, if the rates differ.
+
+    If a near ratio would shift the end by more than 10 ms, single samples are dropped or repeated, at equal distances.
+    """
     if from_hz == to_hz:
         return waveform
     resampled = _resampler(from_hz, to_hz)(waveform)
@@ -352,10 +347,10 @@ def _peak(path: Source, frames: np.ndarray) -> float:
 
 
 def _contradiction(header: str) -> str:
-    """Where a header contradicts its file, as libsndfile's log says; empty if all is well."""
+    """How a header contradicts its file, according to libsndfile's log; empty if it does not."""
     for chunk, declared, actual in re.findall(r"(\w[\w ]*?) *: (\d+) \(should be (\d+)\)", header):
         missing = int(declared) - int(actual)
-        # many writers give RIFF the size of the file, which is 8 too many; in W64 and RF64 no other line shows a cut
+        # many writers declare 8 bytes too many for RIFF, the file; for W64 and RF64 no other line shows a truncation
         least = 0 if chunk in _OF_THE_SOUND else max(8, _MISSING * int(declared))
         is_judged = chunk in _OF_THE_SOUND | _OF_THE_FILE
         if is_judged and missing > least and int(declared) < 2**31:  # a recorder that streams declares 2**32 - 1

@@ -1,8 +1,12 @@
-"""Sound files whose length libsndfile gets wrong, or of which it finds no part: joined, counted, or decoded at once.
+"""Sound files that libsndfile reads wrongly: their pieces are counted and joined, or the file is decoded whole.
 
-An MP3 without a Xing header has no length, libsndfile guesses it from the first frame; of joined MP3s and chained Ogg
-files it reads the first part; a FLAC may say that its length is unknown; a recorder that died leaves a WAV that says
-that it holds nothing; GSM 6.10, G.721 and NMS ADPCM have no seek. All other files are read as they are.
+- An MP3 without a Xing header declares no length; libsndfile guesses it from the first frame.
+- Of joined MP3s and chained Ogg files, libsndfile reads the first piece only.
+- A FLAC may declare that its length is unknown.
+- A recorder that lost power leaves a WAV that declares no samples.
+- GSM 6.10, G.721 and NMS ADPCM cannot seek.
+
+All other files are read without changes.
 """
 
 import hashlib
@@ -19,19 +23,19 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from datamodules.cache import kept, stamp
+from datamodules.cache import cached, stamp
 from datamodules.decoding.packed import Packed, Source
 from datamodules.errors import DataError, counted
 
-_VERSION = 1  # goes up when files are divided or counted in another way
-_UNKNOWN = 2**62  # frames: libsndfile gives 2**63 - 1 to a file that does not say how many it has
+_VERSION = 1  # increased when files are divided or counted in another way
+_UNKNOWN = 2**62  # frames: libsndfile returns 2**63 - 1 if a file does not declare its length
 _BLOCK = 2**18  # frames that are decoded at once to count them
-# An MP3's guessed length grows with the size of the file: the largest frame has 60 times the bytes of the smallest
+# libsndfile guesses the length of an MP3 from its size; the largest frame has 60 times as many bytes as the smallest
 _STRETCH = 1024
-_SEQUENCE = 8  # frames of MP3 that follow each other exactly are no accident
-_FIRST_PAGE = b"OggS\0\x02"  # of a stream in an Ogg file
-_SYNC = re.compile(rb"\xff[\xe2-\xff]")  # how a frame of an MP3 begins
-_KBPS = {  # of MPEG 1 by layer, and of MPEG 2 and 2.5
+_SEQUENCE = 8  # so many consecutive frames of MP3 are no coincidence
+_FIRST_PAGE = b"OggS\0\x02"  # the first page of a stream in an Ogg file
+_SYNC = re.compile(rb"\xff[\xe2-\xff]")  # the beginning of an MP3 frame
+_KBPS = {  # bit rates, by (whether it is MPEG 1, not 2 or 2.5; layer)
     (True, 1): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
     (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
     (True, 3): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -40,18 +44,18 @@ _KBPS = {  # of MPEG 1 by layer, and of MPEG 2 and 2.5
     (False, 3): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 
-Piece = tuple[int, int, int, int, int]  # of a file: first byte, byte after the last, frames, their rate, channels
+_Piece = tuple[int, int, int, int, int]  # of a file: first byte, byte after the last, frames, their rate, channels
 
 
 def mended(path: Source, file: Any) -> Any:
-    """The same file if libsndfile reads all of it, else one in its place, with the part of its interface that is used.
+    """The same file if libsndfile reads all of it, else a StandIn.
 
     Raises:
-        DataError: If its parts differ in rate or channels.
+        DataError: If its pieces differ in rate or channels.
         soundfile.SoundFileError: If it cannot be decoded.
     """
     if not file.seekable():
-        return Decoded(path, file)
+        return _Decoded(path, file)
     if file.format in ("WAV", "WAVEX") and not file.frames:
         pieces = _of_dead_recorder(path)
     elif file.format == "MP3" and not _looks(_is_one_mp3, path):
@@ -61,20 +65,20 @@ def mended(path: Source, file: Any) -> Any:
     elif file.format == "FLAC" and file.frames > _UNKNOWN:
         pieces = _counted(path, _of_flac)
     else:
-        return Decoded(path, file) if file.frames > _UNKNOWN else file
-    return Joined(path, pieces, file) if pieces else file
+        return _Decoded(path, file) if file.frames > _UNKNOWN else file
+    return _Joined(path, pieces, file) if pieces else file
 
 
 class _InOrder(soundfile.SoundFile):
-    """A file that is read from its start to its end; soundfile then does without the seek that follows every read, at
-    which MP3 loses samples and a FLAC of unknown length fails."""
+    """A file that is read from start to end. soundfile then does not seek after every read, which loses samples of MP3
+    and fails for a FLAC of unknown length."""
 
     def seekable(self) -> bool:
         return False
 
 
 class StandIn:
-    """What is read in the place of a SoundFile, with the part of its interface that is used."""
+    """A substitute for a SoundFile, with the part of its interface that longseq uses."""
 
     extra_info = format = subtype = ""
     _at = 0  # the frame that is read next
@@ -89,12 +93,12 @@ class StandIn:
         pass
 
 
-class Decoded(StandIn):
-    """A file without a seek, decoded whole.
+class _Decoded(StandIn):
+    """A file that cannot seek, decoded whole.
 
     Args:
         path: The file.
-        file: It, as soundfile opens it; it is closed.
+        file: The same file, opened by soundfile; it is closed here.
     """
 
     def __init__(self, path: Source, file: Any) -> None:
@@ -111,19 +115,19 @@ class Decoded(StandIn):
         return block
 
 
-class Joined(StandIn):
+class _Joined(StandIn):
     """A file of one or more pieces whose frames were counted.
 
     Args:
         path: The file.
-        pieces: Where they lie in it.
-        file: The file, as soundfile opens it; it is closed.
+        pieces: Its pieces.
+        file: The same file, opened by soundfile; it is closed here.
 
     Raises:
-        DataError: If they differ in rate or channels.
+        DataError: If the pieces differ in rate or channels.
     """
 
-    def __init__(self, path: Source, pieces: list[Piece], file: Any) -> None:
+    def __init__(self, path: Source, pieces: list[_Piece], file: Any) -> None:
         self.samplerate, self.channels, self.format, _ = _facts(file)
         self.subtype = file.subtype
         file.close()
@@ -135,7 +139,7 @@ class Joined(StandIn):
         self._path, self._pieces = path, pieces
         self._starts = np.cumsum([0, *(frames for _, _, frames, *_ in pieces)]).tolist()
         self.frames = self._starts[-1]
-        self._open: tuple[int, Any, Any] | None = None  # the number of a piece, what soundfile reads, its bytes
+        self._open: tuple[int, Any, Any] | None = None  # the number of the open piece, its SoundFile, its _View
 
     def close(self) -> None:
         if self._open is not None:
@@ -173,13 +177,13 @@ class Joined(StandIn):
 
 
 class _View:
-    """The bytes of a piece as an open file, with what is wrong in its header mended.
+    """The bytes of a piece as an open file with a corrected header.
 
     Args:
         path: The file.
-        start, stop: The first byte of the piece, and the one after its last.
+        start, stop: The first byte of the piece, and the byte after its last one.
         format: Its format, as soundfile names it.
-        frames: How many it has, for a FLAC that does not say so.
+        frames: The number of frames, for the header of a FLAC.
     """
 
     def __init__(self, path: Source, start: int, stop: int, format: str, frames: int = 0) -> None:
@@ -192,7 +196,7 @@ class _View:
         elif format in ("WAV", "WAVEX"):
             with _content(path) as content:
                 self._patches = _size_of_data(content)
-        self.reached = 0  # the byte behind all that were read
+        self.reached = 0  # the byte after the last one that was read
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + (0, self._at, self._declared)[whence]
@@ -206,7 +210,7 @@ class _View:
 
     def readinto(self, buffer: Any) -> int:
         whole = memoryview(buffer)
-        if self._at > self._size:  # where libmpg123 looks for a tag, at the end of an MP3 of the declared size
+        if self._at > self._size:  # libmpg123 looks for a tag at the end of an MP3, which has the declared size
             count = max(min(len(whole), self._declared - self._at), 0)
             whole[:count] = bytes(count)
             self._at += count
@@ -232,7 +236,7 @@ def _stream(path: Source) -> Any:
 
 @contextmanager
 def _content(path: Source) -> Iterator[Any]:
-    """The bytes of a file, of which only those are read that are looked at."""
+    """The bytes of a file. Only the bytes that are used are read from the disk."""
     if isinstance(path, Packed):
         yield path.getvalue()
         return
@@ -245,21 +249,21 @@ def _blocks(file: Any) -> Iterator[np.ndarray]:
         yield block
 
 
-def _counted(path: Source, divide: Callable[[Source], list[Piece]]) -> list[Piece]:
-    """The pieces of a file, which is decoded to count their frames; once, for the result is kept."""
+def _counted(path: Source, divide: Callable[[Source], list[_Piece]]) -> list[_Piece]:
+    """The pieces of a file. It is decoded to count their frames, and the result is cached."""
     name = hashlib.sha256(path.getvalue()).hexdigest() if isinstance(path, Packed) else stamp(Path(path))
-    return kept("lengths", f"{divide.__name__} {_VERSION}\n{name}", partial(divide, path))
+    return cached("lengths", f"{divide.__name__} {_VERSION}\n{name}", partial(divide, path))
 
 
-def _count(path: Source, start: int, stop: int, format: str) -> tuple[Piece, int]:
-    """A piece with its frames, and the byte of the file up to which its decoder reads."""
+def _count(path: Source, start: int, stop: int, format: str) -> tuple[_Piece, int]:
+    """A piece with its number of frames, and the byte of the file up to which its decoder reads."""
     view: Any = _View(path, start, stop, format)
     with closing(view), _InOrder(view) as file:
         return (start, stop, sum(map(len, _blocks(file))), file.samplerate, file.channels), start + view.reached
 
 
 def _looks(is_one: Callable[[Any], bool], path: Source) -> bool:
-    """What a look at the bytes of a file says, which is not repeated."""
+    """The answer of `is_one` for the bytes of a file, which is remembered."""
     if isinstance(path, Packed):
         return is_one(path.getvalue())
     return _looked(is_one, os.fspath(path), stamp(Path(path)))
@@ -274,7 +278,7 @@ def _looked(is_one: Callable[[Any], bool], path: str, _: str) -> bool:
 # FLAC
 
 
-def _of_flac(path: Source) -> list[Piece]:
+def _of_flac(path: Source) -> list[_Piece]:
     with _stream(path) as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(0)
@@ -283,7 +287,7 @@ def _of_flac(path: Source) -> list[Piece]:
 
 
 def _number_of_frames(content: Any, frames: int) -> dict[int, bytes]:
-    """What to write into a header that lacks the number of frames: 36 bits of the block STREAMINFO, the first one."""
+    """The bytes to change, by offset, so that a header declares its frames: 36 bits of STREAMINFO, the first block."""
     at = content.find(b"fLaC") + 21
     return {at: ((content[at] >> 4 << 36) | frames).to_bytes(5, "big")}
 
@@ -291,8 +295,8 @@ def _number_of_frames(content: Any, frames: int) -> dict[int, bytes]:
 # WAV
 
 
-def _of_dead_recorder(path: Source) -> list[Piece]:
-    """The whole of a WAV that says that it holds no data, if samples follow and no other chunks."""
+def _of_dead_recorder(path: Source) -> list[_Piece]:
+    """One piece for a WAV that declares no samples, if samples follow and no other chunks; else none."""
     with _content(path) as content:
         size = len(content)
         if not _size_of_data(content):
@@ -303,7 +307,7 @@ def _of_dead_recorder(path: Source) -> list[Piece]:
 
 
 def _size_of_data(content: Any) -> dict[int, bytes]:
-    """What to write into the header of such a WAV; nothing into that of another file."""
+    """The bytes to change in the header of such a WAV, by offset; empty for other files."""
     chunks = dict(_chunks(content, 12)) if content[:4] == b"RIFF" else {}
     at = chunks.get(b"data")
     if at is None or content[at + 4 : at + 8] != bytes(4) or at + 8 == len(content):
@@ -311,12 +315,12 @@ def _size_of_data(content: Any) -> dict[int, bytes]:
     *_, (_, last) = [(b"", 0), *_chunks(content, at + 8)]
     if last and last + 8 + int.from_bytes(content[last + 4 : last + 8], "little") in (len(content), len(content) - 1):
         return {}  # other chunks, up to the end of the file
-    unknown = b"\xff" * 4  # as in a stream: libsndfile then reads to the end
+    unknown = b"\xff" * 4  # the size in a stream: libsndfile then reads to the end
     return {4: unknown, at + 4: unknown}
 
 
 def _chunks(content: Any, at: int) -> Iterator[tuple[bytes, int]]:
-    """The names and places of chunks that follow each other, as far as they have names."""
+    """The names and offsets of consecutive chunks, up to the first one without a valid name."""
     while at + 8 <= len(content) and (name := bytes(content[at : at + 4])).isascii() and name.decode().isprintable():
         yield name, at
         size = int.from_bytes(content[at + 4 : at + 8], "little")
@@ -326,7 +330,7 @@ def _chunks(content: Any, at: int) -> Iterator[tuple[bytes, int]]:
 # Ogg
 
 
-def _of_ogg(path: Source) -> list[Piece]:
+def _of_ogg(path: Source) -> list[_Piece]:
     with _content(path) as content:
         starts = [*_starts_of_ogg(content)]
         stops = [*starts[1:], len(content)]
@@ -339,7 +343,7 @@ def _is_one_ogg(content: Any) -> bool:
 
 
 def _starts_of_ogg(content: Any) -> Iterator[int]:
-    """Where the links of a chain begin: with first pages, one for each stream that is heard or seen at once."""
+    """The offsets of the links of a chain. A link begins with the first pages of its streams."""
     at, behind = content.find(_FIRST_PAGE), -1
     while at >= 0 and at + 27 < len(content):
         if at != behind:
@@ -352,8 +356,8 @@ def _starts_of_ogg(content: Any) -> Iterator[int]:
 # MP3
 
 
-def _of_mp3(path: Source) -> list[Piece]:
-    pieces: list[Piece] = []
+def _of_mp3(path: Source) -> list[_Piece]:
+    pieces: list[_Piece] = []
     with _content(path) as content:
         at = 0
         while (first := _first_frame(content, at)) is not None:
@@ -365,7 +369,7 @@ def _of_mp3(path: Source) -> list[Piece]:
 
 
 def _is_one_mp3(content: Any) -> bool:
-    """Whether a header says how long it is, and no other MP3 follows."""
+    """Whether a header declares the length, and no other MP3 follows."""
     first = _first_frame(content, 0)
     if first is None:
         return True
@@ -374,7 +378,7 @@ def _is_one_mp3(content: Any) -> bool:
 
 
 def _first_frame(content: Any, at: int) -> int | None:
-    """Where the first frame begins; none in what only looks like one, such as a picture in a tag."""
+    """The offset of the first frame from `at` on. Bytes that only look like a frame, as in a picture, are skipped."""
     for match in _SYNC.finditer(content, at):
         first = end = match.start()
         kind, number = None, 0
@@ -387,7 +391,7 @@ def _first_frame(content: Any, at: int) -> int | None:
 
 
 def _frame(content: Any, at: int) -> tuple[tuple[int, int, int], int] | None:
-    """The kind of a frame - version, layer, rate - and its bytes, as its header says; None if there is no header."""
+    """The kind of a frame (version, layer, rate) and its size in bytes, from its header; None if there is none."""
     if at + 4 > len(content) or content[at] != 0xFF or content[at + 1] < 0xE0:
         return None
     version, layer = content[at + 1] >> 3 & 3, 4 - (content[at + 1] >> 1 & 3)
@@ -402,7 +406,7 @@ def _frame(content: Any, at: int) -> tuple[tuple[int, int, int], int] | None:
 
 
 def _end_by_header(content: Any, first: int) -> int | None:
-    """Where an MP3 ends, as its Xing or Info header says; None if it does not say how many frames there are."""
+    """The end of an MP3 according to its Xing or Info header; None if that does not declare the number of frames."""
     is_first_version, is_mono = content[first + 1] >> 3 & 3 == 3, content[first + 3] >> 6 == 3
     at = first + 4 + ((17 if is_mono else 32) if is_first_version else (9 if is_mono else 17))
     flags = int.from_bytes(content[at + 4 : at + 8], "big")

@@ -28,7 +28,7 @@ from datamodules.own.own_files import OwnFiles
 from datamodules.own.scan import Facts
 from datamodules.samples import Samples
 
-_CANCELLED = 0.01  # of the channels' power: 20 dB; a channel alone, or two without relation, keep half of it
+_CANCELLED = 0.01  # share of the channels' power, -20 dB; one channel alone, or two unrelated ones, have a half
 
 
 class AudioFiles(FileDataModule, SoundsOfAnyRate):
@@ -38,7 +38,7 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         common: Arguments of FileDataModule and SoundsOfAnyRate.
     """
 
-    reading: ClassVar[tuple[str, ...]] = ("sample_rate_hz", "seconds")
+    kind: ClassVar[str] = "sound"
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
@@ -68,14 +68,8 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
             raise DataError(f"{self.root}: each row starts after its recording's end; give start and end in seconds")
         return longest
 
-    def _readable(self) -> dict[str, Facts]:
-        readable = {path: facts for path, facts in self.facts.items() if "error" not in facts}
-        if not readable:
-            raise DataError(f"{self.root}: no readable sound; python train.py check says what is wrong with each")
-        return readable
-
     def _seconds_of(self, item: Item) -> float:
-        """The length of what is read of a row, which begins and ends with a sample of its file."""
+        """The seconds that are read for a row: from one sample of its file to another."""
         rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
         start, stop = frames_between(item.start, item.end, rate_hz, frames)
         return max(stop - start, 0) / rate_hz
@@ -83,12 +77,12 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
     @cached_property
     def facts(self) -> dict[str, Facts]:
         facts = super().facts
-        lengths = {path: found["frames"] / found["rate_hz"] for path, found in facts.items() if "error" not in found}
+        lengths = {path: of["frames"] / of["rate_hz"] for path, of in facts.items() if "error" not in of}
         self._tell_of_late(self.items, lengths)
         return facts
 
     def _tell_of_late(self, items: Sequence[Item], lengths: Mapping[str, float]) -> None:
-        """Say how many rows end behind their recordings, by more than the rounding of a table."""
+        """Tell the user how many rows end after their recordings, by more than the rounding of a table."""
         late = [
             item
             for item in items
@@ -114,12 +108,9 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         line = f"line {item.line} of the table: " if item.line else ""
         return f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; mend start and end"
 
-    def bytes_of(self, sources: Sequence[Item]) -> int:
-        return 4 * int(self.details(sources)["lengths"].sum())
-
-    def details(self, items: Sequence[Item]) -> dict[str, Any]:
-        lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in items]
-        return {"lengths": torch.tensor(lengths, dtype=torch.int64)}
+    def lengths_of(self, sources: Sequence[Item]) -> Int64[Tensor, " m"]:
+        lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in sources]
+        return torch.tensor(lengths, dtype=torch.int64)
 
     def file_of(self, samples: Samples, index: int) -> tuple[str, bytes]:
         item = self._item_of[samples.names[index]]
@@ -131,13 +122,13 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
 class AudioFolder(OwnFiles, AudioFiles):
     """Recordings in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
-    Recordings may have any rate, channels and length. A row of a table may be a part of a recording. Where rows say
-    what is heard when, and several things are heard at once, clip_seconds cuts the recordings into clips.
+    Recordings may have any rate, length and number of channels. A row of a table may be a part of a recording. If rows
+    give the start and end of sounds, and sounds overlap, clip_seconds cuts the recordings into clips.
 
     Args:
-        clip_seconds: Cut every recording of the table into clips of so many seconds, each with the classes of all rows
-            that are heard in it; if absent, every row is a clip of its own.
-        min_overlap: A row is heard in a clip that holds so many seconds of it, or half of it, which may be less. If
+        clip_seconds: Cut every recording of the table into clips of this length in seconds. A clip has the classes of
+            all rows that belong to it. If absent, every row is a separate clip.
+        min_overlap: A row belongs to a clip that contains at least so many seconds of it, or at least half of it. If
             absent, 0.25 s, or half of clip_seconds if that is less.
         common: Arguments of OwnFiles and AudioFiles.
 
@@ -145,14 +136,12 @@ class AudioFolder(OwnFiles, AudioFiles):
         DataError: From setup, if there is no clip, the table lacks a column, or a file is broken.
     """
 
-    kind: ClassVar[str] = "sound"
-
     def __init__(
         self, root: str, clip_seconds: float | None = None, min_overlap: float | None = None, **common: Any
     ) -> None:
         super().__init__(root=root, **common)
         self.clip_seconds, self.min_overlap = clip_seconds, min_overlap
-        self._events: list[Item] = []  # the rows of the table, before clips are cut of it
+        self._events: list[Item] = []  # the rows of the table, before recordings are cut into clips
         if clip_seconds is not None:
             require(0.01 <= clip_seconds < math.inf, "clip_seconds", "0.01 or more", clip_seconds, "3 is usual")
             has_labels = self.labels_separator is not None
@@ -189,16 +178,16 @@ class AudioFolder(OwnFiles, AudioFiles):
         rows = self._events if self.clip_seconds is not None else []
         if not any(row.start or row.end is not None for row in rows if self._classes_of(row)):
             return {}  # labels of whole recordings
-        heard: dict[str, list[tuple[float, float, str]]] = {self._item_of[name].path: [] for name in names}
+        events: dict[str, list[tuple[float, float, str]]] = {self._item_of[name].path: [] for name in names}
         for row in rows:
-            if row.path in heard:
+            if row.path in events:
                 length = self._seconds_of(replace(row, start=0.0, end=None))
                 end = length if row.end is None else min(row.end, length)
-                heard[row.path] += [(row.start, end, name) for name in self._classes_of(row) if row.start < end]
-        return {str(self.folder / path): events for path, events in heard.items()}
+                events[row.path] += [(row.start, end, name) for name in self._classes_of(row) if row.start < end]
+        return {str(self.folder / path): of_path for path, of_path in events.items()}
 
     def _length_of(self, path: str) -> float:
         try:
             return seconds_of(self.folder / path)
-        except (DataError, OSError):  # the scan of all files will say what is wrong with it
+        except (DataError, OSError):  # the scan of all files reports the error
             return 0.0

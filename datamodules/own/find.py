@@ -12,26 +12,27 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
-# Some call the validation so, others the test, and "dev" may be all that is not the test.
+# Such a folder may be the validation or the test; "dev" may even be everything except the test.
 _UNCLEAR = frozenset({"dev", "development", "eval", "evaluation"})
 
 
 def find_in_class_folders(root: Path, suffixes: frozenset[str], left_out: LeftOut) -> Iterator[Item]:
-    """The rows of a folder of class folders, or of such folders inside train, val and test. Folders with files that are
-    left out beside these are said.
+    """The rows of a folder of class folders, or of such folders inside train, val and test.
+
+    The user is told about files and folders beside these, which are left out.
 
     Args:
         root: The folder.
-        suffixes: Of the files.
-        left_out: Where to note what is left out of the folders of classes.
+        suffixes: The suffixes of samples.
+        left_out: Collects what is left out of the class folders.
 
     Raises:
-        DataError: If a class has no file or a name that is not UTF-8, if there are splits but no train, or if it is
-            unclear of which splits the folders are. A test may be alone.
+        DataError: If a class has no file, or a name that is not UTF-8; if there are splits but no train, except for a
+            test alone; or if it is unclear which splits the folders are.
     """
     folders = _class_folders(root, left_out)
     named = [folder for folder in folders if folder.name.lower() in SPLITS]
-    # a class may have the name of a split, but then its folder holds no folders
+    # a class may have the name of a split, but then its folder contains no folders
     parts = [folder for folder in named if _class_folders(folder)]
     unclear = [folder for folder in folders if folder.name.lower() in _UNCLEAR and _class_folders(folder)]
     splits = [SPLITS[folder.name.lower()] for folder in parts]

@@ -1,7 +1,5 @@
 """The user's own images: a folder of class folders, or a table of paths and labels."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,8 +8,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from datamodules.decoding.image_files import examine_image, remark_on_pages, remarks_on_depth, too_bright, too_large
-from datamodules.errors import DataError
-from datamodules.images import ImagesOfAnySize, kept_images
+from datamodules.images import ImagesOfAnySize
 from datamodules.own.files import FileDataModule, Item
 from datamodules.own.own_files import OwnFiles
 from datamodules.own.scan import Facts
@@ -24,13 +21,10 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
         common: Arguments of FileDataModule and ImagesOfAnySize.
     """
 
-    reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect", "white")
+    kind: ClassVar[str] = "image"
 
     def sizes(self) -> Int64[Tensor, "n 2"]:
-        sizes = [(facts["height"], facts["width"]) for facts in self.facts.values() if "error" not in facts]
-        if not sizes:
-            raise DataError(f"{self.root}: no readable image; python train.py check says what is wrong with each")
-        return torch.tensor(sizes)
+        return torch.tensor([(facts["height"], facts["width"]) for facts in self._readable().values()])
 
     def examine(self, path: Path) -> Facts:
         return examine_image(path)
@@ -49,18 +43,11 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
     def read_item(self, item: Item) -> UInt8[Tensor, "c h w"]:
         return self.read(self.folder / item.path)
 
-    def read_all(self, items: list[Item], digest: str) -> UInt8[Tensor, "n c h w"]:
-        read_all = super().read_all
-        return kept_images(f"{type(self).read_item.__qualname__} {digest}", lambda: read_all(items, digest))
-
-    def bytes_of(self, sources: Sequence[Item]) -> int:
-        return len(sources) * math.prod(self.shape)
-
 
 class ImageFolder(OwnFiles, ImageFiles):
     """Images in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
-    Without a test folder a share of the images is held out for the test. The same holds for validation.
+    Without a test folder, a share of the images is held out for the test, and likewise for validation.
 
     Args:
         common: Arguments of OwnFiles and ImageFiles.
@@ -68,5 +55,3 @@ class ImageFolder(OwnFiles, ImageFiles):
     Raises:
         DataError: From setup, if there is no class folder, the table lacks a column, or a file is broken.
     """
-
-    kind: ClassVar[str] = "image"

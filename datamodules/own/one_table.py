@@ -1,4 +1,4 @@
-"""The rows of one table as rows of a data set."""
+"""Make the rows of one table rows of a data set."""
 
 import itertools
 import math
@@ -40,11 +40,11 @@ def rows_of(
     recordings: Recordings | None,
     amounts: Sequence[str] = (),
 ) -> list[Item] | None:
-    """The rows of one table, as `read_table` has them. None if it has none, and a recording has its name.
+    """The rows of one table; None if it has no rows, and is the table of a recording by its name.
 
     Args:
-        recordings: Those that the table may be about; None if the files are no sounds, and have no times.
-        amounts: The columns whose numbers are the labels, in place of classes.
+        path, separator, groups, is_named, folder, amounts: See `read_table`.
+        recordings: Finds the recording of the table by its name; None if the files are not sounds, and have no times.
     """
     names = names_of(recordings is not None, is_named)
     also = [*amounts] if groups is None else [groups, *amounts]
@@ -57,7 +57,7 @@ def rows_of(
     name = None
     if is_named and recordings is not None and (not table.rows or "path" not in column):
         name = recordings.of(path)
-    is_empty = not table.names and path.suffix.lower() == ".txt"  # Audacity's of a track without labels
+    is_empty = not table.names and path.suffix.lower() == ".txt"  # Audacity writes this for a track without labels
     if name is not None and not table.rows and (is_empty or {"path", "start"} & column.keys()):
         return None
     own = name if "start" in column and "path" not in column else None
@@ -116,13 +116,13 @@ def rows_of(
 
 
 def _may_be(names: dict[str, tuple[str, ...]], columns: Sequence[str]) -> str:
-    """The other names that columns may have, in parentheses, for messages."""
+    """For messages: the other names that columns may have, in parentheses."""
     known = [f"{name} may be {', '.join(names[name][1:])}" for name in columns]
     return f" ({'; '.join(known)})"
 
 
 def _text(value: str | list[str], separator: str | None) -> str:
-    """A cell as text. Without a separator only a list of one is a class: a longer one stays a list, to be refused."""
+    """A cell as text. Without a separator, a list of one is a class, and a longer list stays a list, to be refused."""
     if isinstance(value, str) or (separator is None and len(value) > 1):
         return str(value)
     return (separator or "").join(value)
@@ -176,7 +176,7 @@ def _seconds(text: str) -> float:
     """A time in seconds, which may be written as hours:minutes:seconds.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a time.
     """
     if clock := _CLOCK.fullmatch(text):
         return round(3600 * int(clock[1]) + 60 * int(clock[2]) + float(clock[3]), 6)

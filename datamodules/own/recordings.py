@@ -1,4 +1,4 @@
-"""Where the recordings are that tables of other programs name, or whose names these tables have."""
+"""Find the recordings of tables from other programs: by the paths in a table, or by the table's own name."""
 
 import os
 import re
@@ -14,19 +14,19 @@ from datamodules.own.scan import walk
 
 
 def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:
-    """Rows whose paths are those of another computer, with the paths of the same recordings below a folder.
+    """The rows with paths below a folder instead of paths of another computer.
 
-    A path leads to the recording that it names from the table's own folder, if that is below the folder, or else from
-    the folder. Where there is none, the file is that of the path's longest end that is there: C:/forest/site1/dawn.wav
-    is site1/dawn.wav or else dawn.wav. A path of which no end is there stays as it is.
+    A path is relative to the table's own folder, if that is below the folder, or else to the folder. If there is no
+    such file, the longest end of the path that exists in the folder is used: C:/forest/site1/dawn.wav becomes
+    site1/dawn.wav or else dawn.wav. If no end exists, the path does not change.
 
     Args:
-        folder: Where the recordings are.
+        folder: The folder of the recordings.
         items: The rows.
-        table: The file of the rows, for messages.
+        table: The file of the rows.
 
     Raises:
-        DataError: If the paths of two recordings end with one file.
+        DataError: If the paths of two recordings become the same file.
     """
     beside = os.path.relpath(table.parent.resolve(), folder.resolve())
     if beside.split(os.sep)[0] == os.pardir:
@@ -44,16 +44,16 @@ def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:
 def _file_of(folder: Path, beside: str, path: str) -> str:
     parts = re.split(r"[\\/]+", path)
     ends = ("/".join(parts[first:]) for first in range(len(parts)))
-    tried = (os.path.normpath(os.path.join(beside, path)), path, *ends)
-    return next((file for file in tried if os.path.isfile(folder / file)), path)
+    candidates = (os.path.normpath(os.path.join(beside, path)), path, *ends)
+    return next((file for file in candidates if os.path.isfile(folder / file)), path)
 
 
 class Recordings:
-    """The recordings of a folder, to find that of a table which names none: NAME.wav, NAME.Table.1.selections.txt.
+    """Finds the recording of a table by its name: NAME.wav for NAME.Table.1.selections.txt.
 
     Args:
-        folder: Where the recordings are.
-        suffixes: Those of recordings.
+        folder: The folder of the recordings.
+        suffixes: The suffixes of recordings.
         tables: The folder of the tables.
     """
 
@@ -62,26 +62,27 @@ class Recordings:
 
     @cached_property
     def _by_stem(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        paths: dict[str, list[str]] = {}
         for path in walk(self.folder, self.suffixes):
-            found.setdefault(_composed(path.stem), []).append(str(path.relative_to(self.folder)))
-        return found
+            paths.setdefault(_composed(path.stem), []).append(str(path.relative_to(self.folder)))
+        return paths
 
     def of(self, table: Path) -> str | None:
-        """The path of the recording with the longest name that the table's begins with: of several ones the one beside
-        the table, or in the same folder below that of the recordings as the table is below that of the tables. None if
-        no recording has such a name.
+        """The path of the recording with the longest name with which the table's name begins; None if there is none.
+
+        Of several recordings with that name, it is the one beside the table. Otherwise it is the one whose folder,
+        below the folder of recordings, is that of the table below the folder of tables.
 
         Raises:
-            DataError: If there are several.
+            DataError: If there are still several.
         """
         parts = _composed(table.name).split(".")
         stems = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        found = next((self._by_stem[stem] for stem in stems if stem in self._by_stem), [])
-        beside = [path for path in found if (self.folder / path).parent.resolve() == table.parent.resolve()]
+        paths = next((self._by_stem[stem] for stem in stems if stem in self._by_stem), [])
+        beside = [path for path in paths if (self.folder / path).parent.resolve() == table.parent.resolve()]
         inside = os.path.relpath(table.parent, self.tables)
-        alike = [path for path in found if os.path.dirname(path) == ("" if inside == os.curdir else inside)]
-        chosen = beside or alike or found
+        alike = [path for path in paths if os.path.dirname(path) == ("" if inside == os.curdir else inside)]
+        chosen = beside or alike or paths
         if len(chosen) > 1:
             what = f"no column path, and both {chosen[0]} and {chosen[1]} may be its recording"
             raise DataError(f"{table}: {what}; put the table beside its recording, or add the column")

@@ -21,9 +21,9 @@ class Rows:
     """A table.
 
     Attributes:
-        names: Of all its columns, as they are wanted.
-        rows: The line of each row (of Parquet the number of the row), from 1, and the values of the wanted columns that
-            it has: a list of texts, or a text, which is empty where there is no value.
+        names: The names of all columns, in the spelling of the wanted names.
+        rows: For each row its line, from 1 (for Parquet the number of the row), and the values of the wanted columns. A
+            value is a list of texts, or a text, which is empty if there is no value.
     """
 
     names: list[str]
@@ -31,14 +31,14 @@ class Rows:
 
 
 def read_rows(path: Path, wanted: Sequence[str], numbers: Collection[str] = ()) -> Rows:
-    """Read a table; its suffix says of which form it is (.txt may be of three), and other suffixes are CSV.
+    """Read a table. Its suffix decides the format; .txt may have three formats, and other suffixes are CSV.
 
-    Labels of Audacity, a .txt without a line of names, have the columns start, end and label.
+    Audacity's labels, a .txt without a line of names, have the columns start, end and label.
 
     Args:
         path: The table.
-        wanted: The columns to read, if they are there.
-        numbers: Those in which a comma may stand for a decimal point, if no comma stands between cells.
+        wanted: The columns to read, if they exist.
+        numbers: The columns in which a comma may be a decimal point, if cells are not separated by commas.
 
     Raises:
         DataError: If it cannot be read.
@@ -61,15 +61,17 @@ def read_rows(path: Path, wanted: Sequence[str], numbers: Collection[str] = ()) 
 
 
 def _text_of(path: Path) -> str:
-    """The text of a file in UTF-8, in UTF-16 if it says so in its first bytes, or in Windows-1252, as Raven and Excel
-    write tables on Windows: then a line says so."""
+    """The text of a file in UTF-8, in UTF-16 with a byte order mark, or in Windows-1252, of which the user is told.
+
+    Raven and Excel write Windows-1252 on Windows.
+    """
     content = path.read_bytes()
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if not content.decode("utf-8-sig", "ignore").isascii():  # UTF-8 in other places, so no Windows-1252
+        if not content.decode("utf-8-sig", "ignore").isascii():  # some of it is UTF-8, so it is not Windows-1252
             raise
         try:
             text = content.decode("cp1252")
@@ -87,7 +89,7 @@ _AUDACITYS = re.compile(rf"{_NUMBER}\t{_NUMBER}(\t|\s*$)", re.MULTILINE)
 
 
 def _rows_of_audacity(file: TextIO) -> Rows:
-    """Labels of Audacity. A line that begins with a backslash has the frequencies of the one before it."""
+    """Audacity's labels. A line that begins with a backslash has the frequencies of the line before it."""
     names = ("start", "end", "label")
     rows = []
     for line, text in enumerate(file, start=1):
@@ -100,12 +102,12 @@ def _rows_of_audacity(file: TextIO) -> Rows:
 
 def _rows_of_csv(path: Path, file: TextIO, wanted: Sequence[str], numbers: Collection[str]) -> Rows:
     head, before = file.readline(), 0
-    if re.fullmatch(r"sep=[;,\t]", head.strip("\r\n")):  # Excel's own
+    if re.fullmatch(r"sep=[;,\t]", head.strip("\r\n")):  # a line that only Excel writes
         head, before = file.readline(), 1
     has_tabs = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".txt" and "\t" in head)
-    has_semicolons = not has_tabs and ";" in head and "," not in head  # Excel, where numbers have decimal commas
+    has_semicolons = not has_tabs and ";" in head and "," not in head  # Excel, in countries with decimal commas
     delimiter = "\t" if has_tabs else ";" if has_semicolons else ","
-    # Raven quotes nothing: a note that begins with " would take in the rows below it
+    # Raven does not quote: a note that begins with " would swallow the rows below it
     quoting = csv.QUOTE_NONE if has_tabs and BEGIN_TIME.casefold() in head.casefold() else csv.QUOTE_MINIMAL
     reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, quoting=quoting)
     names = _as_wanted(next(reader, []), wanted)
@@ -113,7 +115,7 @@ def _rows_of_csv(path: Path, file: TextIO, wanted: Sequence[str], numbers: Colle
     rows = []
     for cells in reader:
         line = reader.line_num + before
-        if any(cell.strip() for cell in cells[len(names) :]):  # "speech,music" without quotes would be speech
+        if any(cell.strip() for cell in cells[len(names) :]):  # speech,music without quotes would become speech
             what = f"more cells than columns; put quotes round those with {delimiter!r} in them"
             raise DataError(f"{path}: line {line}: {what}")
         if not cells:
@@ -128,12 +130,14 @@ def _rows_of_csv(path: Path, file: TextIO, wanted: Sequence[str], numbers: Colle
 
 
 def _as_wanted(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Names of columns as they are wanted, where blanks, capitals, "_" or the unit of seconds are all that differs and
-    no other has the name."""
-    plain = {each.casefold(): each for each in wanted}
-    loose = {_loose(each): each for each in wanted if "(" not in each}  # Begin Time (s) is Raven's, Begin Time anyone's
-    found = [plain.get(name.strip().casefold(), loose.get(_loose(name), name)) for name in names]
-    return [name if name in wanted or new in names else new for name, new in zip(names, found, strict=True)]
+    """Names of columns in the spelling of the wanted names.
+
+    Spellings may differ in blanks, capitals, "_" and the unit of seconds, unless another column has the wanted name.
+    """
+    plain = {name.casefold(): name for name in wanted}
+    loose = {_loose(name): name for name in wanted if "(" not in name}  # Begin Time (s) is Raven's, Begin Time is not
+    respelled = [plain.get(name.strip().casefold(), loose.get(_loose(name), name)) for name in names]
+    return [name if name in wanted or new in names else new for name, new in zip(names, respelled, strict=True)]
 
 
 def _loose(name: str) -> str:
@@ -143,7 +147,7 @@ def _loose(name: str) -> str:
 
 def _rows_of_json(path: Path, file: TextIO, wanted: Sequence[str]) -> Rows:
     names: dict[str, None] = {}
-    found: list[tuple[int, dict[str, Any]]] = []
+    objects: list[tuple[int, dict[str, Any]]] = []
     for line, text in enumerate(file, start=1):
         if not text.strip():
             continue
@@ -154,11 +158,11 @@ def _rows_of_json(path: Path, file: TextIO, wanted: Sequence[str]) -> Rows:
         if not isinstance(row, dict):
             raise DataError(f"{path}: line {line}: no object of JSON; write the columns of a row by their names")
         names |= dict.fromkeys(row)
-        found.append((line, row))
+        objects.append((line, row))
     new = dict(zip(names, _as_wanted([*names], wanted), strict=True))
     rows = [
         (line, {new[name]: _as_text(value) for name, value in row.items() if new[name] in wanted})
-        for line, row in found
+        for line, row in objects
     ]
     return Rows(list(new.values()), rows)
 

@@ -1,7 +1,6 @@
-"""Open every file of a data set once, before any training, and keep its facts, or what is wrong with it."""
+"""Open every file of a data set once, before any training, and cache facts about it, or its error."""
 
 import errno
-import hashlib
 import json
 import os
 from collections import Counter
@@ -13,35 +12,34 @@ from typing import Any
 
 from tqdm import tqdm
 
-from datamodules.cache import cache_folder, locked, replacing, sha256_of
+from datamodules.cache import cache_file, locked, replacing, sha256_of
 from datamodules.errors import DataError, counted, say
 
-_VERSION = 6  # goes up when a scan finds what earlier versions missed
+_VERSION = 6  # increased when a scan detects more faults
 
-# Folders that a system or a program makes beside the user's files: thumbnails, deleted files, snapshots.
+# Folders that systems and programs make beside the user's files: thumbnails, deleted files, snapshots.
 _OF_SYSTEMS = frozenset(
     {"@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "System Volume Information",
      "__MACOSX", "lost+found"}
 )  # fmt: skip
 
-Facts = dict[str, Any]  # of a file: its SHA-256 and what `examine` found, or the error that it raised
+Facts = dict[str, Any]  # of a file: its SHA-256 and the result of `examine`, or the error that it raised
 
 
 def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kind: str) -> dict[str, Facts]:
-    """Examine the files of a folder. For files that have not changed since the last scan, use the kept facts.
+    """Examine the files of a folder. Files that have not changed since the last scan are not read again.
 
     Args:
         root: The folder.
         names: Paths in it.
         examine: Reads a whole file and returns plain values, or raises a DataError.
-        kind: Names the kind of scan, as part of the cache's file name.
+        kind: The name of this kind of scan, for the cache.
 
     Returns:
-        By name: the facts of examine and "sha256"; or "error", which says what is wrong and its remedy.
+        For each name the result of examine with "sha256", or "error": what is wrong, and its remedy.
     """
     names = list(names)
-    what = f"{kind} {_VERSION}\n{root.resolve()}"
-    path = cache_folder("scans") / f"{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()}.json"
+    path = cache_file("scans", f"{kind} {_VERSION}\n{root.resolve()}", ".json")
     with locked(path):
         known: dict[str, list[Any]] = _read(path)
         before = dict(known)
@@ -57,7 +55,7 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
 
         for name, facts in zip(changed, in_threads(record, changed, f"checking {root}"), strict=True):
             known[name] = [stamps[name], facts]
-        # broken files are read again next time: a disk, a permission or a missing decoder may have been to blame
+        # broken files are read again next time: the fault may be the disk's, a permission or a missing decoder
         good = {name: entry for name, entry in known.items() if "error" not in entry[1]}
         if good != before:
             with replacing(path) as temporary:
@@ -66,7 +64,7 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
 
 
 def in_threads(work: Callable[[Any], Any], items: list[Any], title: str) -> list[Any]:
-    """The results of a function that waits for the disk or for a decoder, with a progress bar if it takes long."""
+    """The results of a function that waits for a disk or a decoder, with a progress bar if it takes long."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(progress(pool.map(work, items), title, len(items)))
 
@@ -78,12 +76,12 @@ def progress(work: Iterable[Any], title: str, total: int | None = None) -> Itera
 
 @dataclass
 class LeftOut:
-    """What a search for files leaves out besides hidden ones.
+    """What a search for files leaves out, except for hidden files.
 
     Attributes:
-        runs: Folders of longseq's own runs, whose pictures are no samples.
-        folders: How many folders a system has made, by their names.
-        kinds: How many files have other suffixes than those that are searched for, by suffix.
+        runs: Folders of longseq's own runs, whose pictures are not samples.
+        folders: The number of folders made by a system, by name.
+        kinds: The number of files with other suffixes than the wanted ones, by suffix.
     """
 
     runs: list[Path] = field(default_factory=list)
@@ -91,17 +89,17 @@ class LeftOut:
     kinds: Counter[str] = field(default_factory=Counter)
 
     def is_folder(self, path: Path) -> bool:
-        """Whether a folder is left out; it is noted then."""
+        """Whether a folder is left out. If so, it is noted."""
         if path.name in _OF_SYSTEMS:
             self.folders[path.name] += 1
-        elif holds_runs_alone(path):
+        elif _holds_runs_alone(path):
             self.runs.append(path)
         else:
             return False
         return True
 
     def lines(self) -> Iterator[str]:
-        """One line for each kind of what was left out."""
+        """A line for each of the three attributes that is not empty."""
         if self.runs:
             others = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
             yield f"left out the folder {self.runs[0].name}{others}: runs of longseq"
@@ -112,15 +110,15 @@ class LeftOut:
 
 
 def _listed(numbers: Counter[str], most: int = 10) -> str:
-    """The commonest names with their numbers."""
+    """The most common names with their numbers."""
     others = len(numbers) - most
     return ", ".join(f"{number} {name}" for name, number in numbers.most_common(most)) + (
         f" and {counted(others, 'more kind')}" if others > 0 else ""
     )
 
 
-def holds_runs_alone(folder: Path) -> bool:
-    """Whether it is the folder of a run, which longseq/cli/runs/folders.py makes, or holds nothing but such folders."""
+def _holds_runs_alone(folder: Path) -> bool:
+    """Whether a folder is that of a run, which longseq/cli/runs/folders.py makes, or contains only such folders."""
     try:
         if (folder / ".lock").is_file() and (folder / ".lock").read_bytes().startswith(b"process "):
             return True
@@ -128,20 +126,21 @@ def holds_runs_alone(folder: Path) -> bool:
             return True
         inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
         return bool(inside) and all(
-            path.is_dir() and not path.is_symlink() and holds_runs_alone(path) for path in inside
+            path.is_dir() and not path.is_symlink() and _holds_runs_alone(path) for path in inside
         )
     except OSError:
         return False
 
 
 def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) -> Iterator[Path]:
-    """The files below a folder with one of the suffixes, sorted, no hidden ones. Links are followed once, never up. A
-    line counts those that lead nowhere.
+    """The files below a folder with one of the suffixes, sorted, without hidden files.
+
+    A linked folder is followed once, and never if it contains the link. The user is told the number of dead links.
 
     Args:
         root: The folder.
         suffixes: In lower case, with the dot.
-        left_out: Where to note what is left out.
+        left_out: Collects what is left out.
     """
     seen: set[tuple[int, int]] = set()
     left_out = LeftOut() if left_out is None else left_out
@@ -159,7 +158,7 @@ def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) 
                 if not left_out.is_folder(path):
                     yield from inside(path)
             elif leads_nowhere(path):
-                if path.suffix.lower() in suffixes or not path.suffix:  # without one it may have led to a folder
+                if path.suffix.lower() in suffixes or not path.suffix:  # without a suffix, the target may be a folder
                     dead.append(path)
             elif path.suffix.lower() not in suffixes:
                 left_out.kinds[path.suffix.lower() or "without a suffix"] += 1
@@ -174,14 +173,14 @@ def walk(root: Path, suffixes: frozenset[str], left_out: LeftOut | None = None) 
 
 
 def say_of_dead_links(folder: Path, links: list[Path]) -> None:
-    """Say how many links in a folder lead nowhere, if any do."""
+    """Tell the user how many links in a folder lead nowhere, if any do."""
     if links:
         lead = "link leads" if len(links) == 1 else "links lead"
         say(f"{folder}: {len(links)} {lead} nowhere, such as {links[0].relative_to(folder)}; left out")
 
 
 def leads_up(path: Path) -> bool:
-    """Whether a link leads to a folder that contains the link: other files in that folder have other labels."""
+    """Whether a path is a link to a folder that contains it: other files in that folder have other labels."""
     if not path.is_symlink() or not path.is_dir():
         return False
     above = {*path.absolute().parents, path.parent.resolve(), *path.parent.resolve().parents}
@@ -189,7 +188,7 @@ def leads_up(path: Path) -> bool:
 
 
 def leads_nowhere(path: Path) -> bool:
-    """Whether it is a link to nothing, or in a circle."""
+    """Whether a path is a link to a file that does not exist, or a circle of links."""
     if not path.is_symlink():
         return False
     try:
@@ -200,7 +199,7 @@ def leads_nowhere(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, list[Any]]:
-    """The kept facts; empty if the file is missing or cut off."""
+    """The cached facts; empty if the file is missing or truncated."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

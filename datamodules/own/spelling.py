@@ -1,4 +1,4 @@
-"""One path for each file of a table, however its rows spell it."""
+"""Give each file of a table one path, even if its rows spell it in different ways."""
 
 import os
 import unicodedata
@@ -12,18 +12,18 @@ from datamodules.own.files import Item
 def with_one_spelling(folder: Path, items: Sequence[Item]) -> list[Item]:
     """The rows with one path for each file, because a file with two paths could get into two splits.
 
-    A path in another Unicode form than its file's name becomes that name: Macs write letters and their accents apart.
-    An absolute path, or one that begins with "..", becomes relative if its file is below the folder. If a file still
-    has several paths, all its rows get the first of them.
+    A path is changed to the Unicode form of the file's name: Macs write letters and accents as separate characters. An
+    absolute path, or a path that begins with "..", becomes relative if its file is below the folder. If a file still
+    has several paths, all its rows get the first one.
 
     Links to folders are followed. Links to files are not: git-annex stores equal files once, and each link to such a
-    file is a file of its own.
+    file is a separate file.
 
     Args:
-        folder: Where the files are that relative paths name.
+        folder: The folder of relative paths.
         items: The rows, whose paths are normalized.
     """
-    places: dict[str, tuple[str, str]] = {}  # of folders: to ask the disk about every file would take far longer
+    places: dict[str, tuple[str, str]] = {}  # by folder: a look-up of every file on the disk would take much longer
     spellings: dict[tuple[str, str], str] = {}
     composed: dict[str, str] = {}
     rows = []
@@ -40,7 +40,7 @@ def with_one_spelling(folder: Path, items: Sequence[Item]) -> list[Item]:
 
 
 def _as_on_disk(folder: Path, path: str) -> str:
-    """The path, in the Unicode form in which there is such a file."""
+    """The path in the Unicode form that exists on the disk."""
     if path.isascii() or os.path.lexists(folder / path):
         return path
     forms = (unicodedata.normalize(form, path) for form in ("NFC", "NFD"))
@@ -48,12 +48,12 @@ def _as_on_disk(folder: Path, path: str) -> str:
 
 
 def _below(folder: Path, path: str) -> str:
-    """The path relative to the folder, if it is below the folder as it is written or after following links."""
+    """The path relative to the folder, if it is below the folder, either as written or after following links."""
     if not (os.path.isabs(path) or _leads_out(path)):
         return path
     real = os.path.realpath(folder / path)
     for relative in (os.path.relpath(folder / path, folder), os.path.relpath(real, os.path.realpath(folder))):
-        # ".." behind a link leads elsewhere than the text of the path says
+        # ".." after a link leads to another folder than the text of the path says
         if not _leads_out(relative) and os.path.realpath(folder / relative) == real:
             return "" if relative == os.curdir else relative
     return path

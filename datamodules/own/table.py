@@ -2,7 +2,6 @@
 
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -27,26 +26,25 @@ def read_table(
     sounds: frozenset[str] = frozenset(),
     amounts: Sequence[str] = (),
 ) -> list[Item]:
-    """The rows of a table of path, label and optionally start, end, fold and split, which may have the names that other
-    programs give them (datamodules/own/column_names.py).
+    """The rows of a table with the columns path, label and optionally start, end, fold and split.
 
-    A table of sounds without a column of paths is of the recording that has its name; without a row, nothing is heard
-    there. A folder of such tables is read as one table.
+    The columns may have the names of other programs (datamodules/own/column_names.py). A table of sounds without a
+    column of paths belongs to the recording with its name; without rows, that recording has no events. A folder of such
+    tables is read as one table.
 
-    Raven counts begin and end times from the start of the first recording, and the file offset from that of the event's
-    own.
+    Raven's begin and end times count from the start of the first recording, its file offset from the start of the
+    event's own recording.
 
     Args:
-        path: The table: .csv, .tsv, .txt (with tabs or commas, or labels of Audacity), .jsonl or .parquet; or a folder.
-        separator: What stands between the classes of a label, which may also be a list. A clip may then have several
-            rows, which become one row of all their classes, and a label may be empty. Without it a label is one class.
-        groups: The column that names each row's group, which is never in two splits.
-        is_named: Whether the user gave its name. Otherwise it has no rows if it lacks a column of labels or of paths,
-            because it may be about something else.
-        folder: Where the files are, also those that tables of other programs name; if absent, the paths stay as they
-            are.
-        sounds: The suffixes of recordings; empty if the files are none, and have no times.
-        amounts: The columns whose numbers are the labels, in place of classes; an item's label has ";" between them.
+        path: The table: .csv, .tsv, .txt (with tabs or commas, or Audacity's labels), .jsonl or .parquet; or a folder.
+        separator: The text between the classes of a label; a list is possible too. Several rows of a clip then become
+            one row with all their classes, and a label may be empty. Without it, a label is one class.
+        groups: The column with each row's group, which is never in two splits.
+        is_named: Whether the user gave the table's name. Otherwise the table may be about something else, so it has no
+            rows if it lacks a column of labels or of paths.
+        folder: The folder of the files; if absent, paths do not change.
+        sounds: The suffixes of recordings; empty if the files are not sounds, and have no times.
+        amounts: The columns whose numbers are the labels, instead of classes; a label has ";" between them.
 
     Raises:
         DataError: If the table cannot be read, or a row is invalid.
@@ -80,13 +78,11 @@ def read_table(
         items = with_one_spelling(folder, items)
     items = _together(items, separator) if separator is not None else _once(path, items)
     _refuse_contradictions(path, items, groups)
-    if not amounts:
-        _tell_of_alike(path, items, separator)
     return items
 
 
 def _refuse_contradictions(path: Path, items: Sequence[Item], groups: str | None) -> None:
-    """Check that rows of one clip have one label, and rows of one file one split, fold and group.
+    """Check that the rows of a clip have one label, and the rows of a file one split, fold and group.
 
     Raises:
         DataError: If they do not.
@@ -110,18 +106,7 @@ def _refuse_contradictions(path: Path, items: Sequence[Item], groups: str | None
                 raise DataError(f"{path}: {item.path} is in {both}; give all rows of a file one {what}")
 
 
-def _tell_of_alike(path: Path, items: Sequence[Item], separator: str | None) -> None:
-    """Say which classes have names that look the same but for capitals."""
-    first: dict[str, str] = {}
-    names = dict.fromkeys(name for item in items for name in item.classes(separator))
-    both = [(name, first.setdefault(unicodedata.normalize("NFC", name).casefold(), name)) for name in names]
-    alike = [f"{other} and {name}" for name, other in both if name != other]
-    if alike:
-        more = f", and {len(alike) - 1} more" if len(alike) > 1 else ""
-        say(f"{path}: {alike[0]}{more} differ in capitals alone, and are classes of their own")
-
-
-# A bar, a semicolon, or a comma right before a word makes a list; "Rock, Paper" and "1,000 Hz" are names of classes.
+# A bar, a semicolon, or a comma directly before a word makes a list; "Rock, Paper" and "1,000 Hz" are class names.
 _LIST = re.compile(r"[;|]|,(?=[^\s\d])|^\[.*\]$")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -129,20 +114,20 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 def refuse_other_tasks(
     path: Path, items: Sequence[Item], folder: Path, known: Collection[str] = (), separator: str | None = None
 ) -> None:
-    """Check that each label of a table names a class, not several classes, an amount or a file.
+    """Check that each label of a table is a class, not a list of classes, an amount or a file.
 
-    A label names several classes if it looks like a list, or if each of its parts between commas is in another label
-    too; where the separator is in some label, what is between separators is a name, whatever it looks like.
+    A label is a list of classes if it looks like a list, or if each of its parts between commas is in another label
+    too. If the separator occurs in any label, the text between separators is always a class name.
 
     Args:
         path: The table.
         items: Its rows.
-        folder: Where a label could be a file.
-        known: Names that are classes, whatever they look like.
-        separator: What stands between the classes of a label; None where a label is one class.
+        folder: The folder for labels that are files.
+        known: Names that are always classes.
+        separator: The text between the classes of a label; None if a label is one class.
 
     Raises:
-        DataError: If a label does not; the message names the line.
+        DataError: If a label is not a class; the message names the line.
     """
     is_used = separator is not None and any(separator in item.label for item in items)
     items = [replace(item, label=name) for item in items for name in item.classes(separator) if name not in known]
@@ -172,7 +157,7 @@ def refuse_other_tasks(
 
 
 def _together(items: Sequence[Item], separator: str) -> list[Item]:
-    """One row for all rows of the same clip, with the classes of all."""
+    """One row for all rows of a clip, with the classes of all of them."""
     clips: dict[tuple[str, ...], Item] = {}
     for item in items:
         key = (item.name, item.split, item.fold, item.group)
@@ -184,7 +169,7 @@ def _together(items: Sequence[Item], separator: str) -> list[Item]:
 
 
 def _once(path: Path, items: Sequence[Item]) -> list[Item]:
-    """The first of equal rows: Raven may write a row for each view of a selection."""
+    """The rows without repetitions: Raven may write a row for each view of a selection."""
     rows: dict[Item, Item] = {}
     for item in items:
         rows.setdefault(replace(item, line=0), item)

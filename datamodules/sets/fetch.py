@@ -1,6 +1,5 @@
-"""Archives from the network: fetched whole or not at all, unpacked whole or not at all, never outside their folder."""
+"""Archives from the network: fetched completely or not at all, and unpacked completely or not at all."""
 
-import hashlib
 import os
 import shutil
 import tarfile
@@ -14,26 +13,26 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from datamodules.archives.parquet_pages import SMALL, TIMES
-from datamodules.cache import cache_folder, locked, sha256_of
+from datamodules.cache import cache_folder, locked, sha256_of, sha256_of_text
 from datamodules.errors import DataError
 
 
 def fetch_and_unpack(
     url: str, root: Path, folder: str, is_whole: Callable[[], bool], sha256: str | None = None
 ) -> None:
-    """Make root/folder, unless it is complete, from an archive in root, which is fetched if it is missing.
+    """Unpack an archive in root as root/folder, unless that is complete. The archive is fetched if it is missing.
 
     Args:
         url: The address of a .zip or .tar.gz.
-        root: The folder of the archive, which stays there, and of its content.
+        root: The folder of the archive, which is not deleted, and of its content.
         folder: The name of the unpacked content. If all members are in one folder, that folder gets this name.
-        is_whole: Tells whether the content is complete. Incomplete content is deleted and made again.
+        is_whole: Returns whether the content is complete. Incomplete content is deleted and made again.
         sha256: The SHA-256 of the archive.
 
     Raises:
-        DataError: If the archive cannot be fetched, is not the right one, or has a member that would leave the folder.
+        DataError: If the archive cannot be fetched, is not the right one, or has a member outside the folder.
     """
-    with locked(cache_folder() / f"fetch-{hashlib.sha256(url.encode()).hexdigest()[:16]}"):
+    with locked(cache_folder() / f"fetch-{sha256_of_text(url)[:16]}"):
         if not is_whole():
             _make(url, root, folder, sha256)
 
@@ -53,7 +52,7 @@ def _make(url: str, root: Path, folder: str, sha256: str | None) -> None:
         unpack(archive, temporary)
         inner = list(temporary.iterdir())
         whole = inner[0] if len(inner) == 1 and inner[0].is_dir() else temporary
-        if (root / folder).exists():  # incomplete, from a tool that was killed
+        if (root / folder).exists():  # incomplete, from a killed process
             shutil.rmtree(root / folder)
         (root / folder).parent.mkdir(parents=True, exist_ok=True)
         os.replace(whole, root / folder)
@@ -83,10 +82,10 @@ def _fetch(url: str, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack the plain files of a .zip or tar archive, and nothing else: no links, no devices.
+    """Unpack the plain files of a .zip or tar archive; links and devices are skipped.
 
     Raises:
-        DataError: If the archive is broken or becomes far larger, or a member's name would leave the folder.
+        DataError: If the archive is broken or becomes far larger, or if a member's name is outside the folder.
     """
     folder.mkdir(parents=True)
     left = max(SMALL, TIMES * archive.stat().st_size)
@@ -103,7 +102,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     if left < 0:
                         raise DataError(f"{archive}: becomes {TIMES} times its size or more; do not trust this archive")
                     file.write(block)
-    # zipfile raises RuntimeError for a member that is encrypted, or packed in a way that it does not know
+    # zipfile raises RuntimeError for a member that is encrypted or has an unknown compression
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         what = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{archive}: broken or cut off ({what}); delete it and run again") from error

@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from datamodules.audio import AudioDataModule, crop_middle
-from datamodules.errors import DataError, require
+from datamodules.errors import DataError, require, require_in
 from datamodules.labels import Labels, labels_of
 from datamodules.samples import Clips, Files, Samples
 from datamodules.sets.esc50 import ESC50
@@ -34,31 +34,31 @@ _MOST_SPOKEN = {"digit": 1, "same": 2, "order": 2, "digits": 3}
 
 
 class Needles(AudioDataModule):
-    """Recordings of any duration in which spoken digits are hidden, once each, in background sounds.
+    """Recordings of any duration with spoken digits hidden in background sounds.
 
-    The digits are those of FSDD in its official split, the backgrounds those of ESC-50: fold 5 for the test, fold 4 for
-    validation, the others for training. So no digit and no background of the test was heard before. A background is a
-    row of clips drawn at random, each brought to the same level. A training epoch draws every recording anew, and
+    The digits are from FSDD with its official split. The backgrounds are from ESC-50: fold 5 for the test, fold 4 for
+    the validation, the others for training. So a model has not heard the digits and backgrounds of the test before. A
+    background is a sequence of random clips, all with the same level. A training epoch draws every recording anew, and
     changes its sounds: digits in speed and colour (louder at some frequencies, softer at others), backgrounds in
-    speed, colour, direction and level, and two of them may sound at once.
+    speed, colour, direction and level, and two backgrounds may overlap.
     The recordings of validation and test are always the same, and their sounds are not changed.
 
     There are four questions. ``digit``: which digit is spoken? A window can answer it. ``same``: two digits are
-    spoken; are they the same one? ``order``: two unlike digits are spoken; is the second one higher (rising) or lower
-    (falling)? The two digits lie in different halves of the recording, so that in a long one no window holds both.
-    ``digits``: which ones are spoken, one to three different ones? It is for the task MultiLabel.
+    spoken; are they the same? ``order``: two different digits are spoken; is the second one higher (rising) or lower
+    (falling)? The two digits are in different halves of the recording, so in a long one no window contains both.
+    ``digits``: which digits are spoken, one to three different ones? This is for the task MultiLabel.
 
     Args:
         root: Folder that holds free-spoken-digit-dataset and ESC-50-master.
         question: ``digit``, ``same``, ``order`` or ``digits``.
-        level_db: Level of a digit above that of the background, in decibels; 0 is as loud as the background.
+        level_db: Level of a digit relative to the background, in decibels.
         background: ``recordings``, or ``noise``: noise with the spectra of the recordings, which never repeats.
         num_train: Recordings of a training epoch.
         num_test: Recordings of the test split, and of the validation split.
         sample_rate_hz: Rate of the recordings.
         seconds: Length of the longest recording.
-        shortest: Length of the shortest recording, in seconds; a recording's length is drawn between the two.
-        test_speakers: As FSDD takes them; if absent, training and test have the same speakers.
+        shortest: Length of the shortest recording, in seconds; lengths are random between the two.
+        test_speakers: See FSDD; if absent, training and test have the same speakers.
         val_speakers: The same for the validation.
         common: Arguments of AudioDataModule.
 
@@ -84,7 +84,7 @@ class Needles(AudioDataModule):
     ) -> None:
         super().__init__(sample_rate_hz=sample_rate_hz, seconds=seconds, **common)
         require(question in _CLASSES, "question", ", ".join(_CLASSES), question, "digit is the easiest")
-        require(-60 <= level_db <= 60, "level_db", "in -60..60", level_db, "15 is easy to hear, 0 is not")
+        require_in("level_db", level_db, -60, 60, "15 is easy to hear, 0 is not")
         is_known = background in ("recordings", "noise")
         require(is_known, "background", "recordings or noise", background, "recordings are those of ESC-50")
         self.class_names = list(_CLASSES[question])
@@ -120,10 +120,10 @@ class Needles(AudioDataModule):
 
         Args:
             seconds: Its duration.
-            trial: Two trials differ in digits, backgrounds and places; the same number is always the same recording.
+            trial: A number that decides the digits, the backgrounds and the places.
 
         Raises:
-            DataError: If recordings have several classes.
+            DataError: If recordings may have several classes.
         """
         if self.question == "digits":
             raise DataError("data.question: digits has recordings of several classes; the figures are those of a fit")
@@ -133,12 +133,12 @@ class Needles(AudioDataModule):
 
 
 class Maker:
-    """Makes recordings of the digits and the backgrounds of a split.
+    """Makes recordings from the digits and the backgrounds of a split.
 
     Args:
-        data: The data module, which knows the question and the levels.
+        data: The data module, with the question and the levels.
         digits: Labelled spoken digits.
-        backgrounds: Background sounds; their labels are not looked at.
+        backgrounds: Background sounds; their labels are not used.
         is_training: Whether sounds are changed at random.
     """
 
@@ -153,7 +153,7 @@ class Maker:
     def __call__(
         self, label: Int64[Tensor, " *classes"], num_samples: int, generator: torch.Generator
     ) -> Float32[Tensor, " s"]:
-        """A recording of a label, so many samples long."""
+        """A recording of a label with num_samples samples."""
         recording = self._background(num_samples, generator)
         spoken = self._spoken(label, generator)
         share = num_samples // len(spoken)
@@ -169,7 +169,7 @@ class Maker:
         return recording * 10 ** (_between(_GAINS_DB, generator) / 20)
 
     def labels(self, count: int, generator: torch.Generator) -> Labels:
-        """The labels of so many recordings: of every class as many, or one to three classes at random."""
+        """The labels of `count` recordings: every class equally often, or one to three random classes for each."""
         if self.data.question != "digits":
             return torch.arange(count) % self.data.num_classes
         numbers = torch.randint(1, _MOST_SPOKEN["digits"] + 1, (count,), generator=generator).tolist()
@@ -195,7 +195,7 @@ class Maker:
         while begin < num_samples:
             clip = self._background_clip(generator)
             if begin == 0:
-                clip = clip[_draw(len(clip) // 2, generator) :]  # so that borders are not at the same times everywhere
+                clip = clip[_draw(len(clip) // 2, generator) :]  # else all clips would begin at the same times
             ramp = torch.linspace(0, 1, fade)
             clip = torch.cat([clip[:fade] * ramp, clip[fade:-fade], clip[-fade:] * ramp.flip(0)])
             part = clip[: num_samples - begin]
@@ -220,12 +220,12 @@ class Maker:
 
 
 class Recordings(Clips):
-    """Recordings of a split; those of a training are drawn anew in every epoch.
+    """The recordings of a split. A training draws them anew in every epoch.
 
     Args:
-        maker: Makes them.
-        count: How many.
-        split: A number that makes the recordings of two splits unlike.
+        maker: Makes the recordings.
+        count: The number of recordings.
+        split: The number of the split, so that splits have different recordings.
     """
 
     def __init__(self, maker: Maker, count: int, split: int) -> None:
@@ -246,11 +246,11 @@ class Recordings(Clips):
 
     @property
     def is_cropped(self) -> bool:
-        """True: a training draws every recording anew."""
+        """True, so that a training draws every recording anew."""
         return True
 
     def fixed(self, index: int) -> Float32[Tensor, " s"]:
-        """The recording of an index as evaluations hear it."""
+        """The recording of an index in evaluations."""
         return self.sample(index, torch.Generator().manual_seed(1_000_003 * self.seed + index))
 
     def sample(self, index: int, generator: torch.Generator | None = None) -> Float32[Tensor, " s"]:
@@ -271,26 +271,26 @@ def _between(limits: tuple[float, float], generator: torch.Generator) -> float:
 def _changed(
     waveform: Float32[Tensor, " s"], kind: Literal["digits", "backgrounds"], generator: torch.Generator
 ) -> Float32[Tensor, " t"]:
-    """A sound of a training at another speed and in another colour, both drawn at random."""
+    """A training sound at a random speed and with a random colour."""
     waveform = _at_speed(waveform, _between(_TRAINING_SPEEDS[kind], generator))
     most = _TRAINING_COLOURS_DB[kind]
     return _coloured(waveform, most * (2 * torch.rand(_COLOUR_GAINS, generator=generator) - 1))
 
 
 def _coloured(waveform: Float32[Tensor, " s"], gains_db: Float32[Tensor, " gains"]) -> Float32[Tensor, " s"]:
-    """A waveform through a filter with these gains at frequencies equally spaced from 0 to half of the rate."""
+    """A waveform after a filter with these gains, at frequencies equally spaced from 0 to half of the sample rate."""
     reach = len(gains_db) - 1  # the filter has taps from -reach to reach, and half of its last tap at each end
     taps = torch.fft.irfft(10 ** (gains_db / 20)).roll(reach)
     taps = torch.cat([taps[:1] / 2, taps[1:], taps[:1] / 2])
     padded = torch.nn.functional.pad(waveform, (reach, reach))
     filtered = torch.zeros_like(waveform)
-    for delay, tap in enumerate(taps.tolist()):  # conv1d is compiled anew for every length, which takes longer
+    for delay, tap in enumerate(taps.tolist()):  # conv1d is slower, because it is compiled for every length
         filtered.add_(padded[delay : delay + len(waveform)], alpha=tap)
     return filtered
 
 
 def _at_speed(waveform: Float32[Tensor, " s"], speed: float) -> Float32[Tensor, " t"]:
-    """A waveform played faster, and so higher, or slower."""
+    """A waveform played faster and so higher, or slower and so lower."""
     length = max(round(len(waveform) / speed), 1)
     return torch.nn.functional.interpolate(waveform[None, None], length, mode="linear")[0, 0]
 

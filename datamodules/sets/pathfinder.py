@@ -4,28 +4,29 @@ import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from datamodules.cache import kept
-from datamodules.errors import require
+from datamodules.cache import cached
+from datamodules.errors import require, require_in
 from datamodules.images import ImageDataModule
 from datamodules.samples import LabelledTensors
 
 SIZES = (32, 64, 128, 256)
-_VERSION = 1  # of the drawing: a change makes new files in the cache
-_FROM_DOTS = 3.0  # least distance of other paths from where a dot may be
+_VERSION = 1  # increased when the drawing changes
+_FROM_DOTS = 3.0  # the least distance of other paths from a possible dot
 _CHUNK = 50  # images that one process makes at a time
 
 
 class Pathfinder(ImageDataModule):
     """SYNTHETIC images, uint8 (1, size, size): two long dashed paths, shorter ones that distract, and two dots.
 
-    Half of the images have the dots on both ends of one long path ("joined"), half on one end of each long path
-    ("apart"). Everything grows with the size, so that the task is the same at every length of the sequence. Source:
+    In half of the images, the dots are at both ends of one long path ("joined"), in the others at one end of each long
+    path ("apart"). Everything scales with the size, so the task is the same at every sequence length. Source:
     Linsley, Kim, Veerabadran, Windolf and Serre, Learning long-range spatial dependencies with horizontal gated
     recurrent units (2018); Tay et al., Long Range Arena (2021), which trains on 160,000 images of 32 and 128 pixels a
     side. The drawing is our own (draw_paths has the rules), and there are fewer images, so accuracies cannot be
@@ -51,8 +52,8 @@ class Pathfinder(ImageDataModule):
     ) -> None:
         super().__init__(**common)
         require(size in SIZES, "size", "one of 32, 64, 128, 256", size, "32 is a start")
-        require(2 <= dashes <= 14, "dashes", "in 2..14", dashes, "9 is of middle difficulty")
-        require(0 <= distractors <= 12, "distractors", "in 0..12", distractors, "more would find no room")
+        require_in("dashes", dashes, 2, 14, "9 is of middle difficulty")
+        require_in("distractors", distractors, 0, 12, "more would find no room")
         require(num_train >= 20, "num_train", "20 or more", num_train, "20000 trains a small model")
         require(num_test >= 2, "num_test", "2 or more", num_test, "2000 measures to a percent")
         self.size, self.dashes, self.distractors = size, dashes, distractors
@@ -63,8 +64,8 @@ class Pathfinder(ImageDataModule):
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
         count = self.num_train + self.num_test
         what = (_VERSION, self.size, self.dashes, self.distractors, self.seed, count)
-        images = kept(
-            "pathfinder", repr(what), lambda: torch.from_numpy(np.concatenate(list(self._make(count))))[:, None]
+        images = cached(
+            "pathfinder", repr(what), lambda: torch.from_numpy(np.concatenate([*self._make(count)]))[:, None]
         )
         labels = torch.arange(count) % 2
         train = LabelledTensors(images[: self.num_train], labels[: self.num_train])
@@ -76,25 +77,14 @@ class Pathfinder(ImageDataModule):
             ProcessPoolExecutor(os.cpu_count()) as pool,
             tqdm(total=count, desc="drawing paths", delay=2, disable=None) as bar,
         ):
-            for images in pool.map(self._draw, chunks):
+            settings = (self.size, self.dashes, self.distractors, self.seed)
+            for images in pool.map(partial(_draw, *settings), chunks):
                 bar.update(len(images))
                 yield images
 
-    def _draw(self, numbers: range) -> np.ndarray:
-        return np.stack(
-            [
-                draw_paths(self.size, self.dashes, self.distractors, number % 2 == 1, [self.seed, number])
-                for number in numbers
-            ]
-        )
 
-    def __reduce__(self) -> Any:  # only the settings are sent to the drawing processes
-        settings = (self.size, self.dashes, self.distractors, self.num_train, self.num_test)
-        return _rebuilt, (*settings, self.seed)
-
-
-def _rebuilt(size: int, dashes: int, distractors: int, num_train: int, num_test: int, seed: int) -> Pathfinder:
-    return Pathfinder(size, dashes, distractors, num_train, num_test, seed=seed)
+def _draw(size: int, dashes: int, distractors: int, seed: int, numbers: range) -> np.ndarray:
+    return np.stack([draw_paths(size, dashes, distractors, number % 2 == 1, [seed, number]) for number in numbers])
 
 
 def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: list[int]) -> np.ndarray:

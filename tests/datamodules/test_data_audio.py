@@ -82,7 +82,7 @@ def test_an_mp3_read_in_parts_has_the_samples_of_the_whole(tmp_path):
         part_in_order, _, damage = read_until_break(tmp_path / "x.mp3", start, start + 1.5, in_order=True)
         expected = once[round(start * rate_hz) : round((start + 1.5) * rate_hz)]
         torch.testing.assert_close(part_in_order, expected, atol=1e-5, rtol=0)
-        assert damage is None and sound_files._kept.key is not None
+        assert damage is None and sound_files._last.key is not None
     soundfile.write(tmp_path / "x.mp3", chirp[::-1].copy(), 48_000, format="MP3")
     other, *_ = read_until_break(tmp_path / "x.mp3", 2.0, 3.5, in_order=True)
     assert (other - part_in_order).abs().max() > 0.1  # the file is another one

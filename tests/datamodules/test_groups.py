@@ -10,7 +10,7 @@ import torch
 from small_sets import SMALL
 from test_splits import grey, noise, of_table
 
-from datamodules import ESC50, AudioFolder, DataError, ImageFolder, Needles
+from datamodules import ESC50, AudioFolder, DataError, Digits, ImageFolder, Needles
 from datamodules.hold_out import folds_of
 from longseq.arguments import arguments_of
 
@@ -170,6 +170,22 @@ def test_folds_that_cannot_be_are_refused_in_the_first_one(options: dict, said: 
         grey(tmp_path / "ab"[number % 2] / f"{number}.png")
     with pytest.raises(DataError, match=f"^{re.escape(said)}"):
         ImageFolder(str(tmp_path), fold=1, **options).setup()
+
+
+class Spoken(Digits):
+    """Digits in groups of seven: the sample 7 k + i is of group k."""
+
+    def groups_of(self, train):
+        return [f"speaker {int(name) // 7}" for name in train.names]
+
+
+def test_a_drawn_validation_keeps_groups_whole() -> None:
+    data = Spoken()
+    data.setup()
+    groups = [{int(name) // 7 for name in samples.names} for samples in (data.train_set, data.val_set)]
+    assert not groups[0] & groups[1]
+    num_train, num_val = len(data.train_set), len(data.val_set)
+    assert num_train + num_val == 1438 and 120 <= num_val <= 170
 
 
 def test_a_validation_split_that_is_drawn_has_no_folds(tmp_path, monkeypatch) -> None:
