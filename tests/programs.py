@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from datamodules.inputs import InputSpec
-from longseq.deploy.program import Program
+from longseq.deploy._program import Program
 from longseq.training import Classifier
 
 

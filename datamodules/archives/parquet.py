@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from datamodules.archives._shard_index import REMEDY
 from datamodules.archives.parquet_pages import BOMB, SMALL, TIMES, rows_at_once
-from datamodules.archives.shard_index import REMEDY
 from datamodules.archives.write_shards import write_tar
 from datamodules.cache import cache_file, locked, stamp
 from datamodules.errors import DataError

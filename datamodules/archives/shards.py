@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from datamodules.archives.shard_list import ShardList
+from datamodules.archives._shard_list import ShardList
 from datamodules.archives.write_shards import CLASSES
 from datamodules.cache import cached, sha256_of, stamp
 from datamodules.decoding.packed import Packed

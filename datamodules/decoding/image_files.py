@@ -18,8 +18,8 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from datamodules.decoding._quiet import without_noise
 from datamodules.decoding.packed import Packed, Source
-from datamodules.decoding.quiet import without_noise
 from datamodules.errors import DataError, counted
 
 # By the format's name in Pillow. Without this list, Pillow would also pass PostScript to an interpreter.

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
 from datamodules.cache import stamp
+from datamodules.decoding._quiet import without_noise
+from datamodules.decoding._sound_mended import StandIn, mended
 from datamodules.decoding.packed import Packed, Source
-from datamodules.decoding.quiet import without_noise
-from datamodules.decoding.sound_mended import StandIn, mended
 from datamodules.errors import DataError
 
 SUFFIXES = frozenset({".aif", ".aiff", ".au", ".caf", ".flac", ".mp3", ".ogg", ".opus", ".w64", ".wav"})

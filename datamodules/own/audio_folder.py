@@ -22,7 +22,7 @@ from datamodules.decoding.sound_files import (
     seconds_of,
 )
 from datamodules.errors import DataError, counted, require, say
-from datamodules.own.clips import cut_into_clips
+from datamodules.own._clips import cut_into_clips
 from datamodules.own.files import FileDataModule, Item
 from datamodules.own.own_files import OwnFiles
 from datamodules.own.scan import Facts

@@ -13,12 +13,12 @@ import torch
 
 from datamodules.errors import DataError, counted, require, say
 from datamodules.labels import Labels
-from datamodules.own.column_names import OWN
-from datamodules.own.copies import contradictions, lines_on, merged
+from datamodules.own._column_names import OWN
+from datamodules.own._copies import contradictions, lines_on, merged
+from datamodules.own._table import read_table, refuse_other_tasks
 from datamodules.own.files import FileDataModule, Item
 from datamodules.own.find import SPLITS, find_in_class_folders
 from datamodules.own.scan import LeftOut, walk
-from datamodules.own.table import read_table, refuse_other_tasks
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 

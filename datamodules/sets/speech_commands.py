@@ -11,12 +11,12 @@ from datamodules.own.files import Item
 from datamodules.sets.fetch import fetch_and_unpack
 
 URL = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
-SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"
+_SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"
 FOLDER = "SpeechCommands/speech_commands_v0.02"
-LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}  # of the clips of each split
-NUM_CLIPS = 105_829  # of the whole data set
+_LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}  # of the clips of each split
+_NUM_CLIPS = 105_829  # of the whole data set
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
-NOISE = "_background_noise_"
+_NOISE = "_background_noise_"
 _EXTRA = 0.1  # clips of silence, and also of unknown words, for each clip of the ten words
 
 
@@ -57,13 +57,13 @@ class SpeechCommands(AudioFiles):
     def find(self) -> list[Item]:
         if self.download:
             root = Path(self.root).expanduser()
-            fetch_and_unpack(URL, root, FOLDER, self._is_whole, SHA256)
+            fetch_and_unpack(URL, root, FOLDER, self._is_whole, _SHA256)
         base = self._base()
         if base is None:
-            lists = f"{FOLDER} with {' and '.join(LISTS.values())}"
+            lists = f"{FOLDER} with {' and '.join(_LISTS.values())}"
             raise DataError(f"{self.root}: no {lists}; unpack {URL} there, or set data.download to true")
         prefix = base.relative_to(self.folder)
-        listed = {name: split for split, file in LISTS.items() for name in (base / file).read_text().split()}
+        listed = {name: split for split, file in _LISTS.items() for name in (base / file).read_text().split()}
         present = {f"{path.parent.name}/{path.name}" for path in base.glob("[a-z]*/*.wav")}
         # a listed file should be there; the scan reports those that are missing
         items = [
@@ -87,9 +87,9 @@ class SpeechCommands(AudioFiles):
 
     def _silence(self, base: Path, words: list[Item]) -> list[Item]:
         """Clips of one second of noise: the first 80 % of each recording for training, 10 % for each other split."""
-        paths = sorted((base / NOISE).glob("*.wav"))
+        paths = sorted((base / _NOISE).glob("*.wav"))
         if not paths:
-            raise DataError(f"{base / NOISE}: no background noise; the 12-class task needs it, 10 and 35 do not")
+            raise DataError(f"{base / _NOISE}: no background noise; the 12-class task needs it, 10 and 35 do not")
         generator = random.Random(self.seed)
         chosen = []
         for split, (first, last) in {"train": (0.0, 0.8), "val": (0.8, 0.9), "test": (0.9, 1.0)}.items():
@@ -103,11 +103,11 @@ class SpeechCommands(AudioFiles):
     def _base(self) -> Path | None:
         root = Path(self.root).expanduser()
         bases = (root / FOLDER, root)
-        return next((base for base in bases if all((base / file).is_file() for file in LISTS.values())), None)
+        return next((base for base in bases if all((base / file).is_file() for file in _LISTS.values())), None)
 
     def _is_whole(self) -> bool:
         base = self._base()
-        return base is not None and sum(1 for _ in base.glob("[a-z]*/*.wav")) >= NUM_CLIPS
+        return base is not None and sum(1 for _ in base.glob("[a-z]*/*.wav")) >= _NUM_CLIPS
 
 
 def _share(words: list[Item], split: str) -> int:

@@ -62,7 +62,7 @@ class AttentionLayer(TokenMixer):
             remedy = f"def {name}(heads): and then {', '.join(Heads._fields)} = heads"
             raise ArgumentError("formula", f"{what}; write {remedy}") from error
         self.rotary = rotary
-        self.turn: Any = getattr(trained, "turn", None)  # queries and keys by a trunk's rope: timm_rotary.py
+        self.turn: Any = getattr(trained, "turn", None)  # queries and keys by a trunk's rope: _timm_rotary.py
         self.formula, self.independent_queries = formula, independent_queries
         self.num_heads = trained.num_heads
         self.attn_dim = trained.attn_dim

@@ -10,10 +10,10 @@ from timm.models.eva import EvaAttention
 from torch import nn
 
 from longseq.arguments import ArgumentError
+from longseq.attention._timm_rotary import as_plain
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.mechanism import Mechanism
-from longseq.attention.timm_rotary import as_plain
 from longseq.compat.timm import Trunk
 
 _OF_PAIRS = "it adds a number to the score of every pair of tokens, and shortened keys are no tokens"

@@ -119,9 +119,9 @@ class VermaLayer(AttentionLayer):
         length_scaling: float = 0.0,
         scale: float | None = None,
     ) -> None:
-        formula = verma_formula
+        formula = _verma_formula
         if length_scaling or scale is not None:
-            formula = partial(verma_formula, length_scaling=length_scaling, scale=scale)
+            formula = partial(_verma_formula, length_scaling=length_scaling, scale=scale)
         super().__init__(trained, formula, project_keys, project_values, independent_queries=True)
         self.length_scaling = length_scaling
         self.scale = (self.attn_dim // self.num_heads) ** -0.5 if scale is None else scale
@@ -234,7 +234,7 @@ class OverTokens(torch.autograd.Function):
         return x @ grads[0].mT, L @ grads[0]
 
 
-def verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | None = None) -> Float[Tensor, "b h n c"]:
+def _verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | None = None) -> Float[Tensor, "b h n c"]:
     """H (L V) with normalised rows. Dropout is applied to L, the weights of the tokens, as in softmax attention."""
     queries, keys, values, _, key_mask, dropout = heads
     factor = queries.shape[-1] ** -0.5 if scale is None else scale

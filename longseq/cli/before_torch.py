@@ -19,7 +19,7 @@ from longseq.cli.names import shown
 from longseq.cli.process.threads import keep_to_quota
 
 # What `fit --help` shows; with anything beside it, it lists all flags.
-FIRST_FLAGS = {
+_FIRST_FLAGS = {
     "--config FILE": "a configuration: image/folder and audio/folder are for files of your own",
     "--data.root DIR": "the folder of the data: a folder for each class, or train/, val/ and test/ with such folders",
     "--minutes 10": "how long to train, the test included; or --trainer.max_epochs 60",
@@ -102,7 +102,7 @@ def _help_of_fit() -> str:
 
 usage: longseq fit --config FILE [--FLAG VALUE ...]
 
-{_columns(FIRST_FLAGS)}
+{_columns(_FIRST_FLAGS)}
 
 All flags: longseq fit --config image/folder --help
 Those of a class: longseq fit --model.encoder.help ImageEncoder

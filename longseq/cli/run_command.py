@@ -34,7 +34,7 @@ from longseq.compat.torch import message_of_worker
 from longseq.files.description import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
-from longseq.training.signals import said
+from longseq.training.signals import stopped_line
 
 
 def run(args: list[str], began: float) -> None:
@@ -92,7 +92,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, Stopped):
         return str(error), error.exit_code
     if received := signal_behind(error):
-        return said(received), 128 + received
+        return stopped_line(received), 128 + received
     if isinstance(error, SystemExit):
         return None
     if isinstance(error, MisconfigurationException):

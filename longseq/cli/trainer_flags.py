@@ -40,7 +40,7 @@ def _batches(remedy: str, some: bool = False) -> _Bound:
 
 
 # Lightning accepts other numbers too: with them it waits for ever, divides by zero, or does nothing.
-BOUNDS: dict[str, _Bound] = {
+_BOUNDS: dict[str, _Bound] = {
     "minutes": _Bound(lambda value: 0 < value <= 1e6, "positive and at most a million", "10 is a start"),
     "folds": _Bound(lambda value: 2 <= value <= 1000, "in 2..1000", "5 is usual"),
     "skip_bad_steps": _count(0, "0 leaves none out"),
@@ -78,8 +78,8 @@ def refuse_wrong_numbers(settings: Namespace) -> None:
             raise UserError(f"{key}: got {value}; give a finite number")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise UserError(f"{key}: {value} is beyond what 64 bits hold; give a smaller number")
-        if key in BOUNDS and not BOUNDS[key].holds(value):
-            raise UserError(f"{key}: must be {BOUNDS[key].rule}, got {value}; {BOUNDS[key].remedy}")
+        if key in _BOUNDS and not _BOUNDS[key].holds(value):
+            raise UserError(f"{key}: must be {_BOUNDS[key].rule}, got {value}; {_BOUNDS[key].remedy}")
 
 
 def warn_of_slow_precision(trainer: pl.Trainer) -> None:

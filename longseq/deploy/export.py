@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.deploy.formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx, write_torch
+from longseq.deploy._formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx, write_torch
+from longseq.deploy._program import Program
 from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file, refuse_others_files
-from longseq.deploy.program import Program
 from longseq.files.storage import refuse_foreign, replacing
 from longseq.reports.plots import machine
 from longseq.training.answers.events import thresholds_of

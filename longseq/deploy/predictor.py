@@ -23,8 +23,8 @@ from longseq.files.description import describe
 from longseq.files.model_folder import FILES, refuse_other_model, write_model_folder
 from longseq.training.answers.events import Event, Settings
 from longseq.training.answers.predictions import (
-    Gathering,
-    Hearing,
+    EventDetector,
+    FilePredictions,
     Prediction,
     answers,
     batches_of,
@@ -82,7 +82,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         has_times = window is not None or hop is not None
         for source in _listed(inputs):
             answered = self._answers(source, window, hop)
-            gathering = Gathering(self.model, has_times, top)
+            gathering = FilePredictions(self.model, has_times, top)
             for of_part in answered:
                 predictions += gathering.add(of_part)
         return predictions
@@ -114,7 +114,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
             ValueError: If a setting is out of its range, the model sees images, or an array is no waveform.
         """
         answered = self._answers(recording, window, hop, scores=True)
-        hearing = Hearing(self.model, Settings(threshold, smooth, gap, shortest))
+        hearing = EventDetector(self.model, Settings(threshold, smooth, gap, shortest))
         for of_part in answered:
             hearing.add(of_part)
         (heard,) = hearing.heard()

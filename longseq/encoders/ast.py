@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from longseq.arguments import require, require_positive
 from longseq.attention import Mechanism
-from longseq.encoders.ast_weights import read_config, read_weights
-from longseq.encoders.kaldi import KaldiLogMel
+from longseq.encoders._ast_weights import read_config, read_weights
+from longseq.encoders._kaldi import KaldiLogMel
 from longseq.encoders.patches import OverlappingPatchEmbed, without_padding
 from longseq.encoders.positions import Positions
 from longseq.encoders.sound import SoundEncoder, padded_clips

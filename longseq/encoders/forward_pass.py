@@ -13,10 +13,10 @@ from longseq.arguments import ArgumentError
 from longseq.attention.shard import Shard, summed
 from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
 from longseq.compat.torch import at_least_float32, is_hooked
-from longseq.encoders.block import run_block
+from longseq.encoders._block import run_block
+from longseq.encoders._reversible import run_reversible
 from longseq.encoders.local import LocalBlock
 from longseq.encoders.patches import count_columns, count_rows, embed_patches, is_present, without_padding
-from longseq.encoders.reversible import run_reversible
 from longseq.encoders.stem import StemEmbed
 
 

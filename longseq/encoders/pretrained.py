@@ -11,10 +11,10 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention import Mechanism
 from longseq.attention.plug import REFUSED
+from longseq.encoders._timm_models import config_of, created, statistics_of
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.naflex import at_one_size
-from longseq.encoders.timm_models import config_of, created, statistics_of
 from longseq.encoders.trunk import Sizes, picture_shape
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from longseq.arguments import require
+from longseq.encoders._timm_models import config_of, created, statistics_of
 from longseq.encoders.patches import without_padding
 from longseq.encoders.stem import Rows, Stage, Stem
-from longseq.encoders.timm_models import config_of, created, statistics_of
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ LIBRARIES = (
     "pytorch_lightning.loggers", "pytorch_lightning.plugins", "pytorch_lightning.profilers",
     "pytorch_lightning.strategies",
 )  # fmt: skip
-ALLOWED_PACKAGES: list[str] = []  # the user's own packages: --allow_class
+_ALLOWED_PACKAGES: list[str] = []  # the user's own packages: --allow_class
 
 Plan = Callable[[], Any]  # its call makes the described object
 
@@ -48,7 +48,7 @@ def allow_classes(packages: list[str]) -> None:
         import_path_allowlist=[*OURS, *LIBRARIES, *packages],
         instantiate_subclass_spec_in_any=False,  # a description stays one where any value is expected
     )
-    ALLOWED_PACKAGES.extend(packages)
+    _ALLOWED_PACKAGES.extend(packages)
 
 
 def describe(value: Any) -> Any:
@@ -192,7 +192,7 @@ def class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
     if not expected:
         raise CheckpointError(f"{key}: no object is expected here, got one of {path}; leave it out")
     libraries = [package for package in LIBRARIES if any(_is_of(kind.__module__, [package]) for kind in expected)]
-    if not _is_of(path, [*OURS, *libraries, *ALLOWED_PACKAGES]):
+    if not _is_of(path, [*OURS, *libraries, *_ALLOWED_PACKAGES]):
         package = path.partition(".")[0]
         raise CheckpointError(f"{key}: {path} may not be named; --allow_class {package} if you trust it")
     kind = _imported(path)
@@ -233,7 +233,7 @@ def _imported(path: str) -> Any:
 def _refuse_function(value: Any, key: str) -> None:
     """Refuse a function, which may do anything, unless it is in one of the user's own packages (--allow_class)."""
     path = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    if not _is_of(path, ALLOWED_PACKAGES):
+    if not _is_of(path, _ALLOWED_PACKAGES):
         package = path.partition(".")[0]
         raise CheckpointError(f"{key}: {path} may not be named; --allow_class {package} if you trust it")
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.reports.checks import require_positive
+from longseq.reports._checks import require_positive
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
 
 

@@ -11,8 +11,8 @@ import psutil
 import torch
 
 from longseq.arguments import ArgumentError
+from longseq.reports._checks import Device, require_device, require_positive
 from longseq.reports.cell import MECHANISMS, WITH_K, Cell, Result, benchmark_cell_apart
-from longseq.reports.checks import Device, require_device, require_positive
 from longseq.reports.plots import COLOURS, Report, colour_of, machine, markdown, panels, styled, write_csv
 
 _BASELINES = ("softmax-written", "softmax")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.files.checkpoint import CheckpointError
-from longseq.reports.checks import Device, require_device, require_positive
+from longseq.reports._checks import Device, require_device, require_positive
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
 from longseq.training.answers.predictions import answers, model_and_data

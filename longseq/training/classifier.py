@@ -31,12 +31,12 @@ from longseq.files.description import build_from, describe, naming
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
+from longseq.training._freezing import freeze_encoder, keep_frozen_statistics
+from longseq.training._initial_weights import start_from_checkpoint, start_from_data
 from longseq.training.data import data_of
 from longseq.training.devices.processes import Loss, is_spare_batch, loss_of_step
 from longseq.training.distillation import Teacher
 from longseq.training.divergence import BadSteps
-from longseq.training.freezing import freeze_encoder, keep_frozen_statistics
-from longseq.training.initial_weights import start_from_checkpoint, start_from_data
 from longseq.training.mix import Mix
 from longseq.training.optimizer import lengths_of, set_rates
 from longseq.training.recipe import Recipe

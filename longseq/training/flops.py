@@ -32,7 +32,7 @@ PEAK_FLOPS = {
     "NVIDIA GeForce RTX 4090": 165e12,
     "NVIDIA GeForce RTX 3090": 71e12,
 }
-HALF_PRECISIONS = ("bf16-mixed", "bf16-true", "16-mixed", "16-true")
+_HALF_PRECISIONS = ("bf16-mixed", "bf16-true", "16-mixed", "16-true")
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
@@ -42,7 +42,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
         device_name: As torch.cuda.get_device_name gives it.
         precision: As trainer.precision gives it; only the half precisions are in the table.
     """
-    return PEAK_FLOPS.get(device_name) if precision in HALF_PRECISIONS else None
+    return PEAK_FLOPS.get(device_name) if precision in _HALF_PRECISIONS else None
 
 
 class Flops(NamedTuple):

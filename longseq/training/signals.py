@@ -54,7 +54,7 @@ def _received(source: socket.socket | None, flags: int = 0) -> bytes:
     return b""
 
 
-def said(number: int) -> str:
+def stopped_line(number: int) -> str:
     """The line for a command that a signal has stopped, where nothing was saved."""
     return f"{signal.Signals(number).name}: stopped; start it again (a training with --resume)"
 
@@ -101,7 +101,7 @@ def _end(number: int) -> None:
     with suppress(Exception):  # whatever fails, the process ends
         _watched.clean_up()
         sys.stdout.flush()
-        print(said(number), file=sys.stderr, flush=True)
+        print(stopped_line(number), file=sys.stderr, flush=True)
     os._exit(128 + number)
 
 

@@ -12,7 +12,7 @@ from tones import tone
 
 import longseq
 from longseq.training.answers.events import Settings
-from longseq.training.answers.predictions import Hearing, answers, batches_of
+from longseq.training.answers.predictions import EventDetector, answers, batches_of
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_one_pass_has_the_predictions_the_features_and_the_events(checkpoint, re
         torch.stack([answered.probabilities for answered in found]),
         torch.stack([prediction.probabilities for prediction in of_windows]),
     )
-    hearing = Hearing(model, Settings())
+    hearing = EventDetector(model, Settings())
     for answered in found:
         hearing.add(answered)
     for path, heard, features in zip(recordings, hearing.heard(), predictor.embed(recordings, 0.2, 0.1), strict=True):

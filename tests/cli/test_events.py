@@ -18,7 +18,7 @@ from longseq.cli.predict.command import draw, say_if_long
 from longseq.cli.predict.windows_without_events import Eventless
 from longseq.tasks import MultiLabel
 from longseq.training.answers.events import Event, EventFinder, Settings, Stitching, smoothed, stretches
-from longseq.training.answers.predictions import Dividing, Heard, Hearing
+from longseq.training.answers.predictions import ByPart, EventDetector, Recording
 from longseq.training.classifier import Answers, Classifier
 
 
@@ -126,12 +126,15 @@ def test_where_windows_overlap_their_mean_counts() -> None:
     torch.testing.assert_close(torch.cat(pieces), torch.tensor([[0.2], [0.6], [0.6], [0.0], [0.3]]))
 
 
-def hearing_of(parts: list[tuple[str, float, float]], rows: int, heard: int) -> list[Heard]:
+def hearing_of(parts: list[tuple[str, float, float]], rows: int, heard: int) -> list[Recording]:
     """What is heard in parts of which so many were predicted, each with so many rows of 0.1 s and a probability of
     0.95 in each."""
     encoder = SpectrogramEncoder(8000, 1.0, Verma(), num_mels=8, dim=8, depth=1, heads=1, hop_ms=100.0)
     model = Classifier(encoder, 2, ["a", "b"], MultiLabel())
-    hearing, divide = Hearing(model, Settings(0.5, smooth=0.0, gap=0.0, shortest=0.0), keeps_rows=True), Dividing(parts)
+    hearing, divide = (
+        EventDetector(model, Settings(0.5, smooth=0.0, gap=0.0, shortest=0.0), keeps_rows=True),
+        ByPart(parts),
+    )
     for _ in range(heard):
         for answered in divide(Answers(scores=torch.full((1, rows, 2), 0.95).logit())):
             hearing.add(answered)
@@ -178,7 +181,7 @@ def test_each_class_is_heard_from_its_own_threshold_on() -> None:
     chances[0, 10:30, 0], chances[0, 20:50, 1], chances[0, 60:70, 0], chances[0, 60:80, 1] = 0.4, 0.95, 0.2, 0.8
     sure = Settings(smooth=0, gap=0)
     answered = Answers(scores=chances[0].logit(), part=("a.wav", 0.0, 1.0), is_last=True)
-    hearing = Hearing(model, sure)
+    hearing = EventDetector(model, sure)
     hearing.add(answered)
     (heard,) = hearing.heard()
     expected = [Event(0.1, 0.3, "owl", 0.4), Event(0.2, 0.5, "frog", 0.95)]
@@ -186,7 +189,7 @@ def test_each_class_is_heard_from_its_own_threshold_on() -> None:
         (pytest.approx(event.start), pytest.approx(event.end), event.class_name) for event in expected
     ]
     assert [event.score for event in heard.events] == pytest.approx([event.score for event in expected])
-    hearing = Hearing(model, sure._replace(threshold=0.15))
+    hearing = EventDetector(model, sure._replace(threshold=0.15))
     hearing.add(answered)
     assert [event.class_name for event in hearing.heard()[0].events] == ["owl", "frog", "owl", "frog"]
 
@@ -205,8 +208,8 @@ def windows_without_an_event(events: list[Event], capsys, **settings: float) -> 
     parts = [("a.wav", start, start + 1.0) for start in (0.0, 1.0, 2.0)]
     eventless = Eventless(model, Settings(**settings))
     chances = torch.tensor([[0.3, 0.5], [0.2, 0.5], [0.4, 0.8]])
-    eventless.take(Heard("a.wav", 3.0, None, events, list(zip(parts, chances, strict=True))))
-    eventless.take(Heard("b.wav", 1.0, None, [], [(("b.wav", 0.0, 1.0), torch.tensor([0.1, 0.1]))]))
+    eventless.take(Recording("a.wav", 3.0, None, events, list(zip(parts, chances, strict=True))))
+    eventless.take(Recording("b.wav", 1.0, None, [], [(("b.wav", 0.0, 1.0), torch.tensor([0.1, 0.1]))]))
     eventless.say()
     return capsys.readouterr().err
 
@@ -271,7 +274,7 @@ def test_a_picture_has_the_sound_the_probabilities_and_the_events_at_their_times
     rows = torch.zeros(111, 2)  # of 10 ms, the last one centred on the last sample
     rows[20:40, 1] = 0.8
     low = Event(0.2, 0.4, "low", 0.8)
-    figure = draw(Heard(str(recording), 1.1, rows, [low]), predictor.model, predictor.data)
+    figure = draw(Recording(str(recording), 1.1, rows, [low]), predictor.model, predictor.data)
     above, middle, below = figure.axes
     (spectrogram,) = above.images
     bands = predictor.model.encoder.num_mels
@@ -296,7 +299,7 @@ def test_dollars_in_a_name_are_no_formula(free_checkpoint, recording, tmp_path) 
     predictor = longseq.load(free_checkpoint)
     predictor.model.class_names[1] = "$x^$"
     figure = draw(
-        Heard(str(path), 1.1, torch.zeros(111, 2), [Event(0.2, 0.4, "$x^$", 0.8)]), predictor.model, predictor.data
+        Recording(str(path), 1.1, torch.zeros(111, 2), [Event(0.2, 0.4, "$x^$", 0.8)]), predictor.model, predictor.data
     )
     figure.draw_without_rendering()
 

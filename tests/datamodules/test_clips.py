@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from datamodules import AudioFolder, DataError
-from datamodules.own.clips import cut_into_clips
+from datamodules.own._clips import cut_into_clips
 from datamodules.own.files import Item
 
 ROWS = [

@@ -11,7 +11,7 @@ import torch
 
 from datamodules import AudioFolder, DataError, ImageFolder
 from datamodules.hold_out import hold_out_files
-from datamodules.own.copies import merged
+from datamodules.own._copies import merged
 
 
 def copy(root: Path, *pairs: tuple[str, str]) -> None:

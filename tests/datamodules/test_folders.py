@@ -21,7 +21,7 @@ from small_sets import picture
 from datamodules import AudioFolder, DataError, ImageFolder
 from datamodules.decoding.sound_files import examine_sound, header_of
 from datamodules.labels import written
-from datamodules.own.table import read_table
+from datamodules.own._table import read_table
 from datamodules.samples import Clips
 
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--model.encoder.heads", "1",

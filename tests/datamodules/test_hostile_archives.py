@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from datamodules import DataError, ImageShards
-from datamodules.archives.shard_index import index_of
+from datamodules.archives._shard_index import index_of
 from datamodules.labels import labels_of
 from datamodules.sets.fetch import unpack
 from longseq.reports.cell import peak_of

@@ -18,7 +18,7 @@ from PIL import Image
 from datamodules import DataError, ImageShards
 from datamodules.archives.parquet import opened_parquet, rows_of
 from datamodules.cache import cache_folder
-from datamodules.own.table import read_table
+from datamodules.own._table import read_table
 from longseq.reports.cell import peak_of
 
 MIB = 2**20

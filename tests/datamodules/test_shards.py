@@ -34,7 +34,7 @@ from datamodules import (
     SpeechCommands,
     Vowels,
 )
-from datamodules.archives.shard_index import index_of
+from datamodules.archives._shard_index import index_of
 from datamodules.archives.write_shards import write_tar
 
 PNG = frozenset({".png"})

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 from datamodules import AudioFolder, DataError
-from datamodules.decoding import sound_mended
+from datamodules.decoding import _sound_mended as sound_mended
 from datamodules.decoding.packed import Packed
 from datamodules.decoding.sound_files import examine_sound, read_sound, read_until_break, seconds_of
 

@@ -23,10 +23,10 @@ from longseq.attention.examples import every_mechanism
 from longseq.attention.grid import TokenGrid
 from longseq.attention.layer import Stack
 from longseq.attention.mixer import TokenMixer
+from longseq.deploy._formats import MARKS, run_onnx, run_torch, write_onnx, write_torch
+from longseq.deploy._program import LogMelOfProducts
 from longseq.deploy.export import export, facts_of, largest_difference, refuse_bound
-from longseq.deploy.formats import MARKS, run_onnx, run_torch, write_onnx, write_torch
 from longseq.deploy.predictor import Predictor
-from longseq.deploy.program import LogMelOfProducts
 from longseq.encoders import ImageEncoder, SpectrogramEncoder
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import Conv1d

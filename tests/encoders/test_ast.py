@@ -12,13 +12,13 @@ from torchaudio.compliance.kaldi import fbank
 from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification, ASTModel
 
 from longseq import ASTEncoder, Linear, Linformer, Softmax, SpecAugment, Verma, resize
+from longseq.encoders._kaldi import KaldiLogMel
 from longseq.encoders.forward_pass import encode
-from longseq.encoders.kaldi import KaldiLogMel
 from longseq.files.description import build, describe
 from longseq.tasks import Masked
 from longseq.training import Classifier
 from longseq.training.answers.events import Settings
-from longseq.training.answers.predictions import Hearing, answers
+from longseq.training.answers.predictions import EventDetector, answers
 
 RATE = 16000
 SECONDS = (400 + 75 * 160) / RATE  # 76 frames: 7 rows of patches, without a rest
@@ -129,7 +129,7 @@ def test_an_event_that_lasts_to_the_end_of_a_clip_ends_there(stride: int) -> Non
     sizes = {"num_mels": 40, "dim": 16, "depth": 1, "heads": 2, "stride_frames": stride}
     model = Classifier(ASTEncoder(RATE, 1.0, Verma(), **sizes), 2).eval()
     model.head.bias.copy_(torch.tensor([20.0, 0.0]))  # the first class is everywhere
-    hearing = Hearing(model, Settings())
+    hearing = EventDetector(model, Settings())
     for answered in answers(model, [waveforms(1, 1.0)], [("a.wav", 0.0, 1.0)], scores=True):
         hearing.add(answered)
     (event,) = hearing.heard()[0].events

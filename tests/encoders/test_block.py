@@ -9,7 +9,7 @@ from torch import nn
 
 from longseq.attention import Linformer, Softmax, Verma
 from longseq.encoders import ImageEncoder
-from longseq.encoders.block import run_block
+from longseq.encoders._block import run_block
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample
 
@@ -63,7 +63,7 @@ def kept_numbers(forward):
 @pytest.mark.parametrize("pool", ["avg", "token"])
 @pytest.mark.parametrize("tile", [1 << 20, 100, 1000])
 def test_features_and_gradients_are_those_of_timms_forward_pass(mechanism, pool, tile, monkeypatch):
-    monkeypatch.setattr("longseq.encoders.block._TILE", tile)
+    monkeypatch.setattr("longseq.encoders._block._TILE", tile)
     model = encoder(mechanism, pool=pool).double()
     x = pictures().double()
     torch.testing.assert_close(model(x), model.trunk(x))
@@ -75,7 +75,7 @@ def test_features_and_gradients_are_those_of_timms_forward_pass(mechanism, pool,
 
 @pytest.mark.parametrize("tile", [1 << 20, 200])
 def test_in_mixed_precision_it_is_as_near_to_float32_as_timms_forward_pass(tile, monkeypatch):
-    monkeypatch.setattr("longseq.encoders.block._TILE", tile)
+    monkeypatch.setattr("longseq.encoders._block._TILE", tile)
     model = encoder(Linformer(8), dim=64)
     exact = gradients(model, lambda: model(pictures()))
 
@@ -135,7 +135,7 @@ def test_a_block_keeps_less_than_seven_tenths_of_what_autograd_would():
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_without_gradients_no_more_than_two_tiles_of_the_hidden_layer_are_kept(wanted, monkeypatch):
-    monkeypatch.setattr("longseq.encoders.block._TILE", 1000)
+    monkeypatch.setattr("longseq.encoders._block._TILE", 1000)
     block = encoder(Linformer(8)).trunk.blocks[0]
     tokens = torch.randn(3, 64, 32)
     expected = block(tokens)

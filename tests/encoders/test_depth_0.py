@@ -9,8 +9,8 @@ from programs import program_of
 
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma, WaveformEncoder, resize
 from longseq.arguments import arguments_of
+from longseq.deploy._formats import write_onnx, write_torch
 from longseq.deploy.export import largest_difference
-from longseq.deploy.formats import write_onnx, write_torch
 from longseq.encoders import Conv2d, Residual
 from longseq.encoders.sharding import refuse_unsharded
 from longseq.reports.spectrum import context_matrices

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from programs import program_of
 
 from longseq import ImageEncoder, SpectrogramEncoder, Verma
+from longseq.deploy._formats import write_onnx
 from longseq.deploy.export import largest_difference
-from longseq.deploy.formats import write_onnx
 from longseq.encoders import Pretrained, Residual, resize
 from longseq.files.description import build, describe
 from longseq.training import Classifier

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, Verma, WaveformEncoder
 from longseq.arguments import ArgumentError
 from longseq.attention.examples import every_mechanism
-from longseq.encoders import Conv2d, Encoder, reversible
+from longseq.encoders import Conv2d, Encoder
+from longseq.encoders import _reversible as reversible
 from longseq.encoders.sharding import refuse_unsharded
 from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample

@@ -18,7 +18,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longseq.cli.runs.folders import numbered
-from longseq.deploy.formats import run_onnx
+from longseq.deploy._formats import run_onnx
 from longseq.files.checkpoint import read_any
 from longseq.files.storage import write_checkpoint
 

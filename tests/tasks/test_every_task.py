@@ -18,7 +18,7 @@ import longseq
 from datamodules import DataError
 from datamodules.hold_out import hold_out
 from datamodules.labels import counts, written
-from datamodules.own.table import read_table
+from datamodules.own._table import read_table
 from longseq import ImageEncoder, Verma, tasks
 from longseq.arguments import SettingError
 from longseq.contract.promise import Promise

@@ -14,8 +14,8 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.others._redrawn import Redrawn, RedrawnLayer
 from longseq.attention.others.linear_transformer import absent_as_zero, mean_by_features
-from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
 from longseq.compat.torch import at_least_float32, without_autocast
 
 Kernel = Literal["softmax", "relu"]

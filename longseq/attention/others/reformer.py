@@ -16,7 +16,7 @@ from longseq.attention.heads import Heads, Tokens
 from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import copy_weights
-from longseq.attention.others.redrawn import Redrawn, RedrawnLayer
+from longseq.attention.others._redrawn import Redrawn, RedrawnLayer
 from longseq.compat.torch import at_least_float32, is_plain, without_autocast
 
 _SCORE_WITH_ITSELF = -1e5  # so low that a token attends to itself only if there is no other token

@@ -35,11 +35,11 @@ from longseq.tasks import Task
 from longseq.training import Classifier
 from longseq.training.answers.events import Settings
 from longseq.training.answers.predictions import (
-    Dividing,
-    Gathering,
-    Heard,
-    Hearing,
+    ByPart,
+    EventDetector,
+    FilePredictions,
     Prediction,
+    Recording,
     batches_of,
     features_of_files,
 )
@@ -103,9 +103,9 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
     eventless, hearing = Eventless(model, chosen), None
     try:
-        gathering = Gathering(model, has_windows, asked.top)
+        gathering = FilePredictions(model, has_windows, asked.top)
         if takers:
-            hearing = Hearing(model, chosen, keeps_rows=asked.picture is not None)
+            hearing = EventDetector(model, chosen, keeps_rows=asked.picture is not None)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
     if not has_windows:
@@ -134,7 +134,7 @@ def progress_bars() -> list[pl.Callback]:
     return [RichProgressBar(console_kwargs={"stderr": True})]
 
 
-_Taker = Callable[[Heard], None]
+_Taker = Callable[[Recording], None]
 
 
 class _Writes(pl.Callback):
@@ -146,9 +146,14 @@ class _Writes(pl.Callback):
     """
 
     def __init__(
-        self, parts: Sequence[Part], gathering: Gathering, output: Output, hearing: Hearing | None, takers: list[_Taker]
+        self,
+        parts: Sequence[Part],
+        gathering: FilePredictions,
+        output: Output,
+        hearing: EventDetector | None,
+        takers: list[_Taker],
     ) -> None:
-        self._divide, self._gathering, self._output = Dividing(parts), gathering, output
+        self._divide, self._gathering, self._output = ByPart(parts), gathering, output
         self._hearing, self._takers = hearing, takers
         self.features: list[tuple[Part, Tensor]] = []
 
@@ -223,7 +228,7 @@ def _save(figure: Figure, path: str) -> None:
 
 
 @styled
-def draw(heard: Heard, model: Classifier, datamodule: Any) -> Figure:
+def draw(heard: Recording, model: Classifier, datamodule: Any) -> Figure:
     """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
     path, length, rows, events, _ = heard
     assert rows is not None  # they were kept

@@ -11,7 +11,7 @@ import soundfile
 
 from longseq.cli.errors import UserError
 from longseq.cli.predict.output_files import TextFile, csv_lines
-from longseq.training.answers.predictions import Heard
+from longseq.training.answers.predictions import Recording
 
 _LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # Audacity's begin and end; its labels have no header
 
@@ -43,7 +43,7 @@ class EventTable(TextFile, ABC):
             self.write(self.header)
 
     @abstractmethod
-    def take(self, heard: Heard) -> None:
+    def take(self, heard: Recording) -> None:
         """Write the events of the next recording."""
 
 
@@ -52,7 +52,7 @@ class EventCSV(EventTable):
 
     header = "path,start,end,class,score\r\n"
 
-    def take(self, heard: Heard) -> None:
+    def take(self, heard: Recording) -> None:
         rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in heard.events)
         self.write(csv_lines([heard.path, *row] for row in rows))
 
@@ -65,7 +65,7 @@ class Audacity(EventTable):
             what = f"Audacity's labels are of one recording, got {len(recordings)}"
             raise UserError(f"events: {self.path}: {what}; give a .csv")
 
-    def take(self, heard: Heard) -> None:
+    def take(self, heard: Recording) -> None:
         lines = (f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in heard.events)
         self.write("".join(lines))
 
@@ -87,7 +87,7 @@ class Raven(EventTable):
         self.count = self.text().count("\n") - 1  # without the header
         self.before = sum(self.sounds[path][1] for path in heard_before)
 
-    def take(self, heard: Heard) -> None:
+    def take(self, heard: Recording) -> None:
         rate_hz, seconds = self.sounds[heard.path]
         lines = []
         for event in heard.events:

@@ -6,7 +6,7 @@ import sys
 from longseq.cli.names import shown
 from longseq.training import Classifier
 from longseq.training.answers.events import Settings, thresholds_of
-from longseq.training.answers.predictions import Heard
+from longseq.training.answers.predictions import Recording
 
 
 class Eventless:
@@ -22,7 +22,7 @@ class Eventless:
         self.model, self.settings = model, settings
         self._count, self._first = 0, ""
 
-    def take(self, heard: Heard) -> None:
+    def take(self, heard: Recording) -> None:
         """Compare the windows of the next recording with its events."""
         thresholds = thresholds_of(self.model)
         if self.settings.threshold is not None:

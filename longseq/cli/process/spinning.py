@@ -12,7 +12,7 @@ import torch
 from longseq.compat.openmp import has_libgomp, spin_briefly
 
 OF_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # a user who has set one of them has chosen
-BUSY = 0.2  # seconds a second, summed over the threads, that these wait for a CPU; one other process makes 0.5
+_BUSY = 0.2  # seconds a second, summed over the threads, that these wait for a CPU; one other process makes 0.5
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def _watch(ended: threading.Event, every: float) -> None:
     while not ended.wait(every):
         before, since = waited, at
         waited, at = seconds_without_cpu(), time.monotonic()
-        if waited - before < BUSY * (at - since):
+        if waited - before < _BUSY * (at - since):
             is_idle.set()
         elif is_idle.is_set():
             is_idle = threading.Event()

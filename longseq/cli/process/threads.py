@@ -4,7 +4,7 @@ import math
 import os
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def keep_to_quota() -> None:
@@ -15,7 +15,7 @@ def keep_to_quota() -> None:
         os.environ["OMP_NUM_THREADS"] = str(math.ceil(quota))
 
 
-def cpu_quota(cgroups: Path = CGROUPS, of_process: Path = Path("/proc/self/cgroup")) -> float:
+def cpu_quota(cgroups: Path = _CGROUPS, of_process: Path = Path("/proc/self/cgroup")) -> float:
     """How many CPUs the process may use at a time by the quota of its cgroups (v2 or v1); infinity without a quota."""
     quotas = [math.inf]
     try:

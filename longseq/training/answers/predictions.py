@@ -49,7 +49,7 @@ def answers(model: Classifier, batches: Iterable[Any], parts: Sequence[Part], **
         parts: What they are, in their order, those of a file one after the other.
         wanted: What to return, as keywords of ``Classifier.answers``.
     """
-    divide, wanted = Dividing(parts), {"probabilities": True} | wanted
+    divide, wanted = ByPart(parts), {"probabilities": True} | wanted
     for number, batch in enumerate(batches):
         with torch.inference_mode():
             answered = model.predict_step(move_data_to_device(batch, model.device), number, **wanted)
@@ -63,7 +63,7 @@ def batches_of(data: Any, parts: list[Part]) -> Iterable[Any]:
     return data.predict_dataloader()
 
 
-class Dividing:
+class ByPart:
     """Divide the answers for batches into those for the parts in them. Probabilities and features leave the device.
     Scores of tokens stay there until they have become far fewer numbers.
 
@@ -83,7 +83,7 @@ class Dividing:
         return [Answers(*row, part=part, is_last=is_last) for row, (part, is_last) in parts]
 
 
-class Gathering:
+class FilePredictions:
     """Combine the answers for the parts of each file into predictions.
 
     Args:
@@ -102,7 +102,7 @@ class Gathering:
 
     def add(self, answered: Answers) -> list[Prediction]:
         """The predictions of the file, if this is its last part."""
-        if not is_unheard(answered.part, answered.probabilities):
+        if not _is_unheard(answered.part, answered.probabilities):
             self._rows.append((answered.part, answered.probabilities))
         return self.finish() if answered.is_last else []
 
@@ -122,7 +122,7 @@ class Gathering:
         return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
 
 
-def is_unheard(part: Part, scores: Tensor) -> bool:
+def _is_unheard(part: Part, scores: Tensor) -> bool:
     """Whether a part could not be read: after the place where a file breaks off, all values are NaN."""
     return part[1] > 0 and bool(scores.isnan().any())
 
@@ -135,10 +135,10 @@ def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple
         features: Parts in their order, those of a file one after the other, and the features (dim,) of each.
     """
     for path, of_file in groupby(features, key=lambda pair: pair[0][0]):
-        yield path, torch.stack([row.float() for part, row in of_file if not is_unheard(part, row)]).mean(0)
+        yield path, torch.stack([row.float() for part, row in of_file if not _is_unheard(part, row)]).mean(0)
 
 
-class Heard(NamedTuple):
+class Recording(NamedTuple):
     """The events in a recording.
 
     Attributes:
@@ -156,7 +156,7 @@ class Heard(NamedTuple):
     windows: Sequence[tuple[Part, Tensor]] = ()
 
 
-class Hearing:
+class EventDetector:
     """Find the events in recordings from the scores of their frames.
 
     Args:
@@ -177,9 +177,9 @@ class Hearing:
         embed: Any = model.encoder.trunk.patch_embed
         self._overlap = -(-embed.patch_size[0] // stride_of(embed)[0])  # rows that a patch spans
         self._stitching: Stitching | None = None  # of the recording whose parts come
-        self._finished: list[Heard] = []
+        self._finished: list[Recording] = []
 
-    def heard(self) -> list[Heard]:
+    def heard(self) -> list[Recording]:
         """The recordings that were finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -196,7 +196,7 @@ class Hearing:
             self._windows: list[tuple[Part, Tensor]] = []
         self._windows.append((answered.part, answered.probabilities))
         self._path, self._end = path, math.inf if end is None else end
-        if not is_unheard(answered.part, scores):
+        if not _is_unheard(answered.part, scores):
             rows = row_probabilities(self.model, scores)
             if end is not None:  # an encoder may fill its input with silence
                 rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
@@ -217,7 +217,7 @@ class Hearing:
         events = [event._replace(end=min(event.end, self._end)) for event in events if event.start < self._end]
         seconds = min(self._finder.num_rows * self.row_seconds, self._end)
         rows = torch.cat(self._rows) if self.keeps_rows else None
-        self._finished.append(Heard(self._path, seconds, rows, events, self._windows))
+        self._finished.append(Recording(self._path, seconds, rows, events, self._windows))
         self._stitching = None
 
     def _take(self, rows: Float[Tensor, "rows classes"]) -> None:

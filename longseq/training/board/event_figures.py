@@ -8,11 +8,11 @@ import pytorch_lightning as pl
 
 from longseq.encoders.forward_pass import shard_of
 from longseq.training.answers.events import Event, Settings
-from longseq.training.answers.predictions import Dividing, Hearing, batches_of
+from longseq.training.answers.predictions import ByPart, EventDetector, batches_of
 from longseq.training.classifier import Classifier
 from longseq.training.data import data_of
 
-Span = tuple[float, float]  # start and end, in seconds
+_Span = tuple[float, float]  # start and end, in seconds
 
 
 class EventFigures(pl.Callback):
@@ -71,7 +71,7 @@ class EventFigures(pl.Callback):
         encoder: Any = model.encoder
         window = encoder.seconds if encoder.any_length else None  # others have windows of that length anyway
         parts = [part for path in paths for part in data.parts(path, window, None, encoder.any_length)]
-        hearing, divide, strategy = Hearing(model, Settings()), Dividing(parts), trainer.strategy
+        hearing, divide, strategy = EventDetector(model, Settings()), ByPart(parts), trainer.strategy
         for number, batch in enumerate(batches_of(data, parts)):
             for answered in divide(strategy.predict_step(strategy.batch_to_device(batch), number, scores=True)):
                 hearing.add(answered)
@@ -79,9 +79,9 @@ class EventFigures(pl.Callback):
                 yield heard.path, heard.events
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
+def joined(spans: Sequence[_Span]) -> list[_Span]:
     """The union of spans, as spans that do not touch."""
-    union: list[Span] = []
+    union: list[_Span] = []
     for start, end in sorted(spans):
         if union and start <= union[-1][1]:
             union[-1] = union[-1][0], max(end, union[-1][1])
@@ -90,7 +90,7 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     return union
 
 
-def pairs(predicted: Sequence[Span], true: Sequence[Span]) -> int:
+def pairs(predicted: Sequence[_Span], true: Sequence[_Span]) -> int:
     """The most pairs of a predicted and a true event that overlap in time, with each event in one pair at most. Both
     lists are in order, and no two events of a list overlap. So the first two that overlap are always a pair."""
     count = first = second = 0

@@ -36,8 +36,8 @@ from longseq.training.devices.sequence_parallel import ELEMENTWISE, refuse_callb
 from longseq.training.flops import flops_per_sample
 
 # Optimizers whose step on sharded weights equals the step on whole ones; muon's does not.
-OPTIMIZERS = (*ELEMENTWISE, "lamb", "lars")
-PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+_OPTIMIZERS = (*ELEMENTWISE, "lamb", "lars")
+_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 # Callbacks that copy the model, or change what is trained after it was sharded.
 _COPYING = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning, LearningRateFinder, BatchSizeFinder)
 
@@ -258,11 +258,11 @@ def _refuse_unsharded_training(trainer: pl.Trainer, model: Classifier) -> None:
         ValueError: If something does.
     """
     where = "where weights are sharded"
-    if model.optimizer not in OPTIMIZERS:
-        what = f"must be one of {', '.join(OPTIMIZERS)} {where}, got {model.optimizer}"
+    if model.optimizer not in _OPTIMIZERS:
+        what = f"must be one of {', '.join(_OPTIMIZERS)} {where}, got {model.optimizer}"
         raise ArgumentError("model.optimizer", f"{what}; adamw is usual")
-    if str(trainer.precision) not in PRECISIONS:
-        what = f"must be one of {', '.join(PRECISIONS)} {where}, got {trainer.precision}"
+    if str(trainer.precision) not in _PRECISIONS:
+        what = f"must be one of {', '.join(_PRECISIONS)} {where}, got {trainer.precision}"
         raise ArgumentError("trainer.precision", f"{what}; give bf16-mixed")
     if is_compiled(model.encoder):
         raise ArgumentError("model.compile", f"must be false {where}; leave it out")

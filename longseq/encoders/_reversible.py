@@ -12,7 +12,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from longseq.arguments import ArgumentError
 from longseq.compat.torch import is_hooked, is_transformed
-from longseq.encoders.block import attention_change, is_ours, mlp_change
+from longseq.encoders._block import attention_change, is_ours, mlp_change
 
 _Half = Callable[..., tuple[Tensor, Tensor]]  # attention_change or mlp_change
 

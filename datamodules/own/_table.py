@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from datamodules.errors import DataError, counted, say
+from datamodules.own._one_table import rows_of
+from datamodules.own._recordings import Recordings
+from datamodules.own._spelling import with_one_spelling
 from datamodules.own.files import Item
-from datamodules.own.one_table import rows_of
-from datamodules.own.recordings import Recordings
 from datamodules.own.scan import walk
-from datamodules.own.spelling import with_one_spelling
 
 SUFFIXES = frozenset({".csv", ".jsonl", ".parquet", ".tsv", ".txt"})
 
@@ -28,7 +28,7 @@ def read_table(
 ) -> list[Item]:
     """The rows of a table with the columns path, label and optionally start, end, fold and split.
 
-    The columns may have the names of other programs (datamodules/own/column_names.py). A table of sounds without a
+    The columns may have the names of other programs (datamodules/own/_column_names.py). A table of sounds without a
     column of paths belongs to the recording with its name; without rows, that recording has no events. A folder of such
     tables is read as one table.
 

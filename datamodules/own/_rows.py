@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from datamodules.archives.parquet import classes_of, features_of, opened_parquet, rows_of
 from datamodules.errors import DataError, say
-from datamodules.own.column_names import BEGIN_TIME
+from datamodules.own._column_names import BEGIN_TIME
 
 
 @dataclass(frozen=True)

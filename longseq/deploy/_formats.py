@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
-from longseq.deploy.program import Program
+from longseq.deploy._program import Program
 from longseq.files.storage import replacing
 
 Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities

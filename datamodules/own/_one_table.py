@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from datamodules.errors import DataError, say
-from datamodules.own.column_names import (
+from datamodules.own._column_names import (
     BEGIN_TIME,
     END_TIME,
     FILE_OFFSET,
@@ -22,11 +22,11 @@ from datamodules.own.column_names import (
     names_of,
     unread_time,
 )
+from datamodules.own._recordings import Recordings, below
+from datamodules.own._rows import read_rows
+from datamodules.own._spelling import with_one_spelling
 from datamodules.own.files import Item
 from datamodules.own.find import SPLITS
-from datamodules.own.recordings import Recordings, below
-from datamodules.own.rows import read_rows
-from datamodules.own.spelling import with_one_spelling
 
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d*)?)")
 

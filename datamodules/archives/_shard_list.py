@@ -8,8 +8,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from datamodules.archives._shard_index import Index, index_of
 from datamodules.archives.parquet import tar_of_parquet
-from datamodules.archives.shard_index import Index, index_of
 from datamodules.archives.write_shards import UNFINISHED
 from datamodules.decoding.packed import Packed
 from datamodules.errors import DataError
