@@ -118,7 +118,7 @@ class LinearProjection(ProjectionLayer):
     ) -> Float[Tensor, "b k d"]:
         refuse_other_lengths(tokens, self.weight.shape[-1], present)
         E = self.weight[..., : tokens.shape[1]]  # a shorter sequence has the first tokens, as its mask says
-        shorten = torch.matmul if E.ndim == 2 else shorten_by_head
+        shorten = short_product if E.ndim == 2 else shorten_by_head
         return summed(shorten(E, blank(tokens, present)), self.shard)
 
     @torch.no_grad()
@@ -258,6 +258,13 @@ def _unsample(old: int, new: int) -> Float[Tensor, "old new"]:
 
 def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> ProjectionLayer:
     return LinearProjection(kind(weight[0].clone() if heads is None else weight))
+
+
+def short_product(E: Float[Tensor, "k n"], tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
+    """E X for each sample. ``E @ tokens`` would first copy all tokens, transposed, if there are several samples."""
+    if torch.compiler.is_exporting():  # other programs multiply one matrix by many, and would store E once a sample
+        return E @ tokens
+    return torch.bmm(E.to(tokens.dtype).expand(len(tokens), -1, -1), tokens)
 
 
 def shorten_by_head(matrix: Float[Tensor, "*_ h k n"], tokens: Float[Tensor, "_ n d"]) -> Float[Tensor, "_ k d"]:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError, require, require_choice
 from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import blank
-from longseq.attention.projection import Linear, Projection, ProjectionLayer, refuse_other_lengths, resample_columns
+from longseq.attention.projection import (
+    Linear,
+    Projection,
+    ProjectionLayer,
+    refuse_other_lengths,
+    resample_columns,
+    short_product,
+)
 from longseq.attention.shard import summed
 
 Start = Literal["random", "mean"]
@@ -56,7 +63,8 @@ class SeparableProjection(ProjectionLayer):
         if missing := -count % width:
             grid = torch.cat([grid, grid.new_zeros(*grid.shape[:-2], missing, grid.shape[-1])], dim=-2)
         rows = (count + missing) // width
-        bands = E_y[..., :rows] @ grid.unflatten(-2, (rows, width)).flatten(-2)  # (b, k_y, width d)
+        by_row = grid.unflatten(-2, (rows, width)).flatten(-2)
+        bands = (short_product if self.commutes else torch.matmul)(E_y[..., :rows], by_row)  # (b, k_y, width d)
         slots = E_x.unsqueeze(-3) @ bands.unflatten(-1, (width, -1))  # (b, k_y, k_x, d)
         short = slots.flatten(-3, -2)
         if of_prefix is not None:
