@@ -59,6 +59,7 @@ ELSEWHERE = {
 NOT_RUN = {
     "benchmarks/peers.py": "its sizes are those of its table: ten minutes of layers and classifiers, `make bench`",
     "benchmarks/busy.py": "trains in processes of their own beside busy ones, because that is what it measures",
+    "benchmarks/frozen.py": "its weights are in two packages that longseq does not install",
     "benchmarks/start.py": "starts Python eight times, because that is what it measures",
 }
 
