@@ -30,7 +30,7 @@ from datamodules.samples import Clips, Samples
 from datamodules.windows import starts_of_windows
 
 _LONGEST_SECONDS = 10.0  # the longest input if `seconds` is not given
-_REMEMBERED = 10_000  # names of broken files: a server receives new ones for months
+_REMEMBERED = 10_000  # the most names of broken files, because a server receives new ones for months
 
 
 def crop_middle(waveform: Float32[Tensor, " s"], num_samples: int) -> Float32[Tensor, " t"]:
@@ -65,7 +65,7 @@ class AudioDataModule(DataModule):
         _refuse_unusable(sample_rate_hz, seconds)
         self.sample_rate_hz, self.seconds = sample_rate_hz, seconds
         self.augment = augment
-        self._broken: dict[str, None] = {}  # the last broken files of which the user was told
+        self._broken: dict[str, None] = {}  # the last broken files that the user was told about
 
     @property
     def shape(self) -> tuple[int]:  # type: ignore[override]

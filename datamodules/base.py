@@ -31,9 +31,9 @@ from datamodules.samples import Files, ForTraining, LabelledTensors, Samples
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
 
-# A larger number is a slip: the largest published batches had about 2**20 samples, over all processes.
+# A larger number is a mistake: the largest published batches had about 2**20 samples, over all processes.
 _LARGEST_BATCH = 2**20
-# A smaller share is a slip too: it holds out one sample of each class, which measures nothing.
+# A smaller share is a mistake too: it holds out one sample of each class, which measures nothing.
 _SMALLEST_SHARE = 1e-4
 
 
@@ -155,7 +155,7 @@ class DataModule(pl.LightningDataModule, ABC):
         Raises:
             DataError: If the samples of a batch cannot be divided by the number of processes.
         """
-        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not to test a checkpoint
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:  # not for a test of a checkpoint
             self._start = (state_dict["epoch"], state_dict["batches"])
             trainer: Any = self.trainer
             if trainer is not None and not trainer.overfit_batches:  # else the sampler is Lightning's

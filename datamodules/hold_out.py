@@ -74,7 +74,7 @@ def hold_out_files(labels: Labels, files: Sequence[str], fraction: float, seed: 
     for file in ranked:
         if strays(file) < 0 and is_spare(file):
             take(file)
-    for label in sizes:  # even if every file is larger than the wanted share, a class should have one, if it can
+    for label in sizes:  # a class should have a held-out file, if possible, even if all files exceed the wanted share
         if wanted[label] and not counts[label]:
             spare = [file for file in ranked if label in samples_of[file] and is_spare(file)]
             for file in sorted(spare, key=strays)[:1]:
@@ -95,7 +95,7 @@ def folds_of(labels: Labels, groups: Sequence[str] | None, folds: int, seed: int
         folds: The number of folds.
         seed: Decides the folds, together with the order of the samples.
     """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # it takes half a second to import
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # this import takes half a second
 
     has_groups = groups is not None and len(set(groups)) < len(groups)
     kind = StratifiedGroupKFold if has_groups else StratifiedKFold

@@ -79,7 +79,7 @@ class ImageDataModule(DataModule):
             for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB", self.white):
                 rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
             resized = scale(rows, height, width)
-        return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would hold all of it in memory
+        return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would keep all of it in memory
 
     def made_of(self, height: int, width: int) -> tuple[int, int]:
         """The height and width to which an image of this size is scaled before it is cropped to `shape`."""

@@ -53,7 +53,7 @@ def mirrored_accuracy(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " 
     Returns:
         None if fewer than two classes have three images or more.
     """
-    from sklearn.decomposition import PCA  # scikit-learn takes a second to import
+    from sklearn.decomposition import PCA  # this import takes a second
     from sklearn.model_selection import StratifiedKFold
     from sklearn.pipeline import make_pipeline
     from sklearn.svm import SVC

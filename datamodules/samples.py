@@ -188,7 +188,7 @@ class Files(Sequence[Result]):
 class ForTraining(Dataset):
     """The samples of a training epoch, cropped at random and augmented: (seed, epoch, index) decide the changes.
 
-    The keys of this data set are epoch * n + index. They tell the epoch to the workers, which live through all epochs.
+    The keys of this data set are epoch * n + index. The workers live through all epochs, and find the epoch in the key.
 
     Args:
         samples: The samples without changes.

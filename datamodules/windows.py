@@ -13,7 +13,7 @@ def starts_of_windows(length: float, window: float, hop: float, least: float) ->
         length: Seconds of the recording.
         window: Seconds of a window.
         hop: Seconds from the start of one window to the start of the next.
-        least: A remainder of so many seconds or fewer does not get a window.
+        least: A remainder of this many seconds or less gets no window.
     """
     last = max(length - window, 0.0)
     return [number * hop for number in range(math.ceil((last - least) / hop))] + [last]

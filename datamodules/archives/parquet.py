@@ -64,7 +64,7 @@ def rows_of(path: Path, file: Any, columns: Sequence[str], of_a_row: int = 0) ->
         if types.is_map(kind) or any(map(types.is_nested, inner)):
             raise DataError(f"{path}: column {name} holds {kind}; write numbers or texts, or lists of them")
     size = rows_at_once(path, file.metadata, columns)
-    # given the full path of a column, pyarrow stores a text once that occurs in many lists
+    # with the full path of a column, pyarrow stores a text only once, even if many lists contain it
     parts = [leaves.column(at) for at in range(len(leaves))]
     texts = [part.path for part in parts if part.max_repetition_level and part.physical_type == "BYTE_ARRAY"]
     left = most = max(SMALL, TIMES * path.stat().st_size)

@@ -32,7 +32,7 @@ _UNKNOWN = 2**62  # frames: libsndfile returns 2**63 - 1 if a file does not decl
 _BLOCK = 2**18  # frames that are decoded at once to count them
 # libsndfile guesses the length of an MP3 from its size; the largest frame has 60 times as many bytes as the smallest
 _STRETCH = 1024
-_SEQUENCE = 8  # so many consecutive frames of MP3 are no coincidence
+_SEQUENCE = 8  # this many consecutive frames of MP3 cannot be a coincidence
 _FIRST_PAGE = b"OggS\0\x02"  # the first page of a stream in an Ogg file
 _SYNC = re.compile(rb"\xff[\xe2-\xff]")  # the beginning of an MP3 frame
 _KBPS = {  # bit rates, by (whether it is MPEG 1, not 2 or 2.5; layer)

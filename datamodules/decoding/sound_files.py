@@ -168,7 +168,7 @@ def seconds_of(path: str | os.PathLike[str]) -> float:
 
 
 def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
-    """The middle of a sound file, and its rate. Only this part is read, so the length of the file costs no time."""
+    """The middle of a sound file, and its rate. Only this part is read, so long files take no longer."""
     length = seconds_of(path)
     start = max(length - seconds, 0) / 2
     return read_sound(path, start, None if length <= seconds else start + seconds)
@@ -217,7 +217,8 @@ def opened(path: Source, in_order: bool = False) -> Iterator[Any]:
         path: The file.
         in_order: Whether the parts of the file are read one after the other. An MP3 then stays open, because a new
             handle searches for every part from the start of the file, which takes long in a recording of a day. Earlier
-            reads change the last bits of a decoder, so trainings, which are bit-equal in any order, do not use this.
+            reads change the last bits of what a decoder returns. Trainings must be bit-equal in any order, so they do
+            not use this.
     """
     with without_noise(path):
         file, key = _open(path, in_order)

@@ -7,7 +7,7 @@ def merged(names: Sequence[str], contents: Sequence[str]) -> list[str]:
     """The names, with one name for all names that share content, directly or through other names.
 
     This name is their first one in alphabetical order. A name that shares no content does not change, so copies do not
-    change a split by the hashes of the other names.
+    move other files in a split that hashes of names decide.
 
     Args:
         names: The name of each sample's group or file.

@@ -1,4 +1,4 @@
-"""Make the rows of one table rows of a data set."""
+"""Convert the rows of one table to rows of a data set."""
 
 import itertools
 import math

@@ -128,7 +128,7 @@ class AudioFolder(OwnFiles, AudioFiles):
     Args:
         clip_seconds: Cut every recording of the table into clips of this length in seconds. A clip has the classes of
             all rows that belong to it. If absent, every row is a separate clip.
-        min_overlap: A row belongs to a clip that contains at least so many seconds of it, or at least half of it. If
+        min_overlap: A row belongs to a clip that contains at least this many seconds of it, or at least half of it. If
             absent, 0.25 s, or half of clip_seconds if that is less.
         common: Arguments of OwnFiles and AudioFiles.
 

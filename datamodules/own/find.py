@@ -19,7 +19,7 @@ _UNCLEAR = frozenset({"dev", "development", "eval", "evaluation"})
 def find_in_class_folders(root: Path, suffixes: frozenset[str], left_out: LeftOut) -> Iterator[Item]:
     """The rows of a folder of class folders, or of such folders inside train, val and test.
 
-    The user is told about files and folders beside these, which are left out.
+    Other files and folders are left out, and the user is told about them.
 
     Args:
         root: The folder.

@@ -32,7 +32,7 @@ class OwnFiles(FileDataModule):
     lists are refused, unless labels_separator is given: then a file may have any number of classes, or none. With
     amounts, the numbers in these columns are the labels. A label cannot be a file: there is no segmentation.
     A metadata.csv, .jsonl or .parquet with the columns file_name and label, in root or in train, val and test, is read
-    without being named.
+    even if table is absent.
 
     Args:
         root: Folder of the class folders, or of the files in the table.

@@ -63,7 +63,7 @@ class CIFAR10(ImageDataModule):
         is_packed = check_integrity(root / source.filename, source.tgz_md5)
         try:
             with locked(cache_folder() / source.__name__):
-                # torchvision checks each file's md5, uses an archive that is there, and unpacks incomplete data again
+                # torchvision checks the md5 of each file, uses an existing archive, and unpacks incomplete data again
                 train = source(root, train=True, download=self.download or is_packed)
             return self._tensors(train), None, self._tensors(source(root, train=False))
         except RuntimeError as error:
@@ -84,7 +84,7 @@ class CIFAR10(ImageDataModule):
 
 
 class CIFAR100(CIFAR10):
-    """50,000 + 10,000 photographs of a hundred classes, like those of CIFAR-10; the folder is cifar-100-python."""
+    """50,000 + 10,000 photographs of 100 classes, in the format of CIFAR-10; the folder is cifar-100-python."""
 
     source = datasets.CIFAR100
     names = _HUNDRED.split()

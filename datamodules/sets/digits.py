@@ -14,8 +14,8 @@ _TEST_FRACTION, _TEST_SEED = 0.2, 1797  # fixed: the test split is the same in e
 class Digits(ImageDataModule):
     """1,797 handwritten digits of 8x8 pixels, uint8 (1, size, size), white on black; a fixed fifth is the test split.
 
-    Source: UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), its test part, as
-    sklearn.datasets.load_digits holds it, with 17 grey levels.
+    Source: the test part of UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), with 17 grey
+    levels, from sklearn.datasets.load_digits.
 
     Args:
         size: Height and width to which the images are resized; 8 is the original.
@@ -29,7 +29,7 @@ class Digits(ImageDataModule):
         self.shape = (1, size, size)
 
     def load(self) -> tuple[LabelledTensors, None, LabelledTensors]:
-        from sklearn.datasets import load_digits  # it takes a quarter of a second to import
+        from sklearn.datasets import load_digits  # this import takes a quarter of a second
 
         pixels, targets = load_digits(return_X_y=True)
         levels = torch.from_numpy(pixels).mul(255 / 16).round().to(torch.uint8)

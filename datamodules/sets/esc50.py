@@ -7,24 +7,24 @@ from typing import Any, Literal
 from datamodules.errors import DataError
 from datamodules.own.audio_folder import AudioFiles
 from datamodules.own.files import Item
-from datamodules.sets.fetch import fetch_and_unpack
+from datamodules.sets.fetch import fetch_and_unpack, folder_with
 
 URL = "https://github.com/karolpiczak/ESC-50/archive/master.zip"
 FOLDER = "ESC-50-master"
 
 
 class ESC50(AudioFiles):
-    """Environmental sounds of 5 seconds at 44.1 kHz in the official five folds; one fold is the test.
+    """Environmental sounds of 5 seconds at 44.1 kHz in the official five folds; one fold is the test split.
 
     All clips of one recording are in one fold, so a fold (val_fold) is a better validation split than a share of the
-    others. The paper's figure is the mean over five trainings, with each fold as the test once. Source: Piczak, ESC:
+    others. The paper's accuracy is the mean over five trainings, with each fold as the test once. Source: Piczak, ESC:
     Dataset for Environmental Sound Classification (2015), 2,000 clips, CC BY-NC 3.0.
 
     Args:
-        root: Folder that holds ESC-50-master, or that folder.
+        root: Folder that holds ESC-50-master, or this folder itself.
         download: Fetch the data if it is missing.
-        test_fold: 1 to 5.
-        val_fold: Another fold; "before" is the one before test_fold (5 before 1), None is a share of the other four.
+        test_fold: The fold of the test split, 1 to 5.
+        val_fold: Another fold, or "before": the fold before test_fold (5 before 1). None: a share of the other four.
         sample_rate_hz: Rate of the inputs.
         seconds: Length of the longest input.
         common: Arguments of AudioFiles.
@@ -63,13 +63,14 @@ class ESC50(AudioFiles):
         return rows
 
     def _rows(self) -> list[Item] | None:
-        for base in (f"{FOLDER}/", ""):
-            meta = Path(self.root).expanduser() / f"{base}meta/esc50.csv"
-            if meta.is_file():
-                with open(meta, newline="") as file:
-                    rows = list(csv.DictReader(file))
-                return [Item(f"{base}audio/{row['filename']}", row["category"], fold=row["fold"]) for row in rows]
-        return None
+        base = folder_with(self.root, FOLDER, "meta/esc50.csv")
+        if base is None:
+            return None
+        audio = base.relative_to(self.folder) / "audio"
+        with open(base / "meta/esc50.csv", newline="") as file:
+            return [
+                Item(f"{audio}/{row['filename']}", row["category"], fold=row["fold"]) for row in csv.DictReader(file)
+            ]
 
     def _is_whole(self) -> bool:
         rows = self._rows()

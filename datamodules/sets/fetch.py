@@ -24,7 +24,7 @@ def fetch_and_unpack(
 
     Args:
         url: The address of a .zip or .tar.gz.
-        root: The folder of the archive, which is not deleted, and of its content.
+        root: The folder for the archive and for its content. The archive is not deleted.
         folder: The name of the unpacked content. If all members are in one folder, that folder gets this name.
         is_whole: Returns whether the content is complete. Incomplete content is deleted and made again.
         sha256: The SHA-256 of the archive.
@@ -35,6 +35,12 @@ def fetch_and_unpack(
     with locked(cache_folder() / f"fetch-{sha256_of_text(url)[:16]}"):
         if not is_whole():
             _make(url, root, folder, sha256)
+
+
+def folder_with(root: str, folder: str, *contents: str) -> Path | None:
+    """root/folder or else root, whichever has these files and folders; None if neither has them."""
+    whole = Path(root).expanduser()
+    return next((base for base in (whole / folder, whole) if all((base / name).exists() for name in contents)), None)
 
 
 def _make(url: str, root: Path, folder: str, sha256: str | None) -> None:
@@ -52,7 +58,7 @@ def _make(url: str, root: Path, folder: str, sha256: str | None) -> None:
         unpack(archive, temporary)
         inner = list(temporary.iterdir())
         whole = inner[0] if len(inner) == 1 and inner[0].is_dir() else temporary
-        if (root / folder).exists():  # incomplete, from a killed process
+        if (root / folder).exists():  # left incomplete by a killed process
             shutil.rmtree(root / folder)
         (root / folder).parent.mkdir(parents=True, exist_ok=True)
         os.replace(whole, root / folder)
@@ -85,7 +91,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack the plain files of a .zip or tar archive; links and devices are skipped.
 
     Raises:
-        DataError: If the archive is broken or becomes far larger, or if a member's name is outside the folder.
+        DataError: If the archive is broken, unpacks to far more than its size, or has a member outside the folder.
     """
     folder.mkdir(parents=True)
     left = max(SMALL, TIMES * archive.stat().st_size)

@@ -15,22 +15,22 @@ _REMEDY = "get https://github.com/Jakobovski/free-spoken-digit-dataset and set r
 
 
 class FSDD(AudioFiles):
-    """Spoken digits at 8 kHz, most of them shorter than a second; index 0 to 4 of each speaker and digit is the test.
+    """Spoken digits at 8 kHz, most of them shorter than a second.
 
-    This is the official split: training and test have the same speakers. With ``test_speakers``, the test is all that
-    these speakers say, and nobody else. Source: Jackson et al., Free Spoken Digit Dataset, CC BY-SA 4.0, 3,000
-    recordings of six speakers in version 1.0.10.
+    Recordings 0 to 4 of each speaker and digit are the official test split: training and test have the same speakers.
+    With ``test_speakers``, the test has all recordings of these speakers, and no others. Source: Jackson et al., Free
+    Spoken Digit Dataset, CC BY-SA 4.0, 3,000 recordings of six speakers in version 1.0.10.
 
     Args:
-        root: Folder that holds free-spoken-digit-dataset, or that folder, or the recordings themselves.
+        root: Folder that holds free-spoken-digit-dataset, or this folder itself, or the recordings.
         sample_rate_hz: Rate of the inputs.
         seconds: Length of the longest input.
-        test_speakers: Names of the speakers of the test, such as theo; none for the official split.
-        val_speakers: Names of the speakers of the validation; with none it is a part of the training's recordings.
+        test_speakers: Names of the speakers in the test split, such as theo; if empty, the official split.
+        val_speakers: Names of the speakers in the validation split; if empty, a share of the training recordings.
         common: Arguments of AudioFiles.
 
     Raises:
-        DataError: From setup, if root has no recordings, or none of some digit or speaker, or if one cannot be read.
+        DataError: From setup, if a digit or a given speaker has no recording, or if a recording cannot be read.
         ValueError: If a speaker is in two splits.
     """
 

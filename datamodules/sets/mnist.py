@@ -25,12 +25,12 @@ class MNIST(ImageDataModule):
         root: Folder that holds MNIST/raw with the four files, packed (.gz) or not; packed ones are unpacked there.
         download: Fetch missing files from the network.
         size: Height and width to which the images are resized; 28 is the original.
-        permutation: Seed of a random order of the pixels, the same for all images, as "permuted MNIST" has it
-            (arXiv:1504.00941); null leaves them in their places.
+        permutation: Seed of a random order of the pixels, the same for all images, as in "permuted MNIST"
+            (arXiv:1504.00941); null keeps the original order.
         common: Arguments of ImageDataModule.
 
     Raises:
-        ArgumentError: If the permutation is no seed, or comes with transforms: they need pixels in their places.
+        ArgumentError: If permutation is not a seed, or is used with transforms, which need pixels in their places.
         DataError: From setup, if files are missing or broken, or cannot be fetched or unpacked.
     """
 
@@ -57,7 +57,7 @@ class MNIST(ImageDataModule):
         return Path(self.root).expanduser() / self.source.__name__ / "raw"
 
     def _unpack(self) -> None:
-        # torchvision's download() opens no connection for an archive whose checksum is right
+        # torchvision's download() does not use the network for archives with the right checksum
         packed = all(check_integrity(self._folder / name, md5) for name, md5 in self.source.resources)
         if self._missing() is None or not (packed or self.download):
             return
@@ -89,21 +89,21 @@ class MNIST(ImageDataModule):
         return self._split(train=True), None, self._split(train=False)
 
     def _missing(self) -> Path | None:
-        """The archive of the first of the four files that is not there in unpacked form; None if all are."""
+        """The archive of the first of the four files that is not unpacked yet; None if all are."""
         archives = (self._folder / name for name, _ in self.source.resources)
         return next((archive for archive in archives if not archive.with_suffix("").is_file()), None)
 
     def _split(self, train: bool) -> LabelledTensors:
         try:
             split = self.source(Path(self.root).expanduser(), train=train)
-        except Exception as error:  # torchvision's reader fails in an assert or a reshape
+        except Exception as error:  # torchvision's reader fails in an assert or in a reshape
             raise DataError(f"{self._folder}: broken files; delete those without .gz and run again") from error
         images = scale(split.data[:, None], self.size, self.size)
         return LabelledTensors(self._permuted(images), split.targets.long())
 
 
 class FashionMNIST(MNIST):
-    """60,000 + 10,000 pictures of clothes in MNIST's format, in FashionMNIST/raw, with the official test split.
+    """60,000 + 10,000 images of clothes in MNIST's format, in FashionMNIST/raw, with the official test split.
 
     Source: Xiao, Rasul and Vollgraf, Fashion-MNIST (2017), MIT licence.
     """

@@ -1,4 +1,4 @@
-"""Spoken digits hidden in backgrounds of any duration: does a model hear one second in an hour?"""
+"""Spoken digits hidden in backgrounds of any duration: does a model find one second in an hour?"""
 
 import math
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ _BACKGROUND_LEVEL = 0.02  # root mean square of each background clip
 _GAINS_DB = (-10.0, 10.0)  # of a whole recording
 _TRAINING_GAINS_DB = (-12.0, 0.0)  # of each background clip in training
 _TRAINING_SPEEDS = {"digits": (0.85, 1.18), "backgrounds": (0.7, 1.4)}
-_TRAINING_COLOURS_DB = {"digits": 4.0, "backgrounds": 12.0}  # at most so much louder or softer at a frequency
-_COLOUR_GAINS = 9  # of so many frequencies, equally spaced from 0 to half of the rate
+_TRAINING_COLOURS_DB = {"digits": 4.0, "backgrounds": 12.0}  # the largest change at a frequency, up or down
+_COLOUR_GAINS = 9  # the number of these frequencies, equally spaced from 0 to half of the sample rate
 _CLASSES = {
     "digit": [str(digit) for digit in range(10)],
     "same": ["different", "same"],
@@ -37,16 +37,17 @@ class Needles(AudioDataModule):
     """Recordings of any duration with spoken digits hidden in background sounds.
 
     The digits are from FSDD with its official split. The backgrounds are from ESC-50: fold 5 for the test, fold 4 for
-    the validation, the others for training. So a model has not heard the digits and backgrounds of the test before. A
-    background is a sequence of random clips, all with the same level. A training epoch draws every recording anew, and
-    changes its sounds: digits in speed and colour (louder at some frequencies, softer at others), backgrounds in
-    speed, colour, direction and level, and two backgrounds may overlap.
+    the validation, the others for training. So no model was trained on the digits and backgrounds of the test. A
+    background is a sequence of random clips, all with the same level.
+
+    Every training epoch makes new recordings from changed sounds. Digits change in speed and colour (louder at some
+    frequencies, softer at others). Backgrounds change in speed, colour, direction and level, and two may overlap.
     The recordings of validation and test are always the same, and their sounds are not changed.
 
     There are four questions. ``digit``: which digit is spoken? A window can answer it. ``same``: two digits are
     spoken; are they the same? ``order``: two different digits are spoken; is the second one higher (rising) or lower
     (falling)? The two digits are in different halves of the recording, so in a long one no window contains both.
-    ``digits``: which digits are spoken, one to three different ones? This is for the task MultiLabel.
+    ``digits``: one to three different digits are spoken; which? This is for the task MultiLabel.
 
     Args:
         root: Folder that holds free-spoken-digit-dataset and ESC-50-master.
@@ -59,7 +60,7 @@ class Needles(AudioDataModule):
         seconds: Length of the longest recording.
         shortest: Length of the shortest recording, in seconds; lengths are random between the two.
         test_speakers: See FSDD; if absent, training and test have the same speakers.
-        val_speakers: The same for the validation.
+        val_speakers: The same for the validation split.
         common: Arguments of AudioDataModule.
 
     Raises:
@@ -116,11 +117,11 @@ class Needles(AudioDataModule):
         return train, val, test
 
     def recording(self, seconds: float, trial: int) -> tuple[Float32[Tensor, " s"], int]:
-        """A recording of any duration from the digits and backgrounds of the test, and its class; after setup.
+        """A recording of any duration from the test's digits and backgrounds, and its class; available after setup.
 
         Args:
             seconds: Its duration.
-            trial: A number that decides the digits, the backgrounds and the places.
+            trial: Decides the digits, the backgrounds and the positions.
 
         Raises:
             DataError: If recordings may have several classes.
@@ -153,7 +154,7 @@ class Maker:
     def __call__(
         self, label: Int64[Tensor, " *classes"], num_samples: int, generator: torch.Generator
     ) -> Float32[Tensor, " s"]:
-        """A recording of a label with num_samples samples."""
+        """A recording of num_samples samples with this label."""
         recording = self._background(num_samples, generator)
         spoken = self._spoken(label, generator)
         share = num_samples // len(spoken)
@@ -195,7 +196,7 @@ class Maker:
         while begin < num_samples:
             clip = self._background_clip(generator)
             if begin == 0:
-                clip = clip[_draw(len(clip) // 2, generator) :]  # else all clips would begin at the same times
+                clip = clip[_draw(len(clip) // 2, generator) :]  # else clips would begin at the same times everywhere
             ramp = torch.linspace(0, 1, fade)
             clip = torch.cat([clip[:fade] * ramp, clip[fade:-fade], clip[-fade:] * ramp.flip(0)])
             part = clip[: num_samples - begin]
@@ -220,12 +221,12 @@ class Maker:
 
 
 class Recordings(Clips):
-    """The recordings of a split. A training draws them anew in every epoch.
+    """The recordings of a split. Every training epoch makes new ones.
 
     Args:
         maker: Makes the recordings.
         count: The number of recordings.
-        split: The number of the split, so that splits have different recordings.
+        split: The number of the split, so that each split has different recordings.
     """
 
     def __init__(self, maker: Maker, count: int, split: int) -> None:
@@ -246,11 +247,11 @@ class Recordings(Clips):
 
     @property
     def is_cropped(self) -> bool:
-        """True, so that a training draws every recording anew."""
+        """True, so that every training epoch makes new recordings."""
         return True
 
     def fixed(self, index: int) -> Float32[Tensor, " s"]:
-        """The recording of an index in evaluations."""
+        """The recording of this index in evaluations."""
         return self.sample(index, torch.Generator().manual_seed(1_000_003 * self.seed + index))
 
     def sample(self, index: int, generator: torch.Generator | None = None) -> Float32[Tensor, " s"]:
@@ -290,7 +291,7 @@ def _coloured(waveform: Float32[Tensor, " s"], gains_db: Float32[Tensor, " gains
 
 
 def _at_speed(waveform: Float32[Tensor, " s"], speed: float) -> Float32[Tensor, " t"]:
-    """A waveform played faster and so higher, or slower and so lower."""
+    """A waveform played faster, which raises its pitch, or slower, which lowers it."""
     length = max(round(len(waveform) / speed), 1)
     return torch.nn.functional.interpolate(waveform[None, None], length, mode="linear")[0, 0]
 

@@ -23,13 +23,13 @@ _CHUNK = 50  # images that one process makes at a time
 
 
 class Pathfinder(ImageDataModule):
-    """SYNTHETIC images, uint8 (1, size, size): two long dashed paths, shorter ones that distract, and two dots.
+    """SYNTHETIC images, uint8 (1, size, size): two long dashed paths, shorter paths that distract, and two dots.
 
-    In half of the images, the dots are at both ends of one long path ("joined"), in the others at one end of each long
-    path ("apart"). Everything scales with the size, so the task is the same at every sequence length. Source:
+    In half of the images, the dots are at the two ends of one long path ("joined"). In the others, each long path has a
+    dot at one end ("apart"). Everything scales with the size, so the task is the same at every sequence length. Source:
     Linsley, Kim, Veerabadran, Windolf and Serre, Learning long-range spatial dependencies with horizontal gated
-    recurrent units (2018); Tay et al., Long Range Arena (2021), which trains on 160,000 images of 32 and 128 pixels a
-    side. The drawing is our own (draw_paths has the rules), and there are fewer images, so accuracies cannot be
+    recurrent units (2018); Tay et al., Long Range Arena (2021), with 160,000 training images of 32x32 or 128x128
+    pixels. The drawing is our own (draw_paths has the rules), and there are fewer images, so accuracies cannot be
     compared with those of Long Range Arena.
 
     Args:
@@ -120,7 +120,7 @@ def draw_paths(size: int, dashes: int, distractors: int, joined: bool, seed: lis
 
 
 def _place(lengths: list[int], generator: np.random.Generator) -> list[np.ndarray] | None:
-    """The corners of paths that keep their distance: (begin, end) of each dash. None if there was no room."""
+    """The begin and end of each dash, for paths that keep their distance; None if there is no room."""
     paths, taken, ends = [], np.empty((0, 2)), np.empty((0, 2))
     for length in lengths:
         may_have_dots = len(paths) < 2
@@ -142,7 +142,7 @@ def _walk(length: int, taken: np.ndarray, ends: np.ndarray, generator: np.random
     corners: list[np.ndarray] = []
     own = np.empty((0, 2))
     for _ in range(length):
-        for most in np.linspace(math.pi / 6, math.pi / 2, 10):  # a sharper turn only if a gentle one finds no room
+        for most in np.linspace(math.pi / 6, math.pi / 2, 10):  # a sharper turn only if a gentler one has no room
             turned = angle + generator.uniform(-most, most)
             ahead = np.array([math.cos(turned), math.sin(turned)])
             dash = position + ahead * np.array([[0.0], [1.0], [2.0]])
@@ -167,7 +167,7 @@ def _along(path: np.ndarray) -> np.ndarray:
 
 
 def _distance(points: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The distance of points (..., 2) from the line between two points."""
+    """The distance of points (..., 2) from the line segment between two points."""
     line = end - begin
     along = ((points - begin) @ line / (line @ line)).clip(0, 1)
     return np.linalg.norm(points - begin - along[..., None] * line, axis=-1)

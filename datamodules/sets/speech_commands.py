@@ -8,7 +8,7 @@ from datamodules.decoding.sound_files import seconds_of
 from datamodules.errors import DataError, require
 from datamodules.own.audio_folder import AudioFiles
 from datamodules.own.files import Item
-from datamodules.sets.fetch import fetch_and_unpack
+from datamodules.sets.fetch import fetch_and_unpack, folder_with
 
 URL = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 _SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"
@@ -17,21 +17,21 @@ _LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}  # of the cl
 _NUM_CLIPS = 105_829  # of the whole data set
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 _NOISE = "_background_noise_"
-_EXTRA = 0.1  # clips of silence, and also of unknown words, for each clip of the ten words
+_EXTRA = 0.1  # clips of silence, and as many of unknown words, for each clip of the ten words
 
 
 class SpeechCommands(AudioFiles):
-    """Spoken words of a second at 16 kHz; validation_list.txt and testing_list.txt name the official splits.
+    """Spoken words of one second at 16 kHz; validation_list.txt and testing_list.txt define the official splits.
 
-    Source: Warden, Speech Commands (2018), CC BY 4.0, 105,829 clips. The 12 classes are his, but `seed` draws the clips
-    of "unknown" and "silence", also for the test. They are not the clips of his own test archive, so accuracies can be
-    compared only roughly with those on that archive, and only roughly between seeds.
+    Source: Warden, Speech Commands (2018), CC BY 4.0, 105,829 clips. The 12 classes are those of the paper, but `seed`
+    draws the clips of "unknown" and "silence", also for the test. The paper's test archive has other clips, so
+    accuracies can be compared only roughly with those on that archive, and only roughly between seeds.
 
     Args:
-        root: Folder that holds SpeechCommands/speech_commands_v0.02, or that folder.
-        task: Which classes: "35", every word; "10", yes, no, up, down, left, right, on, off, stop and go; "12", these
-            ten, "unknown" (a tenth as many clips, of other words) and "silence" (as many again, of background noise).
-        download: Fetch the archive if the data is missing or not whole.
+        root: Folder that holds SpeechCommands/speech_commands_v0.02, or this folder itself.
+        task: The classes. "35": every word. "10": yes, no, up, down, left, right, on, off, stop and go. "12": these
+            ten, "unknown" (other words, a tenth as many clips) and "silence" (background noise, as many as "unknown").
+        download: Fetch the archive if the data is missing or incomplete.
         sample_rate_hz: Rate of the inputs.
         seconds: Length of the longest input.
         common: Arguments of AudioFiles.
@@ -101,9 +101,7 @@ class SpeechCommands(AudioFiles):
         return chosen
 
     def _base(self) -> Path | None:
-        root = Path(self.root).expanduser()
-        bases = (root / FOLDER, root)
-        return next((base for base in bases if all((base / file).is_file() for file in _LISTS.values())), None)
+        return folder_with(self.root, FOLDER, *_LISTS.values())
 
     def _is_whole(self) -> bool:
         base = self._base()

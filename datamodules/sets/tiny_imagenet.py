@@ -7,7 +7,7 @@ from datamodules.errors import DataError
 from datamodules.own.files import Item
 from datamodules.own.image_folder import ImageFiles
 from datamodules.own.scan import walk
-from datamodules.sets.fetch import fetch_and_unpack
+from datamodules.sets.fetch import fetch_and_unpack, folder_with
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"
@@ -20,9 +20,9 @@ class TinyImageNet(ImageFiles):
     The official test split has no labels. Source: Stanford's CS231n, from ImageNet, for research and education.
 
     Args:
-        root: Folder that holds tiny-imagenet-200, or that folder.
+        root: Folder that holds tiny-imagenet-200, or this folder itself.
         download: Fetch the archive if it is missing.
-        size: As in ImageFiles.
+        size: See ImageFiles.
         common: Arguments of ImageFiles.
 
     Raises:
@@ -54,9 +54,7 @@ class TinyImageNet(ImageFiles):
         return items
 
     def _base(self) -> Path | None:
-        root = Path(self.root).expanduser()
-        bases = (root / FOLDER, root)
-        return next((base for base in bases if (base / LABELS).is_file() and (base / "train").is_dir()), None)
+        return folder_with(self.root, FOLDER, LABELS, "train")
 
     def _names(self, base: Path) -> Any:
         """A function from a WordNet number to its first word; if two classes share that word, the number is added."""

@@ -131,8 +131,8 @@ def render(
     """Source and filter: Rosenberg's pulses through a cascade of resonators, and the lips' differentiation.
 
     A resonator of frequency F and bandwidth B is F^2 / (F^2 - f^2 + i f B). A source at twice the rate is multiplied
-    by the resonators in the frequency domain, and cut off at the Nyquist frequency. So formants above that frequency
-    need no care, and almost nothing aliases. The filter's tail wraps around into the first 20 ms.
+    by the resonators in the frequency domain, and cut off at the Nyquist frequency. So formants may be above that
+    frequency, and almost nothing aliases. The filter's tail wraps around into the first 20 ms.
 
     Args:
         pitch_hz: Mean pitch.

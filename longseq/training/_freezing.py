@@ -9,7 +9,7 @@ from longseq.arguments import ArgumentError
 
 
 def freeze_encoder(encoder: Any, freeze: Literal["encoder", "stem"] | int | None) -> None:
-    """Take parameters of an encoder out of the training.
+    """Freeze parameters of an encoder.
 
     Args:
         encoder: The encoder.
@@ -41,7 +41,7 @@ def freeze_encoder(encoder: Any, freeze: Literal["encoder", "stem"] | int | None
 
 
 def keep_frozen_statistics(encoder: nn.Module) -> None:
-    """Keep each BatchNorm whose weights are frozen in evaluation, because its output depends on its statistics."""
+    """Put each BatchNorm with frozen weights into evaluation mode, so that training keeps its statistics."""
     for part in encoder.modules():
         if isinstance(part, _BatchNorm) and not any(weight.requires_grad for weight in part.parameters()):
             part.eval()

@@ -11,7 +11,7 @@ from longseq.training.statistics import measure_inputs, training_inputs
 
 
 def start_from_checkpoint(model: Any, path: str) -> bool:
-    """Copy the weights of a trained classifier that fit, and print what changed.
+    """Copy the fitting weights of a trained classifier, and print what changed.
 
     Returns:
         Whether any weight of the attention is new.
@@ -54,7 +54,7 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
 
 
 def start_from_data(model: Any, fresh: bool) -> None:
-    """Measure the training set's mean and deviation; start projections from the training set if they ask for it.
+    """Measure the training set's mean and deviation, and start projections from it if they ask for it.
 
     Args:
         model: The classifier, with a trainer.

@@ -43,14 +43,14 @@ from longseq.training.recipe import Recipe
 
 
 class Answers(NamedTuple):
-    """What a model answers to a batch of inputs, or to one part of a file without the dimension b. None stands for what
-    nobody asked for.
+    """The answers of a model to a batch of inputs, or to one part of a file (then without the dimension b). An answer
+    that was not asked for is None.
 
     Attributes:
         probabilities: Of all classes, (b, classes).
         features: Before the head, (b, dim).
         scores: The logits of each class at every token, (b, n, classes).
-        present: Which of these tokens are there, (b, n); None where all are.
+        present: Which of these tokens are present, (b, n); None if all are.
         part, is_last: The part, and whether it is the last one of its file.
     """
 
@@ -65,23 +65,23 @@ class Answers(NamedTuple):
 class Classifier(pl.LightningModule):
     """Classify images or sounds: logits = W encoder(inputs) + b.
 
-    Batches are ``(inputs, labels)``. The task says what labels are, which loss is trained, and which metrics are logged
-    beside it as train/..., val/... and test/....
+    Batches are ``(inputs, labels)``. The task defines labels, loss and metrics. The last two are logged as train/...,
+    val/... and test/....
 
     Args:
         encoder: Turns inputs into features (b, dim).
         num_classes: Number of classes, 2 or more.
-        class_names: Names of the classes, for reports and predictions. If absent, a training takes those of its data
-            module, if it has one for each class; else they are numbers.
+        class_names: Names of the classes, for reports and predictions. If absent, a training takes them from its data
+            module, if that has one for each class; else they are numbers.
         task: What is learned; if absent, SingleLabel: one class for each sample.
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
-            length, position embeddings and projections are carried over. If it had other classes, the head starts anew.
+            length, position embeddings and projections are resampled. If it had other classes, the head starts anew.
         compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same.
-        freeze: What keeps its weights: ``encoder``, so that only the head is trained (linear probing), ``stem``, or the
-            embedding, a stem, and so many of the first blocks; if absent, nothing. Frozen BatchNorm keeps its
-            statistics.
-        pool: How scores of tokens become those of the input: ``avg``, ``max``, ``linear_softmax`` or ``attention``
-            (tasks/pooling.py). If absent, the encoder pools its features, and these are scored.
+        freeze: What is not trained: ``encoder`` (linear probing: only the head is trained), ``stem``, or a number: the
+            embedding, a stem, and that many of the first blocks. If absent, nothing is frozen. Frozen BatchNorm keeps
+            its statistics.
+        pool: How the scores of tokens are pooled: ``avg``, ``max``, ``linear_softmax`` or ``attention``
+            (tasks/pooling.py). If absent, the encoder pools its features, and the head scores the result.
         recipe: Arguments of ``Recipe``.
 
     Raises:
@@ -135,7 +135,7 @@ class Classifier(pl.LightningModule):
         self.before_sharding: tuple[Any, str] | None = None  # cost and summary, before a strategy splits the weights
         self._averages_are_swapped_in = False  # by a callback, for a validation
         self.built_on_meta = encoder.mean.is_meta
-        self._drawn_from = torch.get_rng_state()  # from which a model on the meta device draws its weights later
+        self._drawn_from = torch.get_rng_state()  # a model on the meta device draws its weights from it later
         self.encoder, self.num_classes = encoder, num_classes
         self.class_names = class_names or _numbers(num_classes)
         self.register_buffer("loss_weights", described.weights(num_classes), persistent=False)
@@ -143,7 +143,7 @@ class Classifier(pl.LightningModule):
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         freeze_encoder(encoder, freeze)
-        with torch.device("cpu"):  # sums need values, also where the model is built on the meta device
+        with torch.device("cpu"):  # metrics sum values, so they must not be on the meta device
             metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
             evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
             self.train_metrics = metrics.clone(prefix="train/")
@@ -162,23 +162,23 @@ class Classifier(pl.LightningModule):
         return self.task.outputs(self.encoder, self.head, inputs, self.pooling)
 
     def scores(self, inputs: Any) -> tuple[Float[Tensor, "b n classes"], Bool[Tensor, "b n"] | None]:
-        """The logits of each class at every token, and which tokens are there; None where all are.
+        """The logits of each class at every token, and which tokens are present; None if all are.
 
-        With ``pool`` the input's logits follow from these. Without, they are those of its mean token.
+        With ``pool``, the input's logits are computed from these. Without it, they are the logits of the mean token.
 
         Raises:
-            SettingError: If tokens lie on several processes.
+            SettingError: If several processes share the tokens.
         """
         self._refuse_a_share_of_tokens()
         tokens, present = self.encoder.token_features(inputs)
         return self.head(tokens), present
 
     def setup(self, stage: str) -> None:
-        """Let inputs keep their precision. Before a training, learn the labels, set the weights to start from, and
+        """Let inputs keep their precision. Before a training, also learn the labels, set the initial weights, and
         compile. Every rank does the same.
 
-        A model on the meta device first draws the weights that it would have had on another device. Where weights are
-        sharded, only the first rank draws them: the others get their parts from it (devices/fully_sharded.py).
+        A model on the meta device first draws the weights that it would have had on another device. If weights are
+        sharded, only the first rank draws them, and the others get their parts from it (devices/fully_sharded.py).
 
         Raises:
             CheckpointError: If the teacher, or the checkpoint to start from, cannot be used.
@@ -231,11 +231,11 @@ class Classifier(pl.LightningModule):
         self.train_metrics.reset()  # they may hold samples of an interrupted training in the same process
         self.bad_steps.forget()
         is_finetuning = bool(callbacks_of(self.trainer, BaseFinetuning))
-        if is_finetuning and self.trainer.world_size > 1:  # DDP shares only the gradients of what learns at first
+        if is_finetuning and self.trainer.world_size > 1:  # DDP averages gradients of initially trained weights only
             what = "must not hold BackboneFinetuning with several processes: each would train another encoder"
             raise SettingError(f"trainer.callbacks: {what}; train on one device, or leave it out")
         for config in self.trainer.lr_scheduler_configs:
-            if type(config.scheduler) is not self._kind_of_schedule:  # keep a subclass's own
+            if type(config.scheduler) is not self._kind_of_schedule:  # keep the schedule of a subclass
                 continue
             optimizer = config.scheduler.optimizer
             if self._planned_for != (self.learning_rate, lengths_of(self.trainer)):
@@ -273,7 +273,7 @@ class Classifier(pl.LightningModule):
         losses = self._losses(inputs, outputs, targets)
         loss, returned, of_all = loss_of_step(losses, self.trainer, batch_idx)
         if self.bad_steps.count(loss, of_all, self.trainer, batch_idx):
-            if isinstance(self, FSDPModule):  # it needs its backward pass; on_before_optimizer_step drops the gradients
+            if isinstance(self, FSDPModule):  # it needs a backward pass; on_before_optimizer_step drops the gradients
                 return returned
             # without a loss of every rank, the ranks that gather gradients would wait for ever
             return sum((0 * weight).sum() for weight in self.parameters() if weight.requires_grad)  # type: ignore
@@ -284,7 +284,7 @@ class Classifier(pl.LightningModule):
         return returned
 
     def mixed(self, inputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
-        """The inputs and targets of a training batch: its own, or those that ``mix`` makes of them."""
+        """The inputs and targets of a training batch, mixed if ``mix`` is given."""
         if self.mix is None or self.task.predicts is None:
             return inputs, labels
         return self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.device).to(self.dtype))
@@ -301,7 +301,7 @@ class Classifier(pl.LightningModule):
             self.zero_grad()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End a training that diverges, at logged steps, where the host waits for the device anyway."""
+        """End a diverged training. Only logged steps check this, because there the host waits for the device anyway."""
         trainer: Any = self.trainer
         if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             self.bad_steps.check(trainer)
@@ -339,8 +339,8 @@ class Classifier(pl.LightningModule):
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
     def predict_step(self, batch: Any, batch_idx: int, **wanted: bool) -> Any:
-        """Probabilities for a batch of inputs, (b, classes); the labels of a batch (inputs, labels) are ignored. With
-        keywords, which are those of ``answers``, its Answers."""
+        """Probabilities for a batch of inputs, (b, classes). The labels of a batch (inputs, labels) are ignored.
+        With keyword arguments of ``answers``, return its Answers."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         return self.answers(inputs, **wanted) if wanted else self.task.probabilities(self(inputs))
 
@@ -348,7 +348,7 @@ class Classifier(pl.LightningModule):
         """The answers that are asked for, from one forward pass. A task without labels has features only.
 
         Raises:
-            SettingError: If the scores of tokens are asked for, and tokens lie on several processes.
+            SettingError: If scores of tokens are asked for, and several processes share the tokens.
         """
         if not scores and not (probabilities and features):  # the encoder may have a faster path
             if features:
@@ -382,13 +382,13 @@ class Classifier(pl.LightningModule):
         return {"outputs": outputs, "labels": labels, "predicted": predicted}
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters, besides norms and biases, that timm's optimizers leave undecayed."""
+        """Parameters without weight decay in timm's optimizers, in addition to norms and biases."""
         layers = _mixers_of(self).items()
         of_layers = {f"{name}.{weight}" for name, layer in layers for weight in layer.no_weight_decay()}
         return {"*pos_embed", "*cls_token", "*reg_token"} | of_layers
 
     def learning_rates(self, learning_rate: float) -> dict[str, float]:
-        """The learning rates of the parameters that do not have the given one."""
+        """The learning rates of the parameters with rates other than the given one."""
         of_layers = ((name, layer.learning_rates(learning_rate)) for name, layer in _mixers_of(self).items())
         return {f"{name}.{weight}": rate for name, rates in of_layers for weight, rate in rates.items()}
 
@@ -401,7 +401,7 @@ class Classifier(pl.LightningModule):
         }
 
     def train(self, mode: bool = True) -> "Classifier":
-        """As torch, except that an encoder that is frozen as a whole stays in evaluation, without dropout and masks."""
+        """Like torch's, except that a fully frozen encoder stays in evaluation mode, without dropout and masks."""
         super().train(mode)
         if self._freeze == "encoder":
             self.encoder.eval()
@@ -411,7 +411,7 @@ class Classifier(pl.LightningModule):
 
     @property
     def recipe(self) -> Recipe:
-        """How it is trained, from its attributes, which callbacks may have changed."""
+        """The recipe of the current attributes, which callbacks may have changed."""
         return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
 
     def configure_optimizers(self) -> dict[str, Any]:
@@ -426,8 +426,8 @@ class Classifier(pl.LightningModule):
         return schedule
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Describe the data too, so that a checkpoint alone is enough to test and to predict. ``state_dict`` holds the
-        averages of the weights, also if a validation is interrupted, in which the model itself holds them."""
+        """Describe the data too, so that a checkpoint alone is enough to test and to predict. If weights are averaged,
+        ``state_dict`` holds the averages, even if a validation is interrupted, during which the model holds them."""
         keep_unbegun_averages(self.trainer, self)  # callbacks have put these same tensors into the checkpoint
         if self._averages_are_swapped_in and "current_model_state" in checkpoint:
             averages, weights = checkpoint["current_model_state"], checkpoint["state_dict"]
@@ -449,17 +449,17 @@ class Classifier(pl.LightningModule):
 
         Args:
             checkpoint_path: A file that fit has written.
-            map_location: Where to put its tensors.
+            map_location: The device for its tensors.
             kwargs: Arguments of the constructor to change.
 
         Raises:
-            CheckpointError: If it is no checkpoint, or does not describe its model.
+            CheckpointError: If it is not a checkpoint, or does not describe its model.
         """
         return cls.from_checkpoint(read_checkpoint(checkpoint_path, map_location), **kwargs)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> "Classifier":
-        """As ``load_from_checkpoint``, from a checkpoint that is open."""
+        """Like ``load_from_checkpoint``, from an open checkpoint."""
         with naming(checkpoint.path):
             model = build_from(cls, checkpoint["hyper_parameters"], **kwargs)
         if what := misfit(checkpoint["state_dict"], model.state_dict()):
@@ -469,7 +469,6 @@ class Classifier(pl.LightningModule):
 
 
 def _numbers(num_classes: int) -> list[str]:
-    """The names of classes without names."""
     return [str(label) for label in range(num_classes)]
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, dtype
 
-Part = tuple[str, float, float | None]  # a path, and from when to when in seconds; to the end if that is None
+Part = tuple[str, float, float | None]  # a path, and the start and end in seconds; None is the end of the file
 
 
 class InputSpec(Protocol):
@@ -80,12 +80,12 @@ class DataContract(Protocol):
     def parts(
         self, path: str, window: float | None = None, hop: float | None = None, any_length: bool = False
     ) -> list[Part]:
-        """The parts of a file that are inputs of their own: path, start and end in seconds, to its end if that is None.
+        """The parts of a file that are separate inputs.
 
         Args:
             path: The file.
-            window: Length of each part in seconds; None for as few as needed.
-            hop: Seconds from the start of one part to the next; None for the window's.
+            window: Length of each part in seconds; None for as few parts as needed.
+            hop: Seconds from the start of one part to the next; None for the length of the window.
             any_length: Whether the model takes inputs of any length.
         """
         ...
@@ -139,8 +139,8 @@ def data_of(trainer: Any) -> Any:
 
 
 def limits_of(trainer: Any) -> tuple[float, float] | None:
-    """The smallest and the largest number that an input of the trainer's data may hold; None if it has no bounds. If
-    there is no data module that names them, they are those of pixels."""
+    """The smallest and the largest possible number in an input of the trainer's data; None if there is no bound.
+    If no data module declares its inputs, they are those of pixels, 0 and 255."""
     inputs: InputSpec | None = getattr(getattr(trainer, "datamodule", None), "inputs", None)
     return (0, 255) if inputs is None else bounds(inputs)
 

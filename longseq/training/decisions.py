@@ -12,8 +12,8 @@ from longseq.training.classifier import Classifier
 
 
 class Decisions(View):
-    """Show a task the predictions and labels of the whole validation, over all ranks, so that it can decide; and what
-    it has decided as the image val/decision."""
+    """Let a task decide from the predictions and labels of the whole validation, on all ranks. Log its decision as the
+    image val/decision."""
 
     def begin(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         metric = model.task.decision(model.num_classes) if stage == "val" else None
@@ -26,7 +26,7 @@ class Decisions(View):
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         if self._metric is not None and not trainer.sanity_checking:
             result = self._metric.compute()
-            # the order of the callbacks decides which of these are the model's weights now
+            # any of these may hold the model's weights now, depending on the order of the callbacks
             for weights in (model, *running_averages(trainer)):
                 weights.task.decide(weights.head, result)
             show(trainer, "val/decision", lambda: model.task.draw_decision(model.head, result, model.class_names))

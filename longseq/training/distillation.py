@@ -14,14 +14,14 @@ from longseq.training.devices.processes import Loss
 
 @dataclass(frozen=True)
 class Distillation:
-    """What is learned from another classifier.
+    """What a classifier learns from another one.
 
     Args:
-        teacher: A checkpoint whose answers are learned besides the labels (knowledge distillation, arXiv:1503.02531):
+        teacher: A checkpoint whose outputs are learned besides the labels (knowledge distillation, arXiv:1503.02531):
             the loss is (1 - a) * the task's loss + a * T^2 * KL(softmax(teacher / T) || softmax(outputs / T)). The
             teacher gets the same inputs through its own front end, frozen and in evaluation. Only a training needs it.
         distillation_alpha: a, the teacher's share of the loss.
-        temperature: T, by which the outputs of both are divided.
+        temperature: T, which divides the outputs of both.
     """
 
     teacher: str | None = None
@@ -36,7 +36,7 @@ class Distillation:
 
 
 class Teacher:
-    """A trained classifier, frozen, in evaluation. It is no module, so no checkpoint, optimizer or rank sees it.
+    """A trained classifier, frozen, in evaluation. It is not a module, so checkpoints, optimizers and ranks ignore it.
 
     Args:
         path: The file that fit has written, or a folder to share.
@@ -78,11 +78,11 @@ class Teacher:
             return self.model(inputs)
 
     def losses(self, loss: Loss, inputs: Any, outputs: Tensor, student: Any) -> list[Loss]:
-        """The parts of the student's loss for a batch: the task's, which is given, and the distance to the teacher."""
+        """The parts of the student's loss for a batch: the given loss of the task, and the distance to the teacher."""
         mean = student.task.distillation(outputs, self(inputs, student), student.temperature)
-        num_samples = mean.new_full((), len(outputs), dtype=torch.float32)  # it has no class weights
+        num_samples = mean.new_full((), len(outputs), dtype=torch.float32)  # the distance has no class weights
         alpha = student.distillation_alpha
         return [loss._replace(share=1 - alpha), Loss(alpha, mean, num_samples)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Teacher":
-        return self  # a copy of the student, as averages of weights are, learns from the same teacher
+        return self  # a copy of the student, such as an average of weights, has the same teacher

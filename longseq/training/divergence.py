@@ -20,9 +20,9 @@ class DivergenceError(Exception):
 class BadSteps:
     """Finds the steps whose loss is not finite on some rank.
 
-    If none may be left out, the host does not wait for each loss: the device notes the first bad one, and ``check``,
-    which runs at logged steps and before validations and checkpoints, reads it. If some may be left out, the host waits
-    in every step, because it must know before the optimizer's step. If gradients are accumulated, one bad batch makes
+    If no step may be left out, the host does not wait for each loss. The device notes the first bad loss, and ``check``
+    reads it at logged steps and before validations and checkpoints. If some may be left out, the host waits in every
+    step, because it must know the loss before the optimizer's step. If gradients are accumulated, one bad batch makes
     the whole step bad.
 
     Attributes:
@@ -44,7 +44,7 @@ class BadSteps:
         return self._step == self._last_bad
 
     def count(self, loss: Tensor, of_all: Tensor, trainer: pl.Trainer, batch_idx: int) -> bool:
-        """Return whether the step is left out, which is the same on all ranks.
+        """Return whether the step is left out. All ranks return the same.
 
         Args:
             loss: The loss of this rank.
@@ -55,7 +55,7 @@ class BadSteps:
         Raises:
             DivergenceError: If no more steps may be left out.
         """
-        if is_finding_learning_rate(trainer):  # it tries rates that are too high, and then restores the weights
+        if is_finding_learning_rate(trainer):  # the search tries too high rates, and then restores the weights
             return False
         batch = _Batch(trainer.global_step, batch_idx, _rate(trainer))
         if not self.allowed:
@@ -78,10 +78,10 @@ class BadSteps:
         self._unchecked.append(batch)
 
     def check(self, trainer: pl.Trainer) -> None:
-        """Read from the device whether a loss since the last check was not finite. Ranks call it after the same steps.
+        """Read from the device whether any loss since the last check was bad. All ranks call this after the same steps.
 
         Raises:
-            DivergenceError: If one was.
+            DivergenceError: If a loss was not finite.
         """
         if not self._unchecked:
             return

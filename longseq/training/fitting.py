@@ -43,15 +43,15 @@ def what_fits(
     has_moments: bool = False,
     accumulated: int = 1,
 ) -> list[str]:
-    """The flags with which a training step fits with room to spare. Each is tried alone: half of the batch, a quarter
-    and so on, activation checkpointing, bfloat16, and half of k, a quarter and so on.
+    """The flags that make a training step fit with room to spare. Each is tried alone: a half, a quarter and so on of
+    the batch; activation checkpointing; bfloat16; a half, a quarter and so on of k.
 
     Args:
         model: The classifier, on the device where it ran out of memory.
         batch: Inputs and labels on that device, at least as large as the batch that did not fit.
         autocast: The precision of the training, as a context.
         has_moments: Whether AdamW's moments are on the device already; if not, memory is reserved for them.
-        accumulated: Batches of an optimizer step.
+        accumulated: Batches per optimizer step.
     """
     model.zero_grad()
     inputs, labels = batch
@@ -65,10 +65,10 @@ def what_fits(
     def fits(model: Classifier, count: int, context: Callable[[], AbstractContextManager[Any]] = autocast) -> bool:
         _give_back_all()
         try:
-            tried = _and_a_quarter_more(inputs, count)
-            for _ in range(2):  # the second step also holds gradients, and finds its memory in pieces
+            examples = _and_a_quarter_more(inputs, count)
+            for _ in range(2):  # the second step also holds gradients, and finds fragmented memory
                 with context():
-                    loss = model(tried).logsumexp(1).sum()
+                    loss = model(examples).logsumexp(1).sum()
                 loss.backward()
         except (RuntimeError, MemoryError) as failure:  # oneDNN raises only "could not create a primitive"
             traceback.clear_frames(failure.__traceback__)

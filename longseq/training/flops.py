@@ -39,8 +39,8 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     """Peak dense FLOP/s of a device, or None if the table does not have it.
 
     Args:
-        device_name: As torch.cuda.get_device_name gives it.
-        precision: As trainer.precision gives it; only the half precisions are in the table.
+        device_name: The result of torch.cuda.get_device_name.
+        precision: trainer.precision; the table has only half precisions.
     """
     return PEAK_FLOPS.get(device_name) if precision in _HALF_PRECISIONS else None
 
@@ -53,11 +53,11 @@ class Flops(NamedTuple):
 
 
 def flops_per_sample(model: Classifier) -> Flops:
-    """Count the matrix products, convolutions and FFTs of trunk, head and pooling for one sample, on the meta device;
-    in training those of a teacher's forward pass too.
+    """Count the matrix products, convolutions and FFTs of trunk, head and pooling for one sample, on the meta device.
 
-    The spectrogram, which has no parameters, the optimizer, and all elementwise operations are not counted. Nor is
-    recomputation under activation checkpointing or in a fused attention's backward pass: it is not the model's work.
+    In training, a teacher's forward pass is counted too. The spectrogram (it has no parameters), the optimizer and all
+    elementwise operations are not counted. Recomputation under activation checkpointing or in a fused attention's
+    backward pass is not counted either, because it is not the model's work.
 
     Raises:
         RuntimeError: If no parameter is trained.
@@ -69,17 +69,17 @@ def flops_per_sample(model: Classifier) -> Flops:
     return Flops(own.forward, own.training + taught)
 
 
-@torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have off
+@torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have turned off
 def _count(model: Classifier, backward: bool) -> Flops:
     originals: Any = (model.encoder.trunk, model.head, model.pooling or nn.Identity())
-    memo: dict[int, Any] = {}  # deepcopy takes its values as the copies, so a second model needs no memory
+    memo: dict[int, Any] = {}  # deepcopy uses these values as the copies, so a second model needs no memory
     for module in originals:
         memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
         for weight in module.parameters():
             memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
     trunk, head, pooling = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
-    trunk.reversible = False  # the blocks then multiply the same matrices, once
+    trunk.reversible = False  # the same products, without recomputation
     picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder.mean.dtype, device="meta")
     formulas = {torch.ops.aten.convolution_backward: _of_gradients, **FFT_FLOPS}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)

@@ -15,12 +15,13 @@ from longseq.training.devices.processes import copies, data_rank
 
 
 class GeneratorStates(pl.Callback):
-    """Save the states of all random number generators in the checkpoint, one set for each rank with samples of its own,
-    and restore them.
+    """Save the states of all random number generators in the checkpoint, and restore them.
+
+    There is one set of states for each rank with its own samples.
 
     The training metrics of an unfinished epoch are saved and restored too. Generators are restored when the first batch
-    starts, because the setup of a training draws random numbers. In a new training each rank with samples of its own
-    draws its own numbers; otherwise the samples of all ranks would get the same noise. With another number of ranks a
+    starts, because the setup of a training draws random numbers. In a new training each rank with its own samples draws
+    its own numbers; otherwise the samples of all ranks would get the same noise. If the number of ranks has changed, a
     training resumes with new numbers, and with the metrics of all ranks.
     """
 
@@ -30,7 +31,7 @@ class GeneratorStates(pl.Callback):
         self._metrics: list[dict[str, Any]] = []
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Classifier, checkpoint: dict[str, Any]) -> None:
-        # a resumed training may validate and save before its first batch, which restores the generators
+        # a resumed training may validate and save before its first batch, and thus before generators are restored
         mine = {"generators": self._restore or _generator_states(), "metrics": _metric_states(pl_module)}
         of_ranks: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
@@ -70,7 +71,6 @@ def _generator_states() -> dict[str, Any]:
 
 
 def _restore_generators(states: dict[str, Any]) -> None:
-    """Restore the states that ``_generator_states`` returned."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)

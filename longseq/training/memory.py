@@ -9,8 +9,8 @@ def keep_freed_memory() -> None:
     """Let glibc keep the memory that a step frees for the next one.
 
     By default glibc returns every block above 32 MiB, such as a tensor of 65,536 tokens, to the system, which fills the
-    next block with zeros page by page. A step of that length takes 2.4 s with this setting and 3.1 s without; with it
-    the process takes a quarter more memory (docs/performance.md). Other C libraries do not change.
+    next block with zeros page by page. A step of that length takes 2.4 s with this setting and 3.1 s without it.
+    With it the process takes a quarter more memory (docs/performance.md). Other C libraries are not affected.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -34,6 +34,6 @@ def map_large_blocks() -> None:
 
 
 def room_for_code() -> mmap.mmap:
-    """Reserved addresses without memory; close them when memory has run out. oneDNN maps the code of each new shape,
-    and where addresses are limited (`ulimit -v`, some clusters), a failed step may leave none for it."""
+    """Reserved addresses without memory; close them when memory has run out. oneDNN maps code for each new shape. If
+    addresses are limited (`ulimit -v`, some clusters), a failed step may leave none for this code."""
     return mmap.mmap(-1, 2**25)

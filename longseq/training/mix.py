@@ -13,11 +13,11 @@ from longseq.arguments import ArgumentError
 
 
 class Mix(ABC):
-    """Makes each sample of a batch a mixture of two, and each target the shares of their classes.
+    """Replaces each sample of a batch by a mixture of two, and each target by the shares of their classes.
 
     Args:
         alpha: Parameter of the Beta distribution from which one share is drawn for each batch. A smaller alpha makes
-            one of the two shares larger.
+            the two shares less equal.
 
     Raises:
         ValueError: If alpha is out of its range.
@@ -83,12 +83,12 @@ class CutMix(Mix):
 
 
 class MixUpOrCutMix(Mix):
-    """One of the two, drawn anew for each batch.
+    """MixUp or CutMix, drawn for each batch.
 
     Args:
-        alpha: That of MixUp.
-        cutmix_alpha: That of CutMix.
-        cutmix_share: How often it is CutMix.
+        alpha: The alpha of MixUp.
+        cutmix_alpha: The alpha of CutMix.
+        cutmix_share: The probability of CutMix.
 
     Raises:
         ValueError: If an alpha or the share is out of its range.

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from longseq.arguments import ArgumentError, SettingError
 from longseq.compat.lightning import callbacks_of
 
-# The course of a learning rate after its warm-up: the share of the peak at a share of the steps.
+# The learning rate after its warm-up: its share of the peak, by the share of the steps that are done.
 _COURSES: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
     "constant": lambda progress: 1.0,
@@ -28,15 +28,15 @@ _COURSES: dict[str, Callable[[float], float]] = {
 CourseName = Literal["cosine", "constant", "linear", "step", "restarts"]
 
 
-# Of a training: the batches of an epoch, infinite if its loader has no length; the optimizer steps; the whole epochs.
+# Of a training: batches per epoch (infinite if the loader has no length), optimizer steps, whole epochs.
 Lengths = tuple[int | float, int | float, int | float]
 
 
 def lengths_of(trainer: pl.Trainer) -> Lengths:
-    """The lengths of a trainer's training, as they are now.
+    """The current lengths of a trainer's training.
 
     Raises:
-        SettingError: If a callback changes the number of batches of a step.
+        SettingError: If a callback changes the number of batches per step.
     """
     if callbacks_of(trainer, GradientAccumulationScheduler):  # Lightning counts the steps wrong
         what = "GradientAccumulationScheduler changes the number of steps, on which the learning rate depends"
@@ -49,20 +49,20 @@ def lengths_of(trainer: pl.Trainer) -> Lengths:
 
 @dataclass(frozen=True)
 class Optimization:
-    """How weights are changed: an optimizer, and the course of its learning rate.
+    """How weights are trained: an optimizer, and its learning rate schedule.
 
     Args:
         optimizer: Name of one of timm's optimizers.
         learning_rate: The peak, reached after warm-up.
         weight_decay: For matrices only; norms, biases, position embeddings and class tokens are not decayed.
-        betas: For optimizers such as AdamW, how slowly the running means of gradients and of their squares forget; if
-            absent, the optimizer's own (0.9 and 0.999 for AdamW). 0.98 in place of 0.999 suits short trainings.
-        schedule: How the learning rate goes on after its warm-up: ``cosine`` (to 0), ``constant``, ``linear`` (to 0),
+        betas: Decay rates of the running means of gradients and of their squares, for optimizers such as AdamW. If
+            absent, the optimizer's own (0.9 and 0.999 for AdamW). 0.98 instead of 0.999 suits short trainings.
+        schedule: The learning rate after its warm-up: ``cosine`` (to 0), ``constant``, ``linear`` (to 0),
             ``step`` (a tenth after half of the steps, a hundredth after three quarters), ``restarts`` (four cosines),
             or one of torch's schedulers, which has no warm-up: ``{scheduler: StepLR, step_size: 10}``.
-        warmup_fraction: Share of the steps in which the learning rate rises; then it falls along a cosine to 0.
-        layer_decay: The learning rate of each block is that of the next one times this, such as 0.75; for pretrained
-            weights. If absent, all have the same.
+        warmup_fraction: Share of the steps in which the learning rate rises to its peak.
+        layer_decay: The learning rate of each block is that of the next block times this factor. 0.75 suits pretrained
+            weights. If absent, all blocks have the same rate.
     """
 
     optimizer: str = "adamw"
@@ -100,8 +100,8 @@ class Optimization:
         """The optimizer, with weight decay on matrices but not on norms and biases.
 
         Args:
-            model: Its parameters are optimised. Those that its ``no_weight_decay()`` names are not decayed, and those
-                that its ``learning_rates()`` names have rates of their own; its ``group_matcher`` names the blocks.
+            model: The model to train. Its ``no_weight_decay()`` names parameters without decay, ``learning_rates()``
+                names parameters with their own rates, and ``group_matcher`` names the blocks.
 
         Raises:
             SettingError: If the optimizer has another number of betas, or cannot be made on this machine.
@@ -109,7 +109,7 @@ class Optimization:
         name, betas = self.optimizer, self.betas
         info = get_optimizer_info(name)
         wanted = info.num_betas if info.has_betas else 0
-        if betas is not None and len(betas) != wanted:  # where wanted is 0, timm would leave them out without a word
+        if betas is not None and len(betas) != wanted:  # if wanted is 0, timm would silently ignore them
             raise SettingError(f"model.betas: {name} has {wanted}, got {len(betas)}; leave them out, or choose adamw")
         options: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
         options |= {"lr": self.learning_rate, "weight_decay": self.weight_decay, "layer_decay": self.layer_decay}
@@ -135,7 +135,7 @@ class Optimization:
 
         Args:
             optimizer: What it schedules.
-            end: The lengths of the training; or, where a clock ends it, what returns the share of it that is done.
+            end: The lengths of the training; or, if a clock ends it, a function that returns the share that is done.
 
         Raises:
             SettingError: If the schedule needs an end and there is none, or if it ends before the training.
@@ -160,7 +160,7 @@ class Optimization:
 
 
 def set_rates(model: nn.Module, optimizer: Optimizer, learning_rate: float) -> None:
-    """Set the rate of each group: this one, or that of its weights alone, times the group's factor if it has one."""
+    """Set the rate of each group: this one, or its weights' own rate, times the group's factor if it has one."""
     own = _own_rates(model, learning_rate)
     for group in optimizer.param_groups:
         rate = own.get(group["params"][0], learning_rate) if group["params"] else learning_rate
@@ -174,8 +174,8 @@ def _own_rates(model: Any, learning_rate: float) -> dict[nn.Parameter, float]:
 
 
 class _Course(LambdaLR):
-    """LambdaLR with one function for all groups that the optimizer has now. A group that a callback adds later
-    (BackboneFinetuning) keeps the rate that the callback gives it. LambdaLR alone would raise an error."""
+    """LambdaLR with one function for all current groups of the optimizer. A group that a callback adds later
+    (BackboneFinetuning) keeps the rate that the callback gives it. LambdaLR itself would raise an error."""
 
     def get_lr(self) -> list[Any]:
         factor = self.lr_lambdas[0](self.last_epoch)
@@ -184,7 +184,7 @@ class _Course(LambdaLR):
 
 
 def _try_scheduler(described: Mapping[str, Any]) -> None:
-    """Make one of torch's schedulers and move it once: some refuse their arguments only then."""
+    """Make one of torch's schedulers and step it once, because some check their arguments only then."""
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = _torch_scheduler(optimizer, described, 1, 0, 0)["scheduler"]
     optimizer.step()
@@ -195,7 +195,7 @@ def _try_scheduler(described: Mapping[str, Any]) -> None:
 def _refusing(described: Mapping[str, Any], call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as error:  # ZeroDivisionError, NotImplementedError and others, as torch's arithmetic comes
+    except Exception as error:  # torch's schedulers raise ZeroDivisionError, NotImplementedError and others
         what = f"must have arguments that {described['scheduler']} takes, got {str(error) or dict(described)}"
         raise ArgumentError("schedule", f"{what}; see torch") from error
 
@@ -206,8 +206,8 @@ def _torch_scheduler(
     """One of torch's schedulers, described by its name as ``scheduler``, its arguments, ``interval`` (epoch or step),
     and the metric to ``monitor`` if it needs one.
 
-    A scheduler of epochs becomes one of steps that moves with the last batch of an epoch. Lightning would move it after
-    the checkpoint at the epoch's end was saved, and a resumed training would have an old rate.
+    A scheduler that counts epochs is stepped with the last batch of an epoch. Lightning would step it only after the
+    checkpoint at the epoch's end was saved, and a resumed training would have an old rate.
     """
     arguments = dict(described)
     name, interval = arguments.pop("scheduler", None), arguments.pop("interval", "epoch")

@@ -19,10 +19,10 @@ class LabelHandling:
     """How a training changes its labels, and how much each of them counts.
 
     Args:
-        label_smoothing: Share of the target spread over all classes, in training.
-        class_weights: Weight of the samples of each class in the training loss; in MultiLabel's, of what they say of
-            that class. ``balanced`` gives rare classes larger weights, so that the samples of each class count the same
-            together; these weights have mean 1 over the labels of a training set with one for each sample.
+        label_smoothing: Share of each target that is spread over all classes, in training.
+        class_weights: Weight of each class in the training loss; with MultiLabel, of each label for that class.
+            ``balanced`` gives rare classes larger weights, so that all classes have the same total weight. If each
+            sample has one label, the mean weight of the training samples is 1.
         mix: Mixes the samples of a training batch: MixUp or CutMix (mix.py).
     """
 
@@ -36,7 +36,7 @@ class LabelHandling:
             raise ArgumentError("label_smoothing", what)
 
     def weights(self, num_classes: int) -> Float[Tensor, " classes"]:
-        """A weight for each class: the given ones, or 1, as long as there are no labels to balance.
+        """A weight for each class: the given ones, or else 1; with ``balanced`` 1 until labels are known.
 
         Raises:
             ValueError: If there are not as many positive numbers as classes.

@@ -27,7 +27,7 @@ from longseq.training.divergence import refuse_bad_weights
 from longseq.training.signals import ENDING, answer, end_only_if
 
 
-class Stopped(Exception):  # noqa: N818 (it is no error)
+class Stopped(Exception):  # noqa: N818 (it is not an error)
     """A signal has stopped the training, after a checkpoint was saved."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -35,7 +35,7 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
         self.exit_code = exit_code
 
 
-class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs these after all callbacks that change what is saved
+class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs those after all callbacks that change what is saved
     """Save the last checkpoint; after each step all ranks decide together whether to stop.
 
     After SIGTERM, SIGINT or SIGHUP the current step or validation batch is finished, the last checkpoint is saved, and
@@ -98,8 +98,8 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs these after 
         self._stopping = received  # stop at the next hook, after this step's values are logged
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        """Cancel a stop that min_epochs or min_steps has delayed: callbacks decide again, as in a resumed training.
-        Lightning would stop as soon as it may, even if the figure is better by then. A training that is over, and is
+        """Cancel a stop that min_epochs or min_steps has delayed. Callbacks decide again, as in a resumed training.
+        Lightning would stop as soon as it may, even if the metric has improved since. A training that is over, and is
         resumed only for its last validation, stays stopped."""
         trainer.should_stop = trainer.global_step == trainer.max_steps
 
@@ -130,7 +130,7 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs these after 
             self._stop(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        """Save the results of the last validation too, for a run that is killed in its test."""
+        """Save the results of the last validation too, for a run that is killed during its test."""
         if self._ends_within_epoch and trainer.state.fn == TrainerFn.FITTING:
             trainer.save_checkpoint(self.last)
 
@@ -145,7 +145,7 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs these after 
             put_before_validation(checkpoint["loops"]["fit_loop"])
 
     def _agree(self, received: int, is_due: bool) -> tuple[int, bool]:
-        """The highest signal of all ranks, and whether it is time to save for any of them."""
+        """The highest signal of all ranks, and whether any of them must save now."""
         if self._group is None:
             return received, is_due
         flags = torch.tensor([received, int(is_due)])

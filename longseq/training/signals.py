@@ -1,7 +1,7 @@
-"""Signals end a process also while C++ waits, as for another rank: Python's handlers do not run meanwhile.
+"""Let signals end a process while C++ code waits, such as for another rank: Python's handlers do not run meanwhile.
 
-CPython notes the number of each signal in a socket at once. A handler that runs takes the numbers out again. A thread
-looks at the socket: what is still there after some seconds was not answered.
+CPython writes the number of each signal into a socket at once. A handler that runs removes the numbers. A thread
+watches the socket: a number that is still there after some seconds was not answered.
 """
 
 import os
@@ -17,16 +17,16 @@ from select import POLLERR, POLLHUP, poll
 import torch.distributed as dist
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PATIENCE = 5.0  # seconds until a signal counts as unanswered, where C++ may just compute for a while
+PATIENCE = 5.0  # seconds until a signal counts as unanswered: C++ code may only be computing for a while
 
 
 def _is_one_of_many(numbers: bytes) -> bool:
-    """Whether C++ may wait for another process; where it does not, it returns to Python, and a handler runs."""
+    """Whether C++ code may wait for another process. If not, it soon returns to Python, and a handler runs."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class _Watched:
-    """What the thread needs to know; one for the process, because signals are the process's too."""
+    """What the thread needs to know. There is one for the process, because signals go to the process."""
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
@@ -36,12 +36,12 @@ class _Watched:
         self.clean_up: Callable[[], None] = lambda: None
 
     def unanswered(self) -> bytes:
-        """The signals to end for that no handler has answered."""
+        """The signals that end a process and that no handler has answered."""
         with self.lock:
             numbers = _received(self.socket, socket.MSG_PEEK)
             ending = bytes(number for number in numbers if number in ENDING)
             if not ending:
-                _received(self.socket)  # others, such as SIGCHLD
+                _received(self.socket)  # drop others, such as SIGCHLD
             return ending
 
 
@@ -55,12 +55,12 @@ def _received(source: socket.socket | None, flags: int = 0) -> bytes:
 
 
 def stopped_line(number: int) -> str:
-    """The line for a command that a signal has stopped, where nothing was saved."""
+    """The message for a command that a signal has stopped before anything was saved."""
     return f"{signal.Signals(number).name}: stopped; start it again (a training with --resume)"
 
 
 def answer() -> None:
-    """Every handler calls this first. A terminal that was closed is replaced, because what is printed would fail."""
+    """Every handler calls this first. It replaces a closed terminal by /dev/null, because printing would fail."""
     with _watched.lock:
         _received(_watched.socket)
     for number in (1, 2):
@@ -83,7 +83,7 @@ def watched() -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         _watched.socket = None
-        theirs.close()  # which ends the thread
+        theirs.close()  # this ends the thread
 
 
 def _watch(source: socket.socket) -> None:
@@ -108,7 +108,7 @@ def _end(number: int) -> None:
 def _forget() -> None:
     """A forked process, such as a loader's worker, must not write into the socket of this one."""
     if _watched.socket is not None:
-        _watched.socket, _watched.lock = None, threading.RLock()  # the thread may have held the old one
+        _watched.socket, _watched.lock = None, threading.RLock()  # the thread may have held the old lock
         signal.set_wakeup_fd(-1)
 
 
@@ -117,7 +117,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextmanager
 def ends_at_once(clean_up: Callable[[], None]) -> Iterator[None]:
-    """While the process waits for others, a signal ends it at once, after this function was called."""
+    """While the process waits for others, let a signal end it at once, after a call of clean_up."""
     before = _watched.patience, _watched.is_last, _watched.clean_up
     _watched.patience, _watched.is_last, _watched.clean_up = 0.3, lambda numbers: True, clean_up
     try:
@@ -127,5 +127,5 @@ def ends_at_once(clean_up: Callable[[], None]) -> Iterator[None]:
 
 
 def end_only_if(is_last: Callable[[bytes], bool] | None) -> None:
-    """Let unanswered signals, given by their numbers, end the process only if this function says so; None: as usual."""
+    """Let unanswered signals end the process only if this function of their numbers is true; None: as usual."""
     _watched.is_last = is_last or _is_one_of_many

@@ -15,7 +15,7 @@ from longseq.training.data import lacking
 def training_inputs(datamodule: Any, device: torch.device) -> Iterator[Any]:
     """Inputs of the training set in batches, in a random order that is the same in every run.
 
-    With a data module of the contract, they are not cropped and augmented as in training.
+    If the data module fulfils the contract, they are not cropped or augmented as in training.
     """
     loader: Any = datamodule.train_dataloader()
     dataset: Any = loader.dataset if lacking(datamodule) else datamodule.splits()["train"]
@@ -27,7 +27,7 @@ def training_inputs(datamodule: Any, device: torch.device) -> Iterator[Any]:
 def measure_inputs(encoder: Encoder, datamodule: Any) -> None:
     """Set an encoder's mean and deviation to the training set's, measured now or remembered by the data module.
 
-    It is measured where the encoder is: in Lightning's setup the CPU, though the model's ``device`` is its GPU already.
+    The encoder's device is used: in Lightning's setup the CPU, although the model's ``device`` is its GPU already.
     """
 
     def measure() -> dict[str, Tensor]:

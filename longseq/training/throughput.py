@@ -23,18 +23,18 @@ clock = time.perf_counter
 
 
 class ThroughputLogger(pl.Callback):
-    """Log how many samples a second training processes, and what slows it down, as throughput/...:
+    """Log how many samples per second training processes, and what slows it down, as throughput/...:
 
     - samples_per_second, tokens_per_second: summed over ranks, padding not counted;
     - step_ms: time of an optimizer step with all its batches, the mean over steps and ranks;
     - data_wait_ms: the part of step_ms from the end of a batch to the start of the next, in which the host waits for
       the loader, copies the batch, and runs other callbacks and loggers;
-    - peak_memory_gib: peak memory of the rank that took most, since its process began: on CUDA the memory that torch
+    - peak_memory_gib: peak memory of the rank that used most, since its process began: on CUDA the memory that torch
       allocated, elsewhere the resident memory of the process (getrusage);
     - processor_percent: how busy the machine's processors are; gpu_percent: how busy the GPUs are, if the package
       nvidia-ml-py is installed;
-    - mfu: FLOPs of training (flops.py) a second, a teacher's forward pass included, as a share of the device's peak, if
-      that is known; a shorter sample counts by its share of the tokens.
+    - mfu: training FLOPs per second (flops.py), including a teacher's forward pass, as a share of the device's peak, if
+      that is known. A shorter sample counts by its share of the tokens.
 
     A value covers the steps since the last logged one. It leaves out the first step, which allocates and compiles,
     validation, checkpoints, and the loading of the batch after them. If training ends before anything was logged, its
@@ -42,7 +42,7 @@ class ThroughputLogger(pl.Callback):
     clock stops.
 
     Args:
-        peak_flops: Peak FLOP/s of one device in the precision of the training; None takes it from flops.py.
+        peak_flops: Peak FLOP/s of one device in the precision of the training; None takes the value in flops.py.
 
     Raises:
         ValueError: If peak_flops is not positive.
@@ -63,7 +63,7 @@ class ThroughputLogger(pl.Callback):
         self._log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by one of its connectors
         self._throughput = Throughput(window_size=2)  # from one logged step to the next
         self._global_step = trainer.global_step
-        self._steps = -1  # optimizer steps, the first one not counted
+        self._steps = -1  # optimizer steps, without the first one
         self._window_start = 0  # the step after which the window began
         # the tokens of padded batches become a tensor on the device, so that nothing waits for the device
         self._samples, self._tokens = 0, 0
@@ -82,8 +82,8 @@ class ThroughputLogger(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Classifier, outputs: Any, batch: Sequence[Any], batch_idx: int
     ) -> None:
         self._advance()
-        self._samples += len(batch[1]) / copies(trainer)  # a sample that several devices share is one
-        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0])  # whole: float32 ends at 16 million
+        self._samples += len(batch[1]) / copies(trainer)  # a sample that several devices share counts once
+        self._tokens = self._tokens + pl_module.encoder.count_tokens(batch[0])  # int: float32 is exact to 16 million
         if trainer.global_step == self._global_step:  # gradients accumulate: no step was taken
             return
         self._global_step = trainer.global_step
@@ -133,7 +133,7 @@ class ThroughputLogger(pl.Callback):
         self._window_start, self._waited = self._steps, 0.0
 
     def _log(self, trainer: pl.Trainer, pl_module: Classifier) -> float:
-        """Log the window, begin the next one, and return the samples a second of all ranks."""
+        """Log the window, begin the next one, and return the samples per second of all ranks."""
         wait_for(pl_module.device)
         self._advance()
         wait_ms = 1000 * self._waited / (self._steps - self._window_start)
@@ -164,7 +164,7 @@ class ThroughputLogger(pl.Callback):
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all that it was given."""
+    """Wait until a device has finished all its work."""
     torch.get_device_module(device).synchronize()
 
 
@@ -172,7 +172,7 @@ def wait_for(device: torch.device) -> None:
 def timed(
     seconds: list[float], device: torch.device | str = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[None]:
-    """Append to a list the seconds of a block, until the device has done all that it was given."""
+    """Append to a list the seconds that a block takes, including all work of the device."""
     wait_for(torch.device(device))
     begin = clock()
     yield

@@ -18,15 +18,15 @@ clock = time.monotonic
 _EPOCHS_TO_MIX = 100
 _MOST_VALIDATIONS = 20
 _MEASURED_STEPS = 8  # the first two allocate, and compile
-_AFTERWARDS = 4.0  # seconds for the last pictures and the card
+_AFTERWARDS = 4.0  # seconds for the last plots and the model card
 
 
 class Timed(pl.Callback):
     """End a training and its test a given number of minutes after the command began, with a complete schedule.
 
-    The learning rate follows the time that has passed, not the steps. From the first steps the number of epochs is
-    estimated. It decides how often the training validates, and whether it mixes samples: only in 100 epochs or more.
-    A resumed training has the minutes that are left. Two such trainings differ, because the machine's speed differs.
+    The learning rate follows the time, not the steps. The first steps give an estimate of the number of epochs. It
+    decides how often the training validates, and whether it mixes samples (only with 100 epochs or more). A resumed
+    training has the minutes that are left. Two such trainings have different results: the machine's speed varies.
 
     Args:
         minutes: From the beginning of the command to its end.
@@ -85,7 +85,7 @@ class Timed(pl.Callback):
             self._end(trainer)
 
     def _of_slowest(self, value: float) -> float:
-        """The highest value of all ranks. With values of their own they would have different learning rates, and would
+        """The highest value of all ranks. With different values, ranks would have different learning rates, and would
         wait for each other in different validations."""
         if self._group is None:
             return value
