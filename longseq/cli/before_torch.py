@@ -1,4 +1,4 @@
-"""Where the command line begins. What needs no torch is answered here, before torch is imported.
+"""The start of the command line. Whatever needs no torch is answered here, before torch is imported.
 
 Importing torch and Lightning takes seconds. Help, a wrong command and a missing configuration need neither.
 """
@@ -18,17 +18,17 @@ from longseq.cli.errors import UserError
 from longseq.cli.names import shown
 from longseq.cli.process.threads import keep_to_quota
 
-# What `fit --help` shows; with anything beside it, it lists all flags.
+# What `fit --help` shows; with any other argument it lists all flags.
 _FIRST_FLAGS = {
     "--config FILE": "a configuration: image/folder and audio/folder are for files of your own",
     "--data.root DIR": "the folder of the data: a folder for each class, or train/, val/ and test/ with such folders",
     "--minutes 10": "how long to train, the test included; or --trainer.max_epochs 60",
     "--experiment NAME": "the run is in runs/NAME/0, the next one in runs/NAME/1",
-    "--resume true": "go on with the newest unfinished run, or with a run's folder",
+    "--resume true": "resume the newest unfinished run; or give a run's folder",
     "--model.init_from CKPT": "start from a trained model",
-    "--model.encoder.attention NAME": "Linformer, Verma, Softmax, ...; --model.encoder.depth 1 for a block of it",
+    "--model.encoder.attention NAME": "Linformer, Verma, Softmax, ...; --model.encoder.depth 1 adds a block of it",
     "--model.learning_rate 1e-3": "the peak of the learning rate",
-    "--data.batch_size 32": "samples of a step, on each device",
+    "--data.batch_size 32": "samples per step, on each device",
     "--trainer.devices 8": "GPUs; with --trainer.precision bf16-mixed they compute in bfloat16",
 }
 CONFIGURATIONS = "longseq has configurations such as image/digits"
@@ -68,12 +68,12 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _import_run() -> Callable[[list[str], float], None]:
-    """Import torch and Lightning, and what runs a command with them, which turns the collector on again.
+    """Import torch, Lightning and `run`, which turns garbage collection on again.
 
     Raises:
         UserError: If a library is not installed.
     """
-    gc.disable()  # it would scan the imported objects again and again: a tenth of the start
+    gc.disable()  # collections would scan the imported objects repeatedly: a tenth of the start-up time
     try:
         from longseq.cli.run_command import run
     except BaseException as error:
@@ -115,10 +115,10 @@ def _columns(sentences: dict[str, str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the known name that is most like it, or all known names if they are few."""
+    """The remedy for an unknown name: the most similar known name, or all known names if they are few."""
     known = sorted(set(known))
     parent, _, last = name.rpartition(".")
-    # beside it, or else, where nothing is beside it, by the whole path
+    # compare with names under the same parent, or with whole paths if there are none
     beside = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == parent}
     near = [beside[last_part] for last_part in difflib.get_close_matches(last, beside, 1)]
     if not (near or (beside and parent)):
@@ -129,7 +129,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def with_configurations(args: list[str]) -> list[str]:
-    """The arguments with a path in place of each name of a configuration.
+    """Replace each name of a configuration in the arguments by its path.
 
     Raises:
         UserError: If there is no such file.
@@ -148,7 +148,7 @@ def with_configurations(args: list[str]) -> list[str]:
 
 
 def configuration(name: str) -> str:
-    """The path of a configuration: a file in the working folder, or else one that comes with longseq.
+    """The path of a configuration: a file in the working folder, otherwise one that comes with longseq.
 
     Args:
         name: A path, or a name such as ``image/digits``; YAML or JSON text is returned as it is.

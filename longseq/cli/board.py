@@ -1,4 +1,4 @@
-"""The command ``board``: TensorBoard on the runs, for this machine alone."""
+"""The command ``board``: shows runs in TensorBoard, on this machine only."""
 
 import logging
 import threading
@@ -14,8 +14,8 @@ def board(logdir: str = "runs", port: int | None = None) -> None:
     """Show runs in TensorBoard until Ctrl-C. Only this machine can open the page.
 
     Args:
-        logdir: A folder of runs, of one experiment, or one run.
-        port: Of the page; by default 6006, or the next one that is free.
+        logdir: The folder of all runs, of one experiment, or of one run.
+        port: The port of the page; by default the first free port from 6006.
 
     Raises:
         ValueError: If there is no such folder, or the port is taken.
@@ -24,7 +24,7 @@ def board(logdir: str = "runs", port: int | None = None) -> None:
         raise ArgumentError("logdir", f"{logdir} is no folder; give the one that holds the runs")
     if port is not None and not 1 <= port < 2**16:
         raise ArgumentError("port", f"must be in 1..65535, got {port}; 6006 is usual")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise it prints a line for each request
     page = TensorBoard()
     page.configure(logdir=logdir, host="127.0.0.1", port=port)
     try:

@@ -1,4 +1,4 @@
-"""Every command, each in one record: help, parsers and what runs a command follow from it. Imports no torch."""
+"""One record for each command. Help, parsers and the function to run follow from it. Imports no torch."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,10 @@ class Command(NamedTuple):
 
     Attributes:
         sentence: What it does, for the help.
-        package: Where the module with the command's name has a function of this name, whose arguments are the flags. If
-            it is empty, the command is a method of `Commands` (model_commands.py) or `Trainer` (data_commands.py).
-        needs_model: Whether the method needs a model and a trainer, and not data alone.
+        package: The package of a module with the command's name. Its function of the same name runs the command, with
+            the flags as arguments. If empty, a method of `Commands` (model_commands.py) or `Trainer`
+            (data_commands.py) runs it.
+        needs_model: Whether the method needs a model and a trainer in addition to data.
     """
 
     sentence: str
@@ -31,14 +32,14 @@ COMMANDS = {
     "spectrum": Command("Measure how few tokens a trained model's attention needs, and suggest k.", "longseq.reports"),
     "approximation": Command("Measure how far shortened attention is from exact attention.", "longseq.reports"),
     "sweep": Command("Train a grid of settings with several seeds, and tabulate their accuracies.", "longseq.reports"),
-    "needle": Command("Measure in how long a recording a model still hears one word.", "longseq.reports"),
+    "needle": Command("Measure the longest recording in which a model still finds one word.", "longseq.reports"),
     "contract": Command(
-        "Test your own mechanism, projection or data module on what longseq asks of it.", "longseq.contract"
+        "Test that your own mechanism, projection or data module does what longseq requires.", "longseq.contract"
     ),
     "explain": Command(
-        "Draw which pixels or moments of a file decided for each of its likeliest classes.", "longseq.deploy"
+        "Draw which pixels or moments of a file decided for each of its most probable classes.", "longseq.deploy"
     ),
-    "board": Command("Show runs in TensorBoard, for this machine alone.", "longseq.cli"),
+    "board": Command("Show runs in TensorBoard, on this machine only.", "longseq.cli"),
     "export": Command(
         "Write a trained model as ONNX, as a program of torch.export, or as a folder to share.", "longseq.deploy"
     ),

@@ -1,4 +1,4 @@
-"""Lightning's trainer with four commands of data: preview, stats, check, shard."""
+"""Lightning's trainer with four commands that work on data: preview, stats, check, shard."""
 
 import shlex
 from pathlib import Path
@@ -17,7 +17,7 @@ from longseq.training.statistics import measure_inputs
 
 
 class Trainer(pl.Trainer):
-    """Each method here is a command, and its arguments are flags. A command that needs only data is static."""
+    """Each method here is a command, with its arguments as flags. A command that needs only data is static."""
 
     def preview(
         self, model: Classifier, datamodule: pl.LightningDataModule, out: str = "preview.png", num_samples: int = 16
@@ -27,8 +27,8 @@ class Trainer(pl.Trainer):
         Args:
             model: The classifier.
             datamodule: The data.
-            out: The picture to write, a .png, .pdf or .svg.
-            num_samples: How many inputs.
+            out: The figure to write: .png, .pdf or .svg.
+            num_samples: The number of inputs.
         """
         if num_samples < 1:
             raise UserError(f"num_samples: got {num_samples}; give 1 or more")
@@ -72,20 +72,20 @@ class Trainer(pl.Trainer):
         sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")
         labels = [samples.labels for samples in datamodule.splits().values()]
-        if labels[0].ndim == 2:  # samples of any number of classes
+        if labels[0].ndim == 2:  # each sample may have several classes, or none
             counts = (torch.cat(labels) > 0).sum(dim=1).bincount().tolist()
             of_each = ", ".join(f"{number}: {count}" for number, count in enumerate(counts) if count)
             print(f"labels per {'clip' if hasattr(datamodule, 'sample_rate_hz') else 'image'}: {of_each}")
 
     @staticmethod
     def shard(model: None, datamodule: Any, out: str, samples_per_shard: int = 10_000) -> None:
-        """Write all splits as tar archives of many samples each, and print the flags with which to train on them.
+        """Write all splits as tar archives of many samples each, and print the flags to train on them.
 
         Args:
             model: None.
             datamodule: The data.
             out: The folder to write into.
-            samples_per_shard: The most samples in an archive.
+            samples_per_shard: The largest number of samples in one archive.
         """
         if not hasattr(datamodule, "write_shards"):
             what = f"{type(datamodule).__name__} writes no shards"

@@ -1,4 +1,4 @@
-"""Run the commands that are one function: its arguments are the flags."""
+"""Run the commands that are one function, whose arguments are the flags."""
 
 import importlib
 import json
@@ -15,14 +15,14 @@ from longseq.cli.errors.parsing import OneLineParser
 
 
 def _with_brackets(function: Callable[..., None], args: list[str]) -> list[str]:
-    """Rewrite lists from the form of shells, ``--n 512 1024``, to that of jsonargparse, ``--n=[512, 1024]``."""
+    """Rewrite lists from the shell's form, ``--n 512 1024``, to jsonargparse's form, ``--n=[512, 1024]``."""
     hints = get_type_hints(function)
-    bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # before all flags: refused later
+    bracketed = list(takewhile(lambda word: not word.startswith("--"), args))  # words without a flag: refused later
     given: dict[str, list[str]] = {}
     for flag, values in _flags(args):
         kind = hints.get(flag.removeprefix("--"))
         if get_origin(kind) is list and values and not values[0].startswith("["):
-            given.setdefault(flag, []).extend(values)  # a flag that is given twice adds to its list
+            given.setdefault(flag, []).extend(values)  # a flag given twice extends its list
         else:
             bracketed += [flag, *values]
     for flag, values in given.items():
@@ -38,14 +38,14 @@ def _flags(args: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield args[start], args[start + 1 : end]
 
 
-# The flags of a training that a report takes, if it trains.
+# The flags of a training that a report accepts if it trains.
 _OF_TRAININGS = re.compile(
     r"--((data|model|trainer)([.+=].*)?|(allow_class|skip_bad_steps|peak_flops|checkpoint_minutes|minutes|folds|grow)(=.*)?)"
 )
 
 
 def _with_flags_together(function: Callable[..., None], args: list[str]) -> list[str]:
-    """Put the flags of the trainings of a report, ``--data.root DIR``, into its list ``--flags``, after those there."""
+    """Append the flags of a report's trainings, such as ``--data.root DIR``, to the report's list ``--flags``."""
     if "flags" not in get_type_hints(function):
         return args
     given = list(_flags(args))
@@ -91,7 +91,7 @@ def run_function(name: str, args: list[str]) -> None:
         function(**settings)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
-    except OSError as error:  # from the output folder: inputs are checked where they are read
+    except OSError as error:  # about the output folder, because errors of inputs are handled where they are read
         if isinstance(error, BrokenPipeError) or error.filename is None:
             raise
         raise UserError(f"{error.filename}: {error.strerror}; give another --out", exit_code=6) from error

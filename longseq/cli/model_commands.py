@@ -1,4 +1,4 @@
-"""The commands that train and use a model: LightningCLI with longseq's defaults and behaviour."""
+"""The commands that train and use a model: LightningCLI with longseq's defaults."""
 
 import os
 import shlex
@@ -86,14 +86,14 @@ from longseq.training.board.event_figures import EventFigures
 from longseq.training.board.tensorboard import Confusions
 from longseq.training.timed import Timed
 
-# Lightning's callbacks have devices and enums as defaults, and torchvision's transforms take any kind of number.
+# Lightning's callbacks have devices and enums as defaults, and torchvision's transforms accept any kind of number.
 # Without these lines config.yaml could not hold them, and the run could not be resumed.
 register_type(torch.device)
 register_type(Number, float, float, type_check=isinstance)
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 
 
-# Arguments of Lightning's methods that the command line fills in itself; a checkpoint is always read with weights_only.
+# Arguments of Lightning's methods that the command line sets itself; weights_only is always true.
 _NO_FLAGS = {
     "model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "weights_only", "verbose",
     "return_predictions",
@@ -101,12 +101,12 @@ _NO_FLAGS = {
 
 
 class Series(NamedTuple):
-    """The runs of a command that trains several, with --grow or --folds.
+    """The runs of a command that trains several models, with --grow or --folds.
 
     Attributes:
-        base: The arguments that all of its runs share.
-        left: What is still to be trained, the next run first.
-        tested: The checkpoint that the run before has tested, or from which the first one starts.
+        base: The arguments that all runs share.
+        left: The runs that are still to be trained, in order.
+        tested: The checkpoint that the previous run tested, or from which the first run starts.
     """
 
     base: list[str]
@@ -119,11 +119,11 @@ class Series(NamedTuple):
 
 
 def run(args: list[str], began: float) -> None:
-    """Run a command: once, or with --grow or --folds one run after the other.
+    """Run a command: once, or with --grow or --folds several runs in turn.
 
     Args:
         args: The command and its arguments.
-        began: When it was started, on time.monotonic's clock.
+        began: The start of the process, on the clock of time.monotonic.
     """
     series = _run_once(args, None, began)
     while series is not None and series.left:
@@ -138,14 +138,14 @@ def _run_once(args: list[str], series: Series | None, began: float) -> Series | 
 
 
 class Commands(CommandLine):
-    """Parses a command, and builds its data, model and trainer; `run` runs it.
+    """Parses a command and builds its data, model and trainer; `run` runs it.
 
     Args:
         args: The command and its arguments.
-        held: Keeps the run's folder locked until it is closed; if an error closes it, what the run has written before
-            its first step is taken back.
-        series: If the command trains several runs, those that are left, after the first one was trained.
-        began: When it was started, on time.monotonic's clock.
+        held: A stack that keeps the run's folder locked until it is closed. If an error closes it before the first
+            step, what the run has written is undone.
+        series: The runs that are left of a command that trains several; None for the first run.
+        began: The start of this run, on the clock of time.monotonic.
     """
 
     data_commands = tuple(name for name, command in COMMANDS.items() if not command.needs_model)
@@ -164,8 +164,8 @@ class Commands(CommandLine):
             seed_everything_default=0,
             save_config_callback=SavedConfig,
             trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10, "devices": 1},
-            auto_configure_optimizers=False,  # the classifier knows which weights must not decay
-            load_from_checkpoint_support=False,  # the classifier stores its own description, also from Python
+            auto_configure_optimizers=False,  # the classifier decides which weights must not decay
+            load_from_checkpoint_support=False,  # the classifier stores its own description, also when used from Python
         )
 
     @staticmethod
@@ -191,7 +191,7 @@ class Commands(CommandLine):
 
     @property
     def settings(self) -> Namespace:
-        """The configuration of the command that was asked for."""
+        """The configuration of the command."""
         return self.config[self.config.subcommand]
 
     # Parsing
@@ -214,17 +214,17 @@ class Commands(CommandLine):
             if str(self.settings.trainer.precision) == "16-true":
                 what = "16-true has weights of float16, in which AdamW divides by 0"
                 raise UserError(f"trainer.precision: {what}; give 16-mixed or bf16-true")
-            experiment_of(self.settings)  # a wrong name is refused before anything is built
+            experiment_of(self.settings)  # called to refuse a wrong name before anything is built
 
     def _series(self, settings: Namespace) -> Series:
-        """What --grow or --folds has still to train."""
+        """The runs that --grow or --folds still has to train."""
         if settings.grow is not None and settings.folds is not None:
             raise UserError("folds: not together with --grow; give one of the two")
         refuse_wrong_numbers(settings)
         resumed, base = self.asked.resumed, self.asked.args
         if resumed is None:
             experiment = Path(settings.trainer.default_root_dir or ".").expanduser() / "runs" / experiment_of(settings)
-        else:  # the command may name nothing but the run
+        else:  # the command may name only the run
             experiment = resumed.absolute().parent
             root = str(experiment.parent.parent)
             without_checkpoint = base[:-2]  # --ckpt_path and its value
@@ -246,7 +246,7 @@ class Commands(CommandLine):
     # Building
 
     def instantiate_classes(self) -> None:
-        """Build data, model and trainer; a value that one of them refuses is the user's mistake."""
+        """Build data, model and trainer. A value that one of them refuses is reported as the user's mistake."""
         try:
             if self.subcommand in self.data_commands:
                 parts: Any = (self.instantiate_data(), None, Trainer)
@@ -279,24 +279,24 @@ class Commands(CommandLine):
             what = f"predict uses one process, got {os.environ['WORLD_SIZE']}"
             raise UserError(f"trainer.devices: {what}; start it without torchrun")
         kwargs["plugins"] = [WholeCheckpoints(self.asked.checkpoint)]
-        if is_torchelastic_launched():  # torchrun has started the processes, so it alone knows how many there are
+        if is_torchelastic_launched():  # torchrun started the processes, so only it knows their number
             devices = int(os.environ["LOCAL_WORLD_SIZE"])
             kwargs |= {"devices": devices, "num_nodes": int(os.environ["WORLD_SIZE"]) // devices}
         if self.subcommand == "fit":
             return self._trainer_of_fit(**kwargs)
-        self.save_config_callback = None  # only fit has a run folder to save it in
+        self.save_config_callback = None  # only fit has a run folder for it
         kwargs["logger"] = False
         if self.subcommand == "predict":
             bars = [] if self.settings.trainer.enable_progress_bar is False else progress_bars()
             kwargs["enable_progress_bar"] = bool(bars)
             self.trainer_defaults["callbacks"] = bars
-            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # else each process has only a share
+            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}  # otherwise each process gets only some files
         else:
             self.trainer_defaults["callbacks"] = [EventFigures()]
         return self._trainer(lambda: None, **kwargs)
 
     def _trainer_of_fit(self, **kwargs: Any) -> pl.Trainer:
-        """Make or lock the run's folder, and build the trainer with all that is logged and saved in it."""
+        """Make and lock the run's folder, and build the trainer that logs and saves in it."""
         config, checkpoint, resumed = self.settings, self.asked.checkpoint, self.asked.resumed
         refuse_incomplete_data(self.datamodule)
         try:
@@ -309,8 +309,8 @@ class Commands(CommandLine):
             refuse_wrong_stages(
                 stages, lambda flags: self.parser.parse_args([*base, *flags]).fit, self.model, self.datamodule, config
             )
-        root = Path(config.trainer.default_root_dir or ".").expanduser()  # as Lightning does
-        # only rank zero makes the folder; Lightning broadcasts its path to the other ranks
+        root = Path(config.trainer.default_root_dir or ".").expanduser()  # as in Lightning
+        # only rank zero makes the folder, and Lightning broadcasts its path to the other ranks
         rank_zero, experiment = rank_zero_only.rank == 0, experiment_of(config)
         run = resumed or (new_run(root, experiment) if rank_zero else root / "runs" / experiment)
         record = RunRecord(run, None if resumed is None else self.asked.started_with)
@@ -320,13 +320,13 @@ class Commands(CommandLine):
                 self.held.enter_context(sole_use_of(run))
             refuse_full_disk(run, self.model)
         if config.trainer.logger is not False:
-            # the resumed run logs the points after its checkpoint again: without this, its curves would hold them twice
+            # a resumed run logs the points after its checkpoint again: without this its curves would hold them twice
             again = {"purge_step": checkpoint["global_step"]} if resumed and checkpoint else {}
             shown_as = curves_name(self.model, config.seed_everything)
             board = TensorBoardLogger(
                 run.parent.parent, run.parent.name, run.name, default_hp_metric=False, sub_dir=shown_as, **again
             )
-            named = self._get(self.config_init, "trainer")["logger"]  # the user's own are added to TensorBoard's
+            named = self._get(self.config_init, "trainer")["logger"]  # the user's loggers, in addition to TensorBoard
             others = named if isinstance(named, list | tuple) else [] if named in (None, True) else [named]
             kwargs["logger"] = [board, *others]
         self.model.bad_steps.allowed = config.skip_bad_steps
@@ -355,13 +355,13 @@ class Commands(CommandLine):
 
     @property
     def command_line(self) -> str:
-        """The command as a shell takes it."""
+        """The command, quoted for a shell."""
         return f"longseq {shlex.join(self.args)}"
 
     # Running
 
     def fit(self, model: Classifier, datamodule: Any, ckpt_path: str | None = None) -> None:
-        """Train, test the best checkpoint, and print where everything is."""
+        """Train, test the best checkpoint, and print where the results are."""
         if self.settings.folds is not None:
             rank_zero_only(print)(f"fold {datamodule.fold} of {datamodule.folds}")
         if self.asked.checkpoint is not None and rank_zero_only.rank == 0:
@@ -395,7 +395,7 @@ class Commands(CommandLine):
         tables = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
         course = "".join(item.summary(self.trainer) for item in callbacks_of(self.trainer, Timed))
         write_card(record.run, model, datamodule, *tables, tested, self.command_line, baseline, course)
-        write_metrics(record.run, figures)  # the last, because with it the run counts as finished
+        write_metrics(record.run, figures)  # written last, because a run with this file counts as finished
         print(shown(f"checkpoint:    {from_here(tested)}"))
         print(shown(f"logs:          {record.run}"))
         if self.settings.folds is not None and is_last:
@@ -413,7 +413,7 @@ class Commands(CommandLine):
         self._print_figures("test", results)
 
     def predict(self, model: Classifier, datamodule: Any, ckpt_path: str) -> None:
-        """Print or write path, class and probability of each input; with --window also when, with --events events."""
+        """Print or write path, class and probability of each input; with --window also times, with --events events."""
         assert self.asked.checkpoint is not None
         predict(self.trainer, model, datamodule, self.asked.checkpoint, self.config.predict)
 

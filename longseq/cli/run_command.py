@@ -1,4 +1,4 @@
-"""Where a command runs, and where its errors become one line and an exit code."""
+"""Run a command, and turn its errors into one line and an exit code."""
 
 import gc
 import importlib
@@ -38,11 +38,11 @@ from longseq.training.signals import stopped_line
 
 
 def run(args: list[str], began: float) -> None:
-    """Run the command that the first argument names; a user's mistake becomes one line and an exit code.
+    """Run the command that the first argument names. A user's mistake becomes one line and an exit code.
 
     Args:
         args: The command and its arguments.
-        began: When it was started, on time.monotonic's clock.
+        began: The start of the process, on the clock of time.monotonic.
     """
     _quieten()
     name_dead_ranks()
@@ -53,7 +53,7 @@ def run(args: list[str], began: float) -> None:
                 importlib.import_module(package)
             is_function = bool(COMMANDS[args[0]].package)
             module = importlib.import_module(f"longseq.cli.{'function_commands' if is_function else 'model_commands'}")
-            gc.freeze()  # a collection would need half a second to scan the imported objects, which stay anyway
+            gc.freeze()  # otherwise each collection takes half a second to scan the imported objects, which stay anyway
             gc.enable()
             if is_function:
                 module.run_function(args[0], args[1:])
@@ -61,7 +61,7 @@ def run(args: list[str], began: float) -> None:
                 keep_freed_memory()
                 module.run(args, began)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python prints an error when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python prints an error when it exits
         sys.exit(141)  # the exit code that a shell gives for SIGPIPE
     except BaseException as error:
         answer = _message_and_exit_code(error)
@@ -81,14 +81,14 @@ def run(args: list[str], began: float) -> None:
             forget_workers()
         else:
             leave_group()
-        # a rank that fails together with rank zero exits with 0: otherwise Lightning would kill rank zero; torchrun and
-        # SLURM take 0 for success, and would not start the job again
+        # A rank that fails together with rank zero exits with 0: otherwise Lightning would kill rank zero. A rank of
+        # torchrun or SLURM does not, because they would take 0 for success and not start the job again.
         sys.exit(0 if rank_zero_has_started_us() else exit_code)
 
 
 def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """The message and the exit code for an error that a user can mend, or for a signal. None for --help, and for a
-    defect of longseq, which keeps its traceback."""
+    """Message and exit code for an error that a user can fix, or for a signal. None for --help, and for a bug of
+    longseq, which keeps its traceback."""
     if isinstance(error, Stopped):
         return str(error), error.exit_code
     if received := signal_behind(error):
@@ -99,7 +99,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         return f"trainer: {str(error).split(chr(10))[0].rstrip('.!')}; see --help", 2
     if isinstance(error, PermissionError):
         return f"{error.filename}: permission denied; make it readable, or choose another", 3
-    if isinstance(error, ArgumentError):  # such as a strategy's; one that names a key was refused in building
+    if isinstance(error, ArgumentError):  # for example from a strategy
         return f"{error.argument}: {error.what}", 2
     exit_code = getattr(error, "exit_code", None)
     if exit_code is None:
@@ -113,12 +113,12 @@ def _quieten() -> None:
     for package in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for message in (
-        ".*does not have many workers",  # data in memory needs no workers
+        ".*does not have many workers",  # data in memory need no workers
         ".*callbacks used to create the checkpoint",  # a test needs no callbacks
-        ".*exists and is not empty",  # the run's folder, which is ours
-        ".*LeafSpec",  # between Lightning and torch
+        ".*exists and is not empty",  # the run's folder, which longseq made
+        ".*LeafSpec",  # Lightning calls a deprecated function of torch
         ".*smaller than the logging interval",  # figures are logged at the end of an epoch anyway
-        ".*Grad strides do not match bucket view",  # a convolution's gradient on several processes, as right as ever
+        ".*Grad strides do not match bucket view",  # a convolution's gradient on several processes, which is correct
         ".*nn.functional.all_gather is deprecated",  # Lightning calls it
     ):
         warnings.filterwarnings("ignore", message)

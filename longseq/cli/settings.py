@@ -1,4 +1,4 @@
-"""The settings of a command: from flags and configurations, a checkpoint, and the run that is resumed."""
+"""The settings of a command: from flags and configurations, a checkpoint and the resumed run."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ from longseq.files.description import allow_classes, naming, planned, planned_ar
 from longseq.training import Classifier
 from longseq.training.data import lacking
 
-# Values that the data module gives to the model; an encoder takes those that its class has as arguments.
+# Values that the data module passes to the model. An encoder gets only those that are arguments of its class.
 LINKS = {
     "data.num_classes": "model.num_classes",
     "data.class_names": "model.class_names",
@@ -39,14 +39,14 @@ LINKS = {
 
 @dataclass
 class Asked:
-    """What the command line asks for before the parser reads it.
+    """What a command line asks for, found before the parser reads it.
 
     Attributes:
-        args: The arguments. They follow, and override, the configuration of the checkpoint or of the resumed run.
+        args: The arguments, after the configuration of the checkpoint or of the resumed run, which they override.
         has_resume: Whether --resume is among the flags.
         resumed: The folder of the resumed run.
         started_with: The configuration that the resumed run was started with.
-        checkpoint: The checkpoint of the resumed run, or the one that --ckpt_path names.
+        checkpoint: The checkpoint of the resumed run or of --ckpt_path.
     """
 
     args: list[str]
@@ -57,12 +57,12 @@ class Asked:
 
 
 def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack) -> Asked:
-    """Find the checkpoint or the run that a command line names, and put its configuration before all flags.
+    """Find the checkpoint or the run that a command line names, and insert its configuration before all flags.
 
     Args:
         parser: The parser of all commands.
         args: The command and its arguments.
-        held: The stack that keeps the lock of a resumed run.
+        held: A stack that will hold the lock of a resumed run.
 
     Raises:
         UserError: If the flags contradict each other, or name something that does not exist.
@@ -114,7 +114,7 @@ def _going_on(run: Path, args: list[str], held: ExitStack) -> Asked:
 
 
 def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
-    """Check what the parser cannot: flags that must not stand in a configuration, and numbers out of their ranges.
+    """Check what the parser cannot: flags that a configuration must not hold, that exclude each other, and numbers.
 
     Raises:
         UserError: If something is wrong.
@@ -144,8 +144,12 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
 
 
 def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
-    """Check every class that a configuration names. jsonargparse checks a class against the expected type, but it also
-    accepts a function that returns such an object, and any function or class where a callable is expected."""
+    """Check every class that a configuration names. jsonargparse checks a class against the expected type. But it also
+    accepts a function that returns such an object, and any function or class where a callable is expected.
+
+    Raises:
+        UserError: If a class is not allowed where it is named.
+    """
     config = _as_description(settings)
     try:
         planned(config["data"], pl.LightningDataModule, "data")
@@ -157,10 +161,11 @@ def refuse_unexpected_classes(settings: Namespace, is_of_data: bool) -> None:
 
 
 def refuse_nulls(config: Mapping[str, Any]) -> None:
-    """Check that no class of a configuration gets null for an argument that needs a value: jsonargparse lets it pass.
+    """Check that no class of a configuration gets null for an argument that needs a value: jsonargparse allows it.
 
     Raises:
-        UserError: If an argument is null whose type does not allow it; the data may give those without a default later.
+        UserError: If an argument with a default is null and its type does not allow null. An argument without a default
+            may be null, because the data may fill it in later.
     """
     for key, part in parts_of(config):
         nulls = [name for name, value in (part.get("init_args") or {}).items() if value is None]
@@ -178,7 +183,7 @@ def _takes_null(hint: Any) -> bool:
 
 
 def _configuration_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The configuration that a checkpoint was trained with, without the values that the data gives to the model."""
+    """The configuration that a checkpoint was trained with, without the values that the data passes to the model."""
     config = copy.deepcopy({"model": checkpoint["hyper_parameters"], "data": data_of(checkpoint, path)})
     with naming(path):
         planned_arguments(Classifier, config["model"], Classifier)
@@ -193,7 +198,7 @@ def _configuration_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any
 
 
 def _as_description(value: Any) -> Any:
-    """A parsed configuration in the form of `describe`: each object has its class path and all of its arguments."""
+    """A parsed configuration in the form of `describe`: each object has a class path and all of its arguments."""
     if isinstance(value, list | tuple):
         return [_as_description(item) for item in value]
     if not isinstance(value, Namespace | dict):
@@ -211,7 +216,7 @@ def refuse_incomplete_data(datamodule: Any) -> None:
     """Check that a data module has all the parts that longseq needs.
 
     Raises:
-        UserError: If it does not; the message names what it lacks.
+        UserError: If parts are missing; the message names them.
     """
     if missing := lacking(datamodule):
         kind = type(datamodule).__name__

@@ -1,4 +1,4 @@
-"""Flags of the trainer: bounds of numbers, devices and precisions, and which flag an error of Lightning's is about."""
+"""Checks of the trainer's flags (numbers, devices, precision), and which flag an error of Lightning is about."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from longseq.compat.torch import has_bfloat16
 
 
 class _Bound(NamedTuple):
-    """The values that a number may have."""
+    """The allowed values of a number."""
 
     holds: Callable[[Any], bool]
     rule: str
@@ -39,7 +39,7 @@ def _batches(remedy: str, some: bool = False) -> _Bound:
     return _Bound(lambda value: (value > 0 or not some) and (0 <= value <= 1 or value % 1 == 0), rule, remedy)
 
 
-# Lightning accepts other numbers too: with them it waits for ever, divides by zero, or does nothing.
+# Lightning accepts other numbers too, and then waits forever, divides by zero or does nothing.
 _BOUNDS: dict[str, _Bound] = {
     "minutes": _Bound(lambda value: 0 < value <= 1e6, "positive and at most a million", "10 is a start"),
     "folds": _Bound(lambda value: 2 <= value <= 1000, "in 2..1000", "5 is usual"),
@@ -83,7 +83,7 @@ def refuse_wrong_numbers(settings: Namespace) -> None:
 
 
 def warn_of_slow_precision(trainer: pl.Trainer) -> None:
-    """Say that a training in bfloat16 has a processor that is faster in float32."""
+    """Warn if a training in bfloat16 runs on a processor that is faster in float32."""
     name = str(trainer.precision)
     if trainer.strategy.root_device.type == "cpu" and name.startswith("bf16") and not has_bfloat16():
         without = "this processor has no instructions for bfloat16, and takes about ten times as long as with 32-true"
@@ -91,10 +91,10 @@ def warn_of_slow_precision(trainer: pl.Trainer) -> None:
 
 
 def refuse_missing_devices(settings: Namespace) -> None:
-    """Check that the devices are there: Lightning checks GPUs, but starts any number of processes on a CPU.
+    """Check that the devices exist: Lightning checks GPUs, but starts any number of processes on a CPU.
 
     Raises:
-        UserError: If there are fewer devices, or if the strategy would do the whole training in other processes.
+        UserError: If there are too few devices, or if longseq cannot use the strategy.
     """
     if re.search("spawn|fork|notebook", str(settings.strategy)):
         raise UserError(f"trainer.strategy: {settings.strategy} is for notebooks, and waits here for ever; give ddp")
@@ -112,10 +112,10 @@ def refuse_missing_devices(settings: Namespace) -> None:
 
 
 def refuse_other_number_of_tasks(trainer: pl.Trainer) -> None:
-    """Check that each task of SLURM is a rank: others would train, or wait, each for itself, in the same folder.
+    """Check that each task of SLURM is a rank: otherwise each task would train or wait alone, in the same folder.
 
     Raises:
-        UserError: If the trainer has another number of ranks.
+        UserError: If the number of ranks is not the number of tasks.
     """
     if not SLURMEnvironment.detect():
         return
@@ -126,6 +126,6 @@ def refuse_other_number_of_tasks(trainer: pl.Trainer) -> None:
 
 
 def wrong_flag(error: Exception, settings: Namespace) -> UserError:
-    """The error to raise for a wrong flag of the trainer, with Lightning's message."""
+    """The UserError for a wrong flag of the trainer, with Lightning's message."""
     what = first_line(error)
     return UserError(f"{blamed(what, settings.as_dict(), 'trainer')}: {what}; see --help")

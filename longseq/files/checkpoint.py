@@ -1,4 +1,4 @@
-"""Checkpoints of a classifier: read as tensors and plain values, and compared with a model."""
+"""Read checkpoints of a classifier as tensors and plain values, and compare them with a model."""
 
 import re
 from collections.abc import Mapping
@@ -27,27 +27,26 @@ from longseq.files.storage import (
 
 _FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
-_WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # what tells an encoder to load no weights
-_VALUES = 2**20  # of the settings; with lists that hold a list twice, a few bytes may stand for any number
-_EXPANDED = 2**20  # bytes; a mean that all channels share may be one number in the file
+_WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # the value of `pretrained` that loads no weights
+_VALUES = 2**20  # the most values in the settings: with shared lists, a few bytes can hold any number
+_EXPANDED = 2**20  # bytes; smaller tensors may be expanded, such as one mean for all channels
 
 
 class Checkpoint(dict[str, Any]):
-    """A checkpoint that is open: its content, as tensors and plain values. Each of its files is read once and hashed
-    once, however many parts of the program need it.
+    """The content of a checkpoint, as tensors and plain values. It is passed on, so that each file is read only once.
 
     Attributes:
-        path: A file or a folder of parts that a training has written, or a folder to share.
+        path: A file or a folder of parts from a training, or a folder to share.
     """
 
     def __init__(self, path: str | PathLike) -> None:
         self.path, self._sha256_of = path, cache(sha256_of)
 
     def steps(self) -> int:
-        """The steps that its training had done. All of it is checked, but no tensor is read.
+        """The number of training steps done. The whole checkpoint is checked, but no tensor is read.
 
         Raises:
-            CheckpointError: If it is damaged, or no checkpoint.
+            CheckpointError: If it is damaged or not a checkpoint.
         """
         return self._content("meta").get("global_step", 0)
 
@@ -55,7 +54,7 @@ class Checkpoint(dict[str, Any]):
         """Read the content.
 
         Raises:
-            CheckpointError: If it is damaged, or no checkpoint.
+            CheckpointError: If it is damaged or not a checkpoint.
         """
         self.update(self._content(map_location))
         return self
@@ -67,14 +66,14 @@ class Checkpoint(dict[str, Any]):
         return read_model_folder(path) if path.is_dir() else read_whole(path, map_location, self._sha256_of)
 
     def taken(self) -> dict[str, Any]:
-        """The content, which this object forgets: who restores it may change it, and free its memory."""
+        """Move the content out of this object, so that the caller can change it and free its memory."""
         content = dict(self)
         self.clear()
         return content
 
     @property
     def digest(self) -> str:
-        """The digest of the file, or those of all files of the folder."""
+        """The SHA-256 of the file, or of all files of the folder, joined."""
         whole = Path(self.path)
         files = [whole] if whole.is_file() else sorted(file for file in whole.rglob("*") if file.is_file())
         return " ".join(map(self._sha256_of, files))
@@ -84,7 +83,7 @@ class WholeCheckpoints(CheckpointIO):
     """Lightning writes and reads every checkpoint through this class.
 
     Args:
-        opened: A checkpoint that is open already. Lightning gets its content the first time that it asks for it.
+        opened: A checkpoint that is already read. Lightning gets its content at the first load of its path.
     """
 
     def __init__(self, opened: Checkpoint | None = None) -> None:
@@ -105,13 +104,12 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def read_any(path: str | PathLike, map_location: Any = "cpu") -> Checkpoint:
-    """Open and read a checkpoint, which need not be one of longseq."""
+    """Open and read a checkpoint, of longseq or another program."""
     return Checkpoint(path).read(map_location)
 
 
 def good_checkpoints(folder: Path) -> tuple[list[Checkpoint], list[str]]:
-    """The undamaged checkpoints of a run, not read yet, those with the most steps first, and what is wrong with the
-    others."""
+    """The undamaged checkpoints of a run, unread and most steps first, and messages about the damaged ones."""
     good, bad = [], []
     for path in folder.glob("*.ckpt"):
         checkpoint = Checkpoint(path)
@@ -123,14 +121,14 @@ def good_checkpoints(folder: Path) -> tuple[list[Checkpoint], list[str]]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run has a checkpoint, perhaps a damaged one. Parts without what names them are none: an older longseq
-    was killed while it wrote its first."""
+    """Whether a run has a checkpoint, even a damaged one. Parts without meta.ckpt do not count: an older longseq was
+    killed while it wrote its first checkpoint."""
     return any(path.is_file() or is_sharded(path) for path in folder.glob("*.ckpt"))
 
 
 def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
-    """A weight of a checkpoint that a model of the same settings lacks, or has in another shape or as another kind of
-    numbers, and the remedy; empty if all fit."""
+    """A message about a weight that a checkpoint and a model do not share, or have in different shapes or kinds of
+    numbers; empty if all fit."""
     saved_shapes, shapes = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
     odd = next((name for name in {**shapes, **saved_shapes} if shapes.get(name) != saved_shapes.get(name)), None)
     if odd is None:
@@ -146,7 +144,7 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
     """Check that a checkpoint's weights fit a model.
 
     Raises:
-        CheckpointError: If they do not fit; the message names the settings that differ, or a weight, with both values.
+        CheckpointError: If they do not; the message names the settings that differ, or a weight, with both values.
     """
     what = misfit(checkpoint["state_dict"], model.state_dict())
     if not what:
@@ -168,8 +166,8 @@ def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule
 def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[str]:
     """The settings of the encoder and of pooling that differ from the checkpoint's, each with both values.
 
-    With such a setting the model would compute something else from the same weights. Rates of dropout, masks,
-    recomputation and the source of pretrained weights may differ, so they are not listed.
+    With such a setting the model computes something else from the same weights. Dropout rates, masks, recomputation and
+    the source of pretrained weights may differ, so they are not listed.
     """
     old, new = _settings(checkpoint, model)
     return [
@@ -180,22 +178,22 @@ def changed_settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -
 
 
 def _settings(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> list[dict[str, Any]]:
-    """The settings of the checkpoint's model and of the given model: plain values by path."""
+    """The settings of the checkpoint's model and of the given model, as plain values by path."""
     return [dict(flatten(settings)) for settings in (checkpoint["hyper_parameters"], model.hparams)]
 
 
 def read_checkpoint(
     source: str | PathLike | Checkpoint, map_location: Any = "cpu", to_go_on: bool = False
 ) -> Checkpoint:
-    """Read a checkpoint of longseq as tensors and plain types, never running code that it may hold.
+    """Read a checkpoint of longseq as tensors and plain types, without running code in it.
 
     Args:
-        source: The file, or a folder to share, or either of them opened.
-        map_location: Where to put its tensors.
-        to_go_on: Whether a training will go on from it, which needs more than weights.
+        source: A file, a folder of parts or a folder to share, or the `Checkpoint` of one.
+        map_location: The device for the tensors.
+        to_go_on: Whether a training will resume from it, which needs more than weights.
 
     Raises:
-        CheckpointError: If there is no such file, or it is not a checkpoint of longseq.
+        CheckpointError: If the file does not exist or is not a checkpoint of longseq.
     """
     checkpoint = (source if isinstance(source, Checkpoint) else Checkpoint(source)).read(map_location)
     path = checkpoint.path
@@ -218,12 +216,12 @@ def read_checkpoint(
 
 
 def _wrong_weight(state: Mapping[str, Tensor]) -> str:
-    """What is wrong with the first weight that no training can have saved; empty if there is none."""
+    """A message about the first weight that no training can have saved; empty if there is none."""
     for name, weight in state.items():
         is_short_float = weight.is_floating_point() and weight.itemsize == 1
         if weight.layout != torch.strided or weight.is_quantized or weight.is_meta or is_short_float:
             return f"{name} is of another kind than weights are"
-        # one number may stand for a tensor of any size
+        # an expanded tensor of any size may have one number in the file
         if weight.nbytes > max(weight.untyped_storage().nbytes(), _EXPANDED):
             return f"{name} holds less than its shape {tuple(weight.shape)} says"
         if weight.is_floating_point() and not weight.isfinite().all():
@@ -232,8 +230,8 @@ def _wrong_weight(state: Mapping[str, Tensor]) -> str:
 
 
 def _use_own_weights(encoder: Any) -> None:
-    """Let no encoder of ours load weights when it is built: the checkpoint has them. An encoder describes itself so
-    too, but a checkpoint of another origin may ask for a download, or for a file of this machine."""
+    """Keep longseq's encoders from loading pretrained weights, because the checkpoint has the weights. longseq writes
+    its checkpoints so, but a foreign one may ask for a download or a file of this machine."""
     if isinstance(encoder, dict) and isinstance(arguments := encoder.get("init_args"), dict):
         name = str(encoder.get("class_path")).rpartition(".")[2]
         if "pretrained" in arguments and name in _WITHOUT:
@@ -241,11 +239,11 @@ def _use_own_weights(encoder: Any) -> None:
 
 
 def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, Any]:
-    """The description of the data module that a checkpoint was trained with, which fetches nothing: a checkpoint of
-    another origin may ask for it, and only the user may.
+    """The description of the data module that a checkpoint was trained with, with downloads turned off: a foreign
+    checkpoint could ask for one, but only the user may.
 
     Raises:
-        CheckpointError: If it names none.
+        CheckpointError: If it names no data module.
     """
     if not isinstance(checkpoint.get("data"), dict) or not isinstance(checkpoint["data"].get("init_args"), dict):
         raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
@@ -254,7 +252,7 @@ def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, An
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of plain values alone, and of a number that can be looked at."""
+    """Whether a value is made of plain values only, and of at most _VALUES of them."""
     left = [value]
     for _ in range(_VALUES):
         if not left:

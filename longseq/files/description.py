@@ -1,6 +1,6 @@
 """Turn objects into plain values and back, so that a checkpoint holds only tensors and plain types.
 
-An object is described by its class path and its constructor's arguments.
+The description of an object is its class path and its constructor's arguments.
 """
 
 import importlib
@@ -20,10 +20,10 @@ from jsonargparse import set_parsing_settings
 from longseq.arguments import ArgumentError, argument_hints, arguments_of
 from longseq.files.storage import CheckpointError
 
-# A configuration or a checkpoint may name classes of the packages listed here; no other package is imported for it.
+# The packages whose classes a configuration or a checkpoint may name. No other package is imported for it.
 OURS = ("longseq", "datamodules")
-# A library's classes may be named only where an object of the same library is expected. torch is left out, because its
-# classes run programs and write files.
+# Classes of these libraries may be named only where an object of the same library is expected. torch is left out,
+# because its classes run programs and write files.
 LIBRARIES = (
     "torchvision.transforms.v2", "pytorch_lightning.accelerators", "pytorch_lightning.callbacks",
     "pytorch_lightning.loggers", "pytorch_lightning.plugins", "pytorch_lightning.profilers",
@@ -31,11 +31,11 @@ LIBRARIES = (
 )  # fmt: skip
 _ALLOWED_PACKAGES: list[str] = []  # the user's own packages: --allow_class
 
-Plan = Callable[[], Any]  # its call makes the described object
+Plan = Callable[[], Any]  # makes the described object when called
 
 
 def allow_classes(packages: list[str]) -> None:
-    """Let configurations and checkpoints name classes of these packages too, and configurations also their functions.
+    """Allow configurations and checkpoints to name classes of these packages, and configurations also their functions.
 
     Raises:
         ValueError: If one is not the name of a package.
@@ -46,7 +46,7 @@ def allow_classes(packages: list[str]) -> None:
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*OURS, *LIBRARIES, *packages],
-        instantiate_subclass_spec_in_any=False,  # a description stays one where any value is expected
+        instantiate_subclass_spec_in_any=False,  # where any value is expected, a description stays a description
     )
     _ALLOWED_PACKAGES.extend(packages)
 
@@ -71,8 +71,8 @@ def describe(value: Any) -> Any:
 
 
 def _constructor_arguments(value: Any) -> dict[str, Any]:
-    """The constructor arguments of an object. torchvision's objects keep theirs in other forms, so for them only
-    the required arguments, and those that differ from the defaults, are returned."""
+    """The constructor arguments of an object. torchvision's objects store some in other forms, so for them only
+    required arguments and those that differ from the defaults are returned."""
     arguments, kind = arguments_of(value), type(value)
     if kind.__module__.partition(".")[0] != "torchvision":
         return arguments
@@ -82,7 +82,7 @@ def _constructor_arguments(value: Any) -> dict[str, Any]:
     needed = required | {name: argument for name, argument in arguments.items() if argument != plain[name]}
     for name, argument in needed.items():
         if isinstance(argument, list) and len(argument) == 1 and isinstance(defaults[name], int | float):
-            needed[name] = argument[0]  # RandomErasing keeps its value in a list
+            needed[name] = argument[0]  # RandomErasing stores its value in a list
     return needed
 
 
@@ -94,14 +94,14 @@ def build(description: Any, expected: Any) -> Any:
         expected: The class of the object, or a type hint.
 
     Raises:
-        CheckpointError: If a class stands where it is not expected; then nothing has been called yet. Also if a class
+        CheckpointError: If a class is named where it is not expected; nothing has been called by then. Or if a class
             refuses its arguments.
     """
     return planned(description, expected)()
 
 
 def build_from(kind: type, arguments: Mapping[str, Any], **changes: Any) -> Any:
-    """Make an object of a class from the description of its arguments; changes are passed as they are."""
+    """Make an object of a class from the descriptions of its arguments. `changes` are objects, passed unchanged."""
     plans = planned_arguments(kind, arguments, kind)
     return _construct(kind, plans | {name: partial(_as_it_is, value) for name, value in changes.items()})
 
@@ -109,12 +109,11 @@ def build_from(kind: type, arguments: Mapping[str, Any], **changes: Any) -> Any:
 def planned(description: Any, expected: Any, key: str = "") -> Plan:
     """Check that a description names classes only where they are expected, and return a function that makes the object.
 
-    At each place the type hint of the constructor's argument says which classes are expected, and a named class must be
-    a subclass of one of them. Nothing is called before the whole description is checked, and only packages that may be
-    named are imported.
+    The type hint of each constructor argument says which classes are expected there; a named class must be a subclass
+    of one of them. Nothing is called before the whole description is checked, and only allowed packages are imported.
 
     Raises:
-        CheckpointError: If a class stands where it is not expected.
+        CheckpointError: If a class is named where it is not expected.
     """
     return _planned(description, expected, (), key)
 
@@ -122,13 +121,13 @@ def planned(description: Any, expected: Any, key: str = "") -> Plan:
 def planned_arguments(
     kind: type, arguments: Mapping[str, Any], callables: type | tuple[type, ...], key: str = ""
 ) -> dict[str, Plan]:
-    """Check the descriptions of a class's arguments, and return what makes each argument.
+    """Check the descriptions of a class's arguments, and return a function for each that makes the argument.
 
     Args:
         kind: The class.
         arguments: Their descriptions.
-        callables: The classes expected where a type hint is Callable; a transform, for example, is made of transforms.
-        key: The path of the class in the description, for messages.
+        callables: The classes expected where a type hint is Callable: a transform, for example, contains transforms.
+        key: The path of the class in the description, for error messages.
     """
     hints, defaults = argument_hints(kind), inspect.signature(kind).parameters
     return {
@@ -151,7 +150,7 @@ def _planned(value: Any, hint: Any, callables: type | tuple[type, ...], key: str
         kind = class_named(path, expected, key)
         return partial(_construct, kind, planned_arguments(kind, arguments, expected, key))
     fields_alone = next((kind for kind in expected if isinstance(value, Mapping) and _has_fields(kind, value)), None)
-    if fields_alone is not None:  # jsonargparse reads a dataclass as its fields, without a class
+    if fields_alone is not None:  # jsonargparse gives a dataclass as its fields, without a class path
         return partial(_construct, fields_alone, planned_arguments(fields_alone, value, expected, key))
     is_object = all(argument in (NoneType, *expected) for argument in get_args(hint))
     if expected and is_object and not isinstance(value, (NoneType, *expected)):
@@ -173,7 +172,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _classes_in(hint: Any, callables: type | tuple[type, ...]) -> tuple[type, ...]:
-    """The classes whose objects a type hint accepts, plain types and containers left out."""
+    """The classes whose objects a type hint accepts, without plain types and containers."""
     origin = get_origin(hint)
     if Callable in (hint, origin):
         return callables if isinstance(callables, tuple) else (callables,)
@@ -186,7 +185,11 @@ def _classes_in(hint: Any, callables: type | tuple[type, ...]) -> tuple[type, ..
 
 
 def class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
-    """Import the class at this path, if an object of it is expected."""
+    """Import the class at this path, if an object of it is expected.
+
+    Raises:
+        CheckpointError: If it is not expected, may not be named, or is no class.
+    """
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise CheckpointError(f"{key}: {path!r} is not a class path; another program has written it")
     if not expected:
@@ -196,14 +199,14 @@ def class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
         package = path.partition(".")[0]
         raise CheckpointError(f"{key}: {path} may not be named; --allow_class {package} if you trust it")
     kind = _imported(path)
-    # refuse a function, which may do more than make an object
+    # a function is refused, because it may do more than make an object
     if not isinstance(kind, type) or not issubclass(kind, expected):
         raise CheckpointError(f"{key}: {path} is no {_names(expected)}; name one")
     return kind
 
 
 def renew_paths(description: Any) -> None:
-    """Change a description that an earlier version wrote: a class that this version has in another module gets the path
+    """Update a description from an earlier version in place: a class that has moved to another module gets the path
     under which its package exports it."""
     left = [description]
     while left:
@@ -231,7 +234,7 @@ def _imported(path: str) -> Any:
 
 
 def _refuse_function(value: Any, key: str) -> None:
-    """Refuse a function, which may do anything, unless it is in one of the user's own packages (--allow_class)."""
+    """Refuse a function, which may do anything, unless it is from a package of --allow_class."""
     path = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
     if not _is_of(path, _ALLOWED_PACKAGES):
         package = path.partition(".")[0]
@@ -257,7 +260,7 @@ def _construct(kind: type, plans: Mapping[str, Plan]) -> Any:
 
 @contextmanager
 def naming(path: str | PathLike) -> Iterator[None]:
-    """Put the file's path in front of errors about the descriptions in the file."""
+    """Prefix errors about the descriptions in a file with the file's path."""
     try:
         yield
     except CheckpointError as error:
@@ -265,13 +268,13 @@ def naming(path: str | PathLike) -> Iterator[None]:
 
 
 def settings_of(hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings as plain values by path, for people: without the names of its classes, which are many."""
+    """A model's settings as plain values by path, for people to read: without the many names of classes."""
     return {path: value for path, value in flatten(dict(hyper_parameters)) if path != "class_names"}
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the plain values of a description with their paths, such as ("encoder.attention.k", 16). The value at an
-    object's own path is its class, without the package."""
+    """Yield the plain values of a description with their paths, such as ("encoder.attention.k", 16). The value at the
+    path of an object is the name of its class, without the package."""
     if isinstance(value, Mapping) and set(value) == {"class_path", "init_args"}:
         yield key, value["class_path"].rpartition(".")[2]
         value = value["init_args"]

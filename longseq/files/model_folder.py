@@ -1,4 +1,4 @@
-"""A model to share: a folder of model.safetensors and config.json. Neither file can hold code."""
+"""A folder to share a model: model.safetensors and config.json. Neither file can hold code."""
 
 import json
 import os
@@ -22,15 +22,15 @@ def refuse_other_model(folder: Path, argument: str) -> None:
     """Check that a folder holds no model of another program.
 
     Raises:
-        ValueError: If it does; the message names the argument.
+        ValueError: If it holds one; the message names the argument.
     """
     refuse_foreign(folder / CONFIG, argument, _OUR_CONFIG)
-    if not (folder / CONFIG).exists():  # huggingface_hub deletes it first, so a killed process leaves weights alone
+    if not (folder / CONFIG).exists():  # huggingface_hub deletes it first, so a killed process leaves only the weights
         refuse_foreign(folder / WEIGHTS, argument, _OUR_WEIGHTS)
 
 
 def write_model_folder(checkpoint: Mapping[str, Any], folder: Path) -> None:
-    """Write the weights and the descriptions of a checkpoint. Weights that several names share are written once."""
+    """Write the weights and descriptions of a checkpoint. Weights shared by several names are written once."""
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     names: dict[Any, str] = {}
@@ -48,23 +48,23 @@ def write_model_folder(checkpoint: Mapping[str, Any], folder: Path) -> None:
         "datamodule": checkpoint["data"],
         "same_weights": same,
     }
-    with replacing(folder / WEIGHTS) as path:  # both files are there, or both old ones
+    with replacing(folder / WEIGHTS) as path:  # replaces both files or neither
         path.write_bytes(save(tensors, {"format": "pt"}))
         path.with_name(CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def read_model_folder(folder: Path) -> dict[str, Any]:
-    """What write_model_folder has written, in the form of a checkpoint.
+    """Read a folder of write_model_folder, in the form of a checkpoint.
 
     Raises:
-        CheckpointError: If a file is missing or damaged, or holds something else.
+        CheckpointError: If a file is missing or damaged, or has other content.
     """
     try:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
     except FileNotFoundError as error:
         what = f"holds no {' and '.join(FILES)}"
-        of_runs = sorted(folder.glob("*/best.ckpt"), key=os.path.getmtime)  # runs/NAME holds numbered runs
+        of_runs = sorted(folder.glob("*/best.ckpt"), key=os.path.getmtime)  # if the folder is runs/NAME
         example = of_runs[-1] if of_runs else folder / "best.ckpt"
         raise CheckpointError(f"{folder}: {what}; give a checkpoint such as {example}") from error
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -76,7 +76,7 @@ def read_model_folder(folder: Path) -> dict[str, Any]:
             "state_dict": weights | same,
             "hyper_parameters": dict(settings["classifier"]),
             "data": settings["datamodule"],
-            "pytorch-lightning_version": pl.__version__,  # Lightning looks for it
+            "pytorch-lightning_version": pl.__version__,  # Lightning requires it
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder}: {CONFIG} is not longseq's; export the model again") from error

@@ -1,7 +1,7 @@
-"""A checkpoint as a folder to which each process has written its own parts of the weights and moments.
+"""A checkpoint as a folder to which each process writes its own parts of the weights and moments.
 
-``meta.ckpt`` holds everything but tensors, and names the folder of the parts, with the SHA-256 of each file. The parts
-are safetensors, written and read by torch.distributed.checkpoint, so nothing in the folder can hold code.
+``meta.ckpt`` holds everything except tensors, and names the folder of the parts, with the SHA-256 of each file. The
+parts are safetensors, written and read by torch.distributed.checkpoint, so nothing in the folder can hold code.
 """
 
 import itertools
@@ -36,19 +36,19 @@ META = "meta.ckpt"
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether a path is such a folder."""
+    """Whether a path is a checkpoint in the form of such a folder."""
     return (path / META).is_file()
 
 
 def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint; every process calls this with its own parts, which are DTensors.
+    """Write a checkpoint. Every process calls this with its own parts, which are DTensors.
 
-    The parts go into a new folder, and ``meta.ckpt`` is replaced when they are whole. Where there is no such checkpoint
-    yet, all of it is written beside its place and then renamed. So even if a process is killed, the old checkpoint or
-    the new one is there, whole, or none if it is the first.
+    The parts go into a new folder, and ``meta.ckpt`` is replaced when they are complete. The first checkpoint at a path
+    is written beside the path and then renamed. So even if a process is killed, a complete checkpoint exists, old or
+    new; or none if it is the first.
 
     Raises:
-        StorageError: If the disk is full or the folder cannot be written to; an older checkpoint stays as it was.
+        StorageError: If the disk is full or the folder cannot be written; an older checkpoint stays unchanged.
     """
     tensors, rest = _apart(checkpoint)
     is_first = dist.get_rank() == 0
@@ -68,20 +68,20 @@ def write_sharded(checkpoint: Mapping[str, Any], path: Path) -> None:
         sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
         write_checkpoint({**rest, "parts": {"folder": folder.name, "sums": sums}}, folder.parent / META)
         if folder.parent == beside:
-            if path.is_file():  # one process has written it
+            if path.is_file():  # written by a training of one process
                 set_aside(path)
-            shutil.rmtree(path, ignore_errors=True)  # parts of a first checkpoint that an older longseq did not finish
+            shutil.rmtree(path, ignore_errors=True)  # the unfinished first checkpoint of an older longseq
             os.rename(beside, path)
         for old in path.iterdir():
             if old.is_dir() and old.name != folder.name:
                 shutil.rmtree(old, ignore_errors=True)  # a rank of a killed training may still write there
-        shutil.rmtree(beside, ignore_errors=True)  # what a killed process has left
+        shutil.rmtree(beside, ignore_errors=True)  # left by a killed process
         remove_checkpoint(aside(path))
 
 
 def read_sharded(path: Path, map_location: Any = "cpu", sha256_of: Callable[[Path], str] = sha256_of) -> dict[str, Any]:
-    """Read such a folder as one process would have written it, with whole tensors; also without other processes. The
-    arguments are those of ``read_whole``, but tensors of parts are on the CPU, or on the device ``meta`` left out.
+    """Read such a folder in one process, in the form of an ordinary checkpoint with whole tensors. The arguments are
+    those of ``read_whole``; but the tensors of parts are on the CPU, and absent for the device ``meta``.
 
     Raises:
         CheckpointError: If a part is missing or damaged.
@@ -101,19 +101,19 @@ def read_sharded(path: Path, map_location: Any = "cpu", sha256_of: Callable[[Pat
             return rest
         whole = {name: torch.empty(part.size, dtype=part.properties.dtype) for name, part in sizes.items()}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is wanted
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # this is intended
             dcp.load(whole, storage_reader=reader, no_dist=True)
         return _together(whole, rest, same)
     except CheckpointError:
         raise
-    except Exception as error:  # torch and safetensors raise a different error for each way in which a part is broken
+    except Exception as error:  # torch and safetensors raise many kinds of errors for broken parts
         what = " ".join(str(error).split())
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {what}); give another") from error
 
 
 def _are_whole(tensor: Any) -> bool:
-    """Whether the parts of a tensor fill it, and none lies outside or on another: torch makes room for what the places
-    of the parts claim, and leaves in it whatever the memory held where there is no part."""
+    """Whether the parts of a tensor fill it without overlap, and none lies outside. Otherwise torch would allocate the
+    claimed size, and leave uninitialized memory where there is no part."""
     boxes = [[*zip(part.offsets, part.sizes, strict=True)] for part in tensor.chunks]
     if sum(math.prod(part.sizes) for part in tensor.chunks) != math.prod(tensor.size):
         return False
@@ -129,7 +129,7 @@ def _are_whole(tensor: Any) -> bool:
 
 
 def _apart(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of weights and moments, each once, and all the rest."""
+    """Split a checkpoint into the tensors of weights and moments, each once, and the rest."""
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     same = {}

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: each is whole or absent, has its SHA-256 beside it, and is read without running code in it."""
+"""Checkpoints on disk: complete or absent, with a SHA-256 file beside them, and read without running code in them."""
 
 import hashlib
 import mmap
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 
-# What a checkpoint of a training holds. A checkpoint of another program may lack all of it.
+# The entries of a checkpoint from training. A checkpoint of another program may have none of them.
 LAYOUT = {
     "hyper_parameters": dict,
     "state_dict": dict,
@@ -31,19 +31,19 @@ LAYOUT = {
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used: the message names the file and the remedy."""
+    """A checkpoint cannot be used; the message names the file and the remedy."""
 
     exit_code = 4
 
 
 class StorageError(Exception):
-    """A checkpoint that cannot be written: the message names the file and the remedy."""
+    """A checkpoint cannot be written; the message names the file and the remedy."""
 
     exit_code = 6
 
 
 def remove_checkpoint(path: str | PathLike) -> None:
-    """Remove a checkpoint and its sum."""
+    """Remove a checkpoint and its SHA-256 file."""
     if Path(path).is_dir():
         shutil.rmtree(path)
     for file in (Path(path), _sums_file(Path(path))):
@@ -51,8 +51,8 @@ def remove_checkpoint(path: str | PathLike) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a checkpoint that one of the other form, file or folder, will replace, because no rename does so at once.
-    If the process is killed before the new one is there, --resume finds this one."""
+    """Rename a checkpoint before one of the other form replaces it, because no rename replaces a file by a folder, or a
+    folder by a file. If the process is killed before the new one exists, --resume finds this one."""
     remove_checkpoint(aside(path))
     os.rename(path, aside(path))
     with suppress(FileNotFoundError):
@@ -60,24 +60,24 @@ def set_aside(path: Path) -> None:
 
 
 def aside(path: Path) -> Path:
-    """The name of a checkpoint that was set aside."""
+    """The path of a checkpoint after `set_aside`."""
     return path.with_name(f"old-{path.name}")
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
-    """Write a checkpoint so that, even if the process is killed, the old file or the new one is there, whole.
+    """Write a checkpoint so that a complete file exists, old or new, even if the process is killed.
 
     A temporary file beside it is written, synced to the disk and read back before it is renamed. Meanwhile the SHA-256
     file holds the sums of both files.
 
     Raises:
-        StorageError: If the disk is full or the folder cannot be written to; an older file stays as it was.
+        StorageError: If the disk is full or the folder cannot be written; an older file stays unchanged.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # open("xb") fails if a file or a link has this name
+        temporary.unlink(missing_ok=True)  # open("xb") fails if the file or a link exists
         with open(temporary, "xb") as file:
             hashing = _HashingFile(file)
             torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # torch only calls write and flush
@@ -86,13 +86,13 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
         new = hashing.sha256.hexdigest()
         if sha256_of(temporary) != new:
             raise OSError("what was read back is not what was written")
-        if path.is_dir():  # an earlier part of the run had a strategy that writes folders
+        if path.is_dir():  # the run used a strategy that writes folders before
             set_aside(path)
         _write_sums(path, [new, *(_sums(path) or [])])
         os.replace(temporary, path)
         _write_sums(path, [new])
         remove_checkpoint(aside(path))
-    except (OSError, RuntimeError) as error:  # torch wraps an error of the disk in a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch wraps disk errors in a RuntimeError
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None) or str(error)
@@ -103,10 +103,10 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | PathLike) -> None:
 
 
 def write_text(path: Path, text: str, sync: bool = False) -> None:
-    """Write a text file so that, even if the process is killed, the old file or the new one is there, whole; with sync
-    also if the power fails."""
+    """Write a text file so that a complete file exists, old or new, even if the process is killed; with sync even if
+    the power fails."""
     temporary = path.with_name(f".{path.name}.part")
-    temporary.unlink(missing_ok=True)  # open("x") fails if a file or a link has this name
+    temporary.unlink(missing_ok=True)  # open("x") fails if the file or a link exists
     with open(temporary, "x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -117,8 +117,8 @@ def write_text(path: Path, text: str, sync: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a place to write a file to: in a folder beside it, with its name. After the block the file is there, with
-    whatever else was written to that folder; after an error the old one is, if there was one."""
+    """Yield a path with the file's name in a temporary folder beside it. After the block, all files written to that
+    folder replace those at the destination. After an error the old files stay."""
     folder = path.with_name(f".{path.name}.part")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -131,11 +131,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_foreign(path: Path, mark: bytes) -> bool:
-    """Whether a file is there, is not empty, and lacks what all files of this kind by longseq hold.
+    """Whether a file exists that is not empty and was not written by longseq.
 
     Args:
         path: The file.
-        mark: A regular expression.
+        mark: A regular expression that matches in every file of this kind written by longseq.
     """
     if not path.is_file() or not path.stat().st_size:
         return False
@@ -144,10 +144,10 @@ def is_foreign(path: Path, mark: bytes) -> bool:
 
 
 def refuse_foreign(path: Path, argument: str, mark: bytes) -> None:
-    """Check that a file may be written: no file of this name is there that somebody else wrote.
+    """Check that writing a file replaces no file of another program.
 
     Raises:
-        ValueError: If one is there; the message names the argument.
+        ValueError: If it would; the message names the argument.
     """
     if is_foreign(path, mark):
         what = f"must be a new file, or one that longseq has written, got {path}, which it has not"
@@ -162,15 +162,15 @@ def sha256_of(path: Path) -> str:
 def read_whole(
     path: str | PathLike, map_location: Any = "cpu", sha256_of: Callable[[Path], str] = sha256_of
 ) -> dict[str, Any]:
-    """Read a checkpoint as tensors and plain types, never running code that it may hold.
+    """Read a checkpoint as tensors and plain types, without running code in it.
 
     Args:
         path: The file.
-        map_location: Where to put its tensors; on the device ``meta`` they have no values, and none is read.
+        map_location: The device for the tensors; on ``meta`` they have no values, and none is read.
         sha256_of: Computes the SHA-256 of a file.
 
     Raises:
-        CheckpointError: If there is no such file, it is damaged, or it is not a checkpoint.
+        CheckpointError: If the file does not exist, is damaged, or is not a checkpoint.
     """
     path = Path(path)
     if not path.is_file():
@@ -180,11 +180,11 @@ def read_whole(
         if sums is not None and sha256_of(path) not in sums:
             raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one beside it{_good_one_near(path)}")
         _refuse_packed(path)
-        # given explicitly, because otherwise an environment variable could allow code to run
+        # weights_only is explicit, because otherwise an environment variable could allow code to run
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except CheckpointError:
         raise
-    except Exception as error:  # torch raises a different error for each way in which a file can be broken
+    except Exception as error:  # torch raises many kinds of errors for broken files
         what = f"not a readable checkpoint ({type(error).__name__})"
         raise CheckpointError(f"{path}: {what}{_good_one_near(path)}") from error
     if not isinstance(checkpoint, dict):
@@ -199,8 +199,12 @@ def read_whole(
 
 
 def _refuse_packed(path: Path) -> None:
-    """Check that a checkpoint takes no more memory than its file has bytes: torch writes neither compressed
-    entries nor several of the same bytes, but reads them."""
+    """Check that a checkpoint needs no more memory than the size of its file. torch writes no compressed entries and
+    none that share bytes, but it reads them.
+
+    Raises:
+        CheckpointError: If it needs more.
+    """
     with zipfile.ZipFile(path) as entries:
         parts = entries.infolist()
     if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > path.stat().st_size:
@@ -208,7 +212,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 class _HashingFile:
-    """A file that knows the SHA-256 of what was written to it."""
+    """A file that computes the SHA-256 of what is written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -227,8 +231,8 @@ def _sums_file(path: Path) -> Path:
 
 
 def _sums(path: Path) -> list[str] | None:
-    """The sums in the file beside a checkpoint, which has the format of sha256sum. None if there is no such file; an
-    empty list if it cannot be read, so that the checkpoint counts as damaged."""
+    """The sums in the SHA-256 file of a checkpoint, which has the format of sha256sum. None if there is no such file;
+    an empty list if it cannot be read, so that the checkpoint counts as damaged."""
     try:
         return [line.split()[0] for line in _sums_file(path).read_text().splitlines() if line.strip()]
     except FileNotFoundError:
@@ -241,7 +245,7 @@ def _write_sums(path: Path, sums: list[str]) -> None:
     write_text(_sums_file(path), "".join(f"{digest}  {path.name}\n" for digest in sums), sync=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # brings both renames to the disk
+        os.fsync(folder)  # writes both renames to the disk
     finally:
         os.close(folder)
 

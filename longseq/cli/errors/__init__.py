@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """A mistake in flags or configuration. The exit code is 2, or that of the cause."""
+    """A mistake in flags or configuration. The exit code is 2, or the one of the cause."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Errors of classes that a configuration names, when they are built or trained with: which key is at fault."""
+"""Finds the key that caused an error when a class of the configuration is built or used in training."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,14 +14,13 @@ from longseq.training.fitting import OutOfMemory
 
 
 def user_error_in(error: BaseException) -> Any:
-    """The error with an exit code of its own, such as a DataError, that jsonargparse has wrapped; None if there is
-    none."""
+    """The first error in the chain of causes that has an exit code, such as a DataError that jsonargparse wrapped;
+    None if there is none."""
     return next((cause for cause in _chain(error) if hasattr(cause, "exit_code")), None)
 
 
 def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> BaseException | None:
-    """The error to raise when data, model or trainer refuses a value and cannot be built. None for a defect of
-    longseq."""
+    """The error to raise if data, model or trainer refused a value when it was built. None for a bug of longseq."""
     if is_out_of_memory(error):
         what = f"{what_was_asked(error)}; lower model.encoder.dim, model.encoder.depth or k"
         return UserError(what, OutOfMemory.exit_code)
@@ -32,25 +31,25 @@ def refused_in_building(error: BaseException, config: Mapping[str, Any]) -> Base
 
 
 def _argument_error_in(error: BaseException) -> Any:
-    """The ArgumentError (longseq's, or a data module's) behind an error; None if there is none."""
+    """The ArgumentError of longseq or of a data module that caused an error; None if there is none."""
     causes = (cause for cause in _chain(error) if isinstance(cause, ValueError))
     return next((cause for cause in causes if hasattr(cause, "argument") and hasattr(cause, "what")), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and then its causes."""
+    """An error, followed by its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
-    """The full key of the argument that a library's message means. The message may hold the argument's name or its
-    value; if it holds neither, the answer is the group's key.
+    """The full key of the argument that a library's message is about, found by the argument's name or value in the
+    message; the group's key if neither occurs.
 
     Args:
-        message: Names in back quotes count first.
-        config: The arguments of a group, or of a class.
+        message: The message; names in backquotes are tried first.
+        config: The arguments of a group or of a class.
         group: The key of that group or class.
     """
     arguments = dict(items_of(config, group))
@@ -61,13 +60,13 @@ def blamed(message: str, config: Mapping[str, Any], group: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class if the message is empty."""
+    """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".!")
 
 
 def _refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise when a class of another package cannot be built, with its key and its own message. None if a
-    class of longseq failed, which is a defect."""
+    """The error to raise if a class of another package could not be built, with the class's key and message. None if a
+    class of longseq failed, which is a bug."""
     for cause in _chain(error):
         kind = refusing_class(cause)
         if kind is not None and kind.__module__.partition(".")[0] not in OURS:
@@ -76,8 +75,8 @@ def _refused_part(error: BaseException, config: Mapping[str, Any]) -> UserError 
 
 
 def refused_in_training(error: BaseException, config: Mapping[str, Any]) -> UserError | None:
-    """The error to raise when a callback that a configuration names fails because its arguments do not fit the
-    training. None if no such callback was at work, or if it called code of longseq that failed, which is a defect."""
+    """The error to raise if a callback of the configuration failed because its arguments do not fit the training. None
+    if no such callback was running, or if it called code of longseq that failed, which is a bug."""
     name = callback_behind(error, OURS)
     named = [part["class_path"].rpartition(".")[2] for _, part in parts_of(config)]
     return _refusal(name, error, config) if name is not None and name in named else None

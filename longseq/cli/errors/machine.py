@@ -1,4 +1,4 @@
-"""Faults of the machine (memory, loader workers, other processes), each told in one line."""
+"""Errors that the machine causes (memory, loader workers, other processes), each as a message of one line."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ LOST_RANK = "another rank has ended or cannot be reached; see its message, then 
 
 
 def fault_of_machine(error: BaseException) -> tuple[str, int] | None:
-    """Message and exit code of an error that the machine caused; None for any other."""
+    """Message and exit code of an error that the machine caused; None for any other error."""
     if is_out_of_memory(error):
         return f"{what_was_asked(error)}; {_LESS}", MEMORY
     if worker := dead_worker(error):
@@ -40,7 +40,7 @@ def fault_of_machine(error: BaseException) -> tuple[str, int] | None:
         )
     if _is_one_of_many() and is_lost_connection(error):
         if rank_zero_only.rank == 0 and not _is_started_by_others():
-            time.sleep(8)  # meanwhile Lightning's observer prints which rank it is, and ends this process
+            time.sleep(8)  # meanwhile Lightning's observer prints which rank died, and ends this process
         return LOST_RANK, WORKER_OR_RANK
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk: no room for what is written; make room, or write to another place", MEMORY
@@ -50,8 +50,8 @@ def fault_of_machine(error: BaseException) -> tuple[str, int] | None:
 
 
 def _limit_reached(error: BaseException) -> str | None:
-    """What to say of an error that a limit of the shell has caused (ulimit), in this process or in a worker, whose
-    errors have no number left; None for any other."""
+    """The message for an error that a limit of the shell (ulimit) caused; None for any other error. It is recognized by
+    its text, because an error from a worker has lost its number."""
     if "Too many open files" in str(error) or "items of ancdata" in str(error):
         what = f"files: more are open than the {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} of ulimit -n"
         return f"{what}; raise it (ulimit -n 4096), or lower data.num_workers"
@@ -67,15 +67,16 @@ _LESS = (
 
 
 def what_was_asked(error: BaseException) -> str:
-    """How much memory was missing, as an error for too little memory says it."""
-    if isinstance(error, MemoryError) and str(error):  # from longseq, before it allocates
+    """How much memory could not be allocated, taken from an out-of-memory error."""
+    if isinstance(error, MemoryError) and str(error):  # longseq raised it before the allocation
         return f"memory: {error}"
     asked = asked_of_memory(error)
     return "memory: " + (f"{asked} more could not be allocated" if asked else "not enough")
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal ends a process as Ctrl-C does: Lightning then ends its other ranks, and no code treats it as an error.
+    """A signal ended the process. It is a KeyboardInterrupt, so Lightning ends its other ranks and no code treats it as
+    an error.
 
     Attributes:
         number: The signal.
@@ -88,9 +89,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def signals_stop() -> Iterator[None]:
-    """Let SIGTERM, Ctrl-C and a closed terminal raise Terminated. During a training, Sentinel handles them and saves a
-    checkpoint first."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers of signals
+    """Make SIGTERM, Ctrl-C and a closed terminal raise Terminated. During training, Sentinel handles these signals
+    instead, and saves a checkpoint first."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
         yield
         return
     received = 0
@@ -105,12 +106,13 @@ def signals_stop() -> Iterator[None]:
     leave_sigterm_to_us()
     previous = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in previous.items():
-        if number == signal.SIGTERM or handler != signal.SIG_IGN:  # nohup ignores SIGHUP, and & in a script SIGINT
+        # otherwise this would undo nohup, which ignores SIGHUP, and & in a script, which ignores SIGINT
+        if number == signal.SIGTERM or handler != signal.SIG_IGN:
             signal.signal(number, stop)
     try:
         with watched():
             yield
-        if received:  # Python ignores what is raised in a finalizer
+        if received:  # Terminated was raised in a finalizer, where Python ignores it
             raise Terminated(received)
     finally:
         for number, handler in previous.items():
@@ -127,28 +129,28 @@ def signal_behind(error: BaseException | None) -> int:
 
 
 def name_dead_ranks() -> None:
-    """When a rank dies, Lightning ends all ranks: let it print which rank died, and exit with a code of ours."""
+    """Make Lightning, which ends all ranks when one dies, print which rank died and exit with our code."""
     end_with_dead_rank(_is_ending.is_set, WORKER_OR_RANK)
 
 
 def miss_no_rank() -> None:
-    """Keep Lightning from reporting a dead rank: this process ends, and the other ranks may end too."""
+    """Keep Lightning from reporting dead ranks while this process ends, because the other ranks may end too."""
     _is_ending.set()
 
 
 def rank_zero_has_started_us() -> bool:
-    """Whether Lightning has started this rank from rank zero, and not torchrun or SLURM."""
+    """Whether Lightning on rank zero started this rank, instead of torchrun or SLURM."""
     return rank_zero_only.rank > 0 and not _is_started_by_others()
 
 
 def _is_started_by_others() -> bool:
-    """Whether torchrun or SLURM has started the ranks, and not Lightning."""
+    """Whether torchrun or SLURM started the ranks, instead of Lightning."""
     return is_torchelastic_launched() or SLURMEnvironment.detect()
 
 
 def rank_zero_goes_on(seconds: float = 8.0) -> bool:
-    """Whether whoever started this process still runs some seconds after this process failed: rank zero, or torchrun.
-    If all ranks meet the same error, rank zero ends too, or torchrun ends them all."""
+    """Whether the parent process (rank zero or torchrun) still runs some seconds after this process failed. If all
+    ranks get the same error, rank zero ends too, or torchrun ends them all."""
     parent, end = os.getppid(), time.monotonic() + seconds
     while time.monotonic() < end:
         if os.getppid() != parent:
@@ -158,13 +160,13 @@ def rank_zero_goes_on(seconds: float = 8.0) -> bool:
 
 
 def end_rank(message: str) -> NoReturn:
-    """Print the error of a rank that fails alone, and exit so that rank zero notices it and ends the other ranks."""
+    """Print the error of the only rank that failed, and exit so that rank zero notices and ends the other ranks."""
     print(shown(f"error: rank {rank_zero_only.rank}: {message}"), file=sys.stderr, flush=True)
     os._exit(WORKER_OR_RANK)
 
 
 def replace_port_in_use() -> None:
-    """If this process starts the ranks and MASTER_PORT is in use, unset it, so that Lightning chooses a free port."""
+    """Unset MASTER_PORT if this process starts the ranks and the port is in use, so that Lightning chooses another."""
     port = os.environ.get("MASTER_PORT", "")
     started_by_another = {"LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID"} & set(os.environ)
     if not port.isdecimal() or started_by_another:
@@ -178,12 +180,12 @@ def replace_port_in_use() -> None:
 
 
 def forget_workers() -> None:
-    """Ignore the end of the remaining loader workers: torch would raise an error for each of them."""
+    """Ignore that the remaining loader workers end: torch would raise an error for each of them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def leave_group() -> None:
-    """End the threads of the process group: otherwise they would abort this process when it exits."""
+    """End the threads of the process group, which would otherwise abort this process when it exits."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
-"""A user's mistake becomes one line: ``error: <path or key>: <what>; <remedy>``.
+"""Report a user's mistake in one line: ``error: <path or key>: <what>; <remedy>``.
 
-jsonargparse answers a typo with a hundred lines of usage and a nested report. This file finds three things in the
-report: the wrong key, what is wrong with it, and the name that the user may have meant.
+jsonargparse answers a typo with a hundred lines of usage and a nested report. This file extracts from the report the
+wrong key and what is wrong with it, and suggests the name that the user may have meant.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from longseq.compat.jsonargparse import fault_of, options_of, with_nulls
 from longseq.encoders import Encoder, LocalMixing, Stem
 from longseq.tasks import Task
 
-# Names of flags in other trainers, and the flag here.
+# Names of flags in other trainers, and the flag in longseq.
 _ELSEWHERE = {
     **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs"), "trainer.max_epochs"),
     **dict.fromkeys(("steps", "num_steps", "max_steps"), "trainer.max_steps"),
@@ -64,13 +64,13 @@ class OneLineParser(LightningArgumentParser):
             raise UserError("config: not a text file; give a YAML file") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:  # a nested parser: the outer parser adds its key and reports the error
+        if not self.exit_on_error:  # in a nested parser: the outer parser adds its key and reports the error
             super().error(message, ex)
         raise UserError(one_line(message, options_of(self))) from ex
 
 
 class Finder(ArgumentParser):
-    """A parser that finds a few flags among all arguments, before the parser of all flags reads them."""
+    """A parser for a few flags, used before the parser of all flags reads the arguments."""
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
@@ -83,8 +83,8 @@ def one_line(message: str, options: Iterable[str]) -> str:
     """Rewrite an error report of jsonargparse as ``<key>: <what>; <remedy>``.
 
     Args:
-        message: The report, many lines.
-        options: Names of the flags that the parser knows.
+        message: The report, of many lines.
+        options: The names of the parser's flags.
     """
     kind, key, what, expected = fault_of(message)
     key = key or "arguments"
@@ -96,7 +96,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "no such argument":
             remedy = _known_elsewhere(f"{key}.{what}", options) or nearest(what, argument_names(imported(expected[0])))
             return f"{key}.{what}: no such option; {remedy}"
-        case "not allowed" if what == "pytorch_lightning.LightningDataModule":  # an argument of data without its class
+        case "not allowed" if what == "pytorch_lightning.LightningDataModule":  # --data.x without --data
             return "data: missing; give --config, one of configs/, or --data, such as ImageFolder or AudioFolder"
         case "not allowed":
             return f"{key}: {what} may not be named; --allow_class {what.partition('.')[0]} if you trust it"
@@ -133,7 +133,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
 
 
 def _known_elsewhere(name: str, options: Iterable[str]) -> str:
-    """The remedy for a flag that other trainers have, under its name here; empty if this command has none like it."""
+    """The remedy for a flag's name in other trainers: its name in longseq. Empty if this command has no such flag."""
     group, _, last = name.rpartition(".")
     flag = _ELSEWHERE.get(last.replace("-", "_"))
     known = {*options}

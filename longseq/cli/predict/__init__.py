@@ -1,1 +1,1 @@
-"""The command predict: which files it reads, what it answers, and where it writes that."""
+"""The command predict: the files it reads, its answers, and where it writes them."""

@@ -46,13 +46,13 @@ from longseq.training.answers.predictions import (
 from longseq.training.data import Part
 
 _DRAWN_COLUMNS = 1500
-_READ_SECONDS = 60.0  # of a recording at a time, to draw it
-_MANY_ROWS = 2**20  # of tokens in a sequence, three hours at 10 ms
-_BYTES = 84  # that prediction takes for each row and channel: 4.5 GiB for 900,001 rows of width 64, with Verma
+_READ_SECONDS = 60.0  # of a recording are read at a time, to draw it
+_MANY_ROWS = 2**20  # rows of tokens in a sequence; three hours at 10 ms
+_BYTES = 84  # memory for each row and channel: 4.5 GiB for 900,001 rows of width 64, with Verma
 
 
 def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint: Checkpoint, asked: Namespace) -> None:
-    """Predict the inputs, and print or write what was found as soon as a file is predicted.
+    """Predict the inputs, and print or write the predictions of each file as soon as it is processed.
 
     Args:
         trainer: Runs the model.
@@ -62,7 +62,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         asked: The flags of the command.
 
     Raises:
-        UserError: If a flag does not suit the inputs or the model.
+        UserError: If a flag does not fit the inputs or the model.
     """
     _refuse_what_is_not_predicted(model.task, asked)
     if asked.embeddings is not None:
@@ -87,7 +87,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     files = [os.stat(path) for path in paths]
     stamps = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     if asked.picture is not None or asked.embeddings is not None:
-        settings.append(time.time())  # these are not kept, so a run that was stopped starts anew
+        settings.append(time.time())  # a stopped run keeps neither of these, so it must start anew
     lengths = {path: parts[-1][2] or 0.0 for path, parts in by_path.items()}
     events = None if asked.events is None else table_for(Path(asked.events), lengths)
     output = output_for(asked.out, settings, events, stamps)
@@ -96,28 +96,28 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         print(shown(f"out: {asked.out} {what}: starting anew"), file=sys.stderr)
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
-    heard_before, paths = paths[: output.done], paths[output.done :]
+    finished, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
     takers: list[_Taker] = [] if events is None else [events.take]
     if asked.picture is not None:
-        takers.append(lambda heard: _save(draw(heard, model, datamodule), asked.picture))
-    eventless, hearing = Eventless(model, chosen), None
+        takers.append(lambda recording: _save(draw(recording, model, datamodule), asked.picture))
+    eventless, detector = Eventless(model, chosen), None
     try:
         gathering = FilePredictions(model, has_windows, asked.top)
         if takers:
-            hearing = EventDetector(model, chosen, keeps_rows=asked.picture is not None)
+            detector = EventDetector(model, chosen, keeps_rows=asked.picture is not None)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
     if not has_windows:
         say_of_windows({path: by_path[path] for path in paths})
     say_if_long(parts, model)
     wanted = {"features": asked.embeddings is not None, "scores": bool(takers)}
-    model.predict_step = partial(model.predict_step, **wanted)  # Lightning calls it with a batch and its number
-    writes = _Writes(parts, gathering, output, hearing, [*takers, eventless.take])
+    model.predict_step = partial(model.predict_step, **wanted)  # Lightning passes only a batch and its number
+    writes = _Writes(parts, gathering, output, detector, [*takers, eventless.take])
     trainer.callbacks.append(writes)  # type: ignore[attr-defined]
     with output:
         if events is not None:
-            events.begin(heard_before)
+            events.begin(finished)
         loader = batches_of(datamodule, parts)
         trainer.predict(model, loader, ckpt_path=asked.ckpt_path, weights_only=True, return_predictions=False)
     eventless.say()
@@ -138,8 +138,8 @@ _Taker = Callable[[Recording], None]
 
 
 class _Writes(pl.Callback):
-    """_Writes the events and the predictions of every file as soon as its last part is answered, the events first: the
-    output takes them to be written.
+    """Writes the events and the predictions of each file as soon as its last part is predicted. Events come first: a
+    file whose predictions are written counts as done.
 
     Attributes:
         features: Each part with its features, if they are asked for.
@@ -150,11 +150,11 @@ class _Writes(pl.Callback):
         parts: Sequence[Part],
         gathering: FilePredictions,
         output: Output,
-        hearing: EventDetector | None,
+        detector: EventDetector | None,
         takers: list[_Taker],
     ) -> None:
         self._divide, self._gathering, self._output = ByPart(parts), gathering, output
-        self._hearing, self._takers = hearing, takers
+        self._detector, self._takers = detector, takers
         self.features: list[tuple[Part, Tensor]] = []
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *batch: Any) -> None:
@@ -162,27 +162,27 @@ class _Writes(pl.Callback):
         for answered in self._divide(outputs):
             if answered.features is not None:
                 self.features.append((answered.part, answered.features))
-            if self._hearing is not None:
-                self._hearing.add(answered)
+            if self._detector is not None:
+                self._detector.add(answered)
             if answered.probabilities is not None:
                 complete += self._gathering.add(answered)
         self._write(complete)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._hearing is not None:
-            self._hearing.finish()
+        if self._detector is not None:
+            self._detector.finish()
         self._write(self._gathering.finish())
 
     def _write(self, complete: list[Prediction]) -> None:
-        for heard in [] if self._hearing is None else self._hearing.heard():
+        for recording in [] if self._detector is None else self._detector.heard():
             for take in self._takers:
-                take(heard)
+                take(recording)
         if complete:
             self._output.write(complete)
 
 
 def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
-    """Print how much memory the longest part may take, if it has more than a million rows of tokens."""
+    """Print how much memory the longest part may take if it has more than a million rows of tokens."""
     encoder: Any = model.encoder
     if encoder.row_seconds is None:
         return
@@ -196,7 +196,7 @@ def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
 
 
 def _refuse_what_is_not_predicted(task: Task, asked: Namespace) -> None:
-    """Check that of a model without classes none are asked for, and of one that predicts nothing features alone."""
+    """Check that no classes are asked of a model without classes, and only features of one that predicts nothing."""
     if task.predicts == "classes":
         return
     name = type(task).__name__
@@ -210,7 +210,7 @@ def _refuse_what_is_not_predicted(task: Task, asked: Namespace) -> None:
 
 
 def _check_place(path: str, flag: str) -> None:
-    """Open a file, which is there then and keeps what it holds, so that a wrong place is known at once."""
+    """Open a file for appending, so that a wrong path fails before the prediction instead of after it."""
     with writable(path, flag):
         open(path, "ab").close()
 
@@ -228,10 +228,10 @@ def _save(figure: Figure, path: str) -> None:
 
 
 @styled
-def draw(heard: Recording, model: Classifier, datamodule: Any) -> Figure:
+def draw(recording: Recording, model: Classifier, datamodule: Any) -> Figure:
     """Draw a recording's spectrogram, the probabilities of its classes over time, and its events."""
-    path, length, rows, events, _ = heard
-    assert rows is not None  # they were kept
+    path, length, rows, events, _ = recording
+    assert rows is not None  # EventDetector had keeps_rows
     encoder: Any = model.encoder
     spectrogram = spectrogram_of(encoder, datamodule, path, length)
     names = [name for name in model.class_names if any(event.class_name == name for event in events)]
@@ -248,7 +248,7 @@ def draw(heard: Recording, model: Classifier, datamodule: Any) -> Figure:
     highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
     times = (torch.arange(columns) + 0.5) * len(rows) * encoder.row_seconds / columns
     for number, name in enumerate(model.class_names):
-        # grey for the classes of which there is no event
+        # classes without an event are grey
         colour = COLOURS[2 + names.index(name) % 6] if name in names else "#cccccc"
         middle.plot(times, highest[number], color=colour, linewidth=1, zorder=2 if name in names else 1)
     middle.set(ylabel="probability", ylim=(0, 1.03))
@@ -261,7 +261,7 @@ def draw(heard: Recording, model: Classifier, datamodule: Any) -> Figure:
 
 
 def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:
-    """The log-mel spectrogram of a recording, averaged to as many columns as a picture has; it is read in parts."""
+    """The log-mel spectrogram of a recording, averaged to the columns of the figure. The recording is read in parts."""
     rate_hz, device = encoder.sample_rate_hz, encoder.mean.device
     log_mel = getattr(encoder, "log_mel", None) or LogMel(rate_hz, 40, rate_hz // 100, rate_hz // 40).to(device)
     parts = []

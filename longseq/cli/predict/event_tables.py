@@ -1,4 +1,4 @@
-"""Files of what is heard when: CSV, labels for Audacity, and selection tables for Raven."""
+"""Files of events with their times: CSV, labels for Audacity, and selection tables for Raven."""
 
 import os
 import re
@@ -13,15 +13,15 @@ from longseq.cli.errors import UserError
 from longseq.cli.predict.output_files import TextFile, csv_lines
 from longseq.training.answers.predictions import Recording
 
-_LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # Audacity's begin and end; its labels have no header
+_LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # begin and end of an Audacity label; the files have no header
 
 
 class EventTable(TextFile, ABC):
-    """A table of events that grows by those of one recording after the other.
+    """A table of events, written one recording at a time.
 
     Args:
-        path: The table.
-        recordings: All of them, with their lengths in seconds.
+        path: The file.
+        recordings: The paths of all recordings, with their lengths in seconds.
     """
 
     header = ""
@@ -37,13 +37,13 @@ class EventTable(TextFile, ABC):
             UserError: If it cannot.
         """
 
-    def begin(self, heard_before: Sequence[str]) -> None:
-        """Begin the table, or go on behind the events of recordings that were heard before."""
-        if not heard_before:
+    def begin(self, finished: Sequence[str]) -> None:
+        """Begin the table, or continue after the events of the recordings that an earlier run finished."""
+        if not finished:
             self.write(self.header)
 
     @abstractmethod
-    def take(self, heard: Recording) -> None:
+    def take(self, recording: Recording) -> None:
         """Write the events of the next recording."""
 
 
@@ -52,27 +52,27 @@ class EventCSV(EventTable):
 
     header = "path,start,end,class,score\r\n"
 
-    def take(self, heard: Recording) -> None:
-        rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in heard.events)
-        self.write(csv_lines([heard.path, *row] for row in rows))
+    def take(self, recording: Recording) -> None:
+        rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in recording.events)
+        self.write(csv_lines([recording.path, *row] for row in rows))
 
 
 class Audacity(EventTable):
-    """Audacity's labels: start, end and class, with tabs."""
+    """Audacity's labels: start, end and class, separated by tabs."""
 
     def check(self, recordings: Mapping[str, float]) -> None:
         if len(recordings) > 1:
             what = f"Audacity's labels are of one recording, got {len(recordings)}"
             raise UserError(f"events: {self.path}: {what}; give a .csv")
 
-    def take(self, heard: Recording) -> None:
-        lines = (f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in heard.events)
+    def take(self, recording: Recording) -> None:
+        lines = (f"{e.start:.6f}\t{e.end:.6f}\t{' '.join(e.class_name.split())}\n" for e in recording.events)
         self.write("".join(lines))
 
 
 class Raven(EventTable):
-    """A selection table of Raven, with tabs. Its begin and end times count from the start of the first recording, as in
-    Raven's sequence of sound files, and the file offset from the start of the event's own."""
+    """A selection table of Raven, separated by tabs. Begin and end times count from the start of the first recording,
+    as in Raven's sequence of sound files; the file offset counts from the start of the event's recording."""
 
     header = (
         "Selection\tView\tChannel\tBegin Time (s)\tEnd Time (s)\tLow Freq (Hz)\tHigh Freq (Hz)\t"
@@ -82,34 +82,34 @@ class Raven(EventTable):
     def check(self, recordings: Mapping[str, float]) -> None:
         self.sounds = {path: (_rate_of(path), seconds) for path, seconds in recordings.items()}
 
-    def begin(self, heard_before: Sequence[str]) -> None:
-        super().begin(heard_before)
+    def begin(self, finished: Sequence[str]) -> None:
+        super().begin(finished)
         self.count = self.text().count("\n") - 1  # without the header
-        self.before = sum(self.sounds[path][1] for path in heard_before)
+        self.before = sum(self.sounds[path][1] for path in finished)
 
-    def take(self, heard: Recording) -> None:
-        rate_hz, seconds = self.sounds[heard.path]
+    def take(self, recording: Recording) -> None:
+        rate_hz, seconds = self.sounds[recording.path]
         lines = []
-        for event in heard.events:
+        for event in recording.events:
             self.count += 1
             times = f"{self.before + event.start:.6f}\t{self.before + event.end:.6f}\t0\t{rate_hz / 2:g}"
             name = " ".join(event.class_name.split())
-            where = f"{heard.path}\t{event.start:.6f}"
+            where = f"{recording.path}\t{event.start:.6f}"
             lines.append(f"{self.count}\tSpectrogram 1\t1\t{times}\t{where}\t{name}\t{event.score:.4f}\n")
         self.write("".join(lines))
         self.before += seconds
 
 
 def _rate_of(path: str) -> int:
-    """The rate of a recording in Hz.
+    """The sample rate of a recording in Hz.
 
     Raises:
         UserError: If Raven cannot open it.
     """
     try:
-        name: Any = os.fsencode(path)  # as text it would have to be UTF-8
+        name: Any = os.fsencode(path)  # bytes, because text would have to be UTF-8
         return soundfile.info(name).samplerate
-    except soundfile.LibsndfileError as error:  # torchcodec can read it
+    except soundfile.LibsndfileError as error:  # a form that longseq reads with torchcodec
         raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
 
 
@@ -117,14 +117,14 @@ _EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity
 
 
 def table_for(path: Path, recordings: Mapping[str, float]) -> EventTable:
-    """A table of events; its suffix says its form.
+    """Make a table of events in the form of the path's suffix.
 
     Args:
-        path: The table.
-        recordings: Whose events it will hold, with their lengths in seconds.
+        path: The file.
+        recordings: The paths of all recordings, with their lengths in seconds.
 
     Raises:
-        UserError: If the suffix is unknown, the form does not suit the recordings, or the folder is not there.
+        UserError: If the suffix is unknown, the form does not fit the recordings, or the folder does not exist.
     """
     kind = _EVENT_TABLES.get(path.suffix.lower())
     if kind is None:

@@ -12,13 +12,16 @@ from longseq.cli.names import shown
 from longseq.cli.runs.folders import is_run
 from longseq.training.data import Part
 
-_EXAMINED_SECONDS = 60.0  # of a recording, before the others are heard
+_EXAMINED_SECONDS = 60.0  # of each recording are read before prediction starts
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
-    """The file itself, or all files of a folder with one of the suffixes, except hidden ones and those of runs.
+    """The file itself, or all files of a folder that have one of the suffixes, except hidden files and runs.
 
-    What is left out is said.
+    What is left out is printed.
+
+    Raises:
+        UserError: If there is no such file.
     """
     if not name:
         raise UserError("input: empty, perhaps from a variable that is not set; give a file or a folder")
@@ -48,8 +51,8 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
 
 
 def _below(folder: Path, runs: list[str]) -> Iterator[Path]:
-    """What is not hidden in a folder and those inside, except in folders of runs, which are noted. As in a training,
-    links are followed once, and never up."""
+    """All files in a folder and its subfolders that are not hidden. Folders of runs are left out, and added to `runs`.
+    As in training, links are followed once, and never upwards."""
     seen: set[Path] = set()
     for path, folders, names in os.walk(folder, followlinks=True):
         if (real := Path(path).resolve()) in seen:
@@ -68,15 +71,18 @@ def _below(folder: Path, runs: list[str]) -> Iterator[Path]:
 def parts_of(
     datamodule: Any, paths: Sequence[str], window: float | None, hop: float | None, any_length: bool
 ) -> dict[str, list[Part]]:
-    """The parts of each file that are inputs of their own. With ``--data.on_error skip`` files that cannot be read are
-    left out, and printed.
+    """The parts of each file; each part is one input. With ``--data.on_error skip`` a file that cannot be read is left
+    out, and printed.
 
     Args:
-        datamodule: Knows the parts of a file.
+        datamodule: Divides a file into parts.
         paths: The files.
-        window: As DataContract.parts takes it.
-        hop: As DataContract.parts takes it.
-        any_length: Whether the model takes inputs of any length.
+        window: As in DataContract.parts.
+        hop: As in DataContract.parts.
+        any_length: Whether the model accepts inputs of any length.
+
+    Raises:
+        UserError: If window or hop does not fit, or if no file can be read.
     """
     by_path: dict[str, list[Part]] = {}
     for path in paths:
@@ -98,11 +104,11 @@ def parts_of(
 
 
 def say_of_windows(by_path: Mapping[str, Sequence[Part]]) -> None:
-    """Say which files are heard in windows, where none were asked for."""
+    """Print which files are processed in windows although none were asked for."""
     several = [parts for parts in by_path.values() if len(parts) > 1]
     if several:
         path, start, end = several[0][0]
-        assert end is not None  # of a sound
+        assert end is not None  # only sounds have several parts
         seconds = end - start
         others = f" and {len(several) - 1} more" if len(several) > 1 else ""
         print(

@@ -1,4 +1,4 @@
-"""Where the command predict writes: lines on standard output, or a file that a stopped run goes on with."""
+"""The output of the command predict: lines on standard output, or a file that a stopped run resumes with."""
 
 import csv
 import hashlib
@@ -22,7 +22,7 @@ COLUMNS = ("path", "start", "end", "class", "probability")
 
 @contextmanager
 def writable(path: str | Path, flag: str) -> Iterator[None]:
-    """Name a file that cannot be opened or written, and the flag that names it."""
+    """Turn an OSError into a UserError that names the file and the flag."""
     try:
         yield
     except OSError as error:
@@ -30,15 +30,15 @@ def writable(path: str | Path, flag: str) -> Iterator[None]:
 
 
 class TextFile:
-    """A text file that predictions are appended to. A run that goes on cuts it off where it was whole.
+    """A text file to which predictions are appended. A resumed run cuts it after the last complete predictions.
 
     Args:
         path: The file.
         flag: The flag that names it.
-        mark: A regular expression that each such file of longseq's holds.
+        mark: A regular expression that matches in every such file written by longseq.
 
     Raises:
-        ValueError: If somebody else's file is there.
+        ValueError: If the file exists and longseq did not write it.
     """
 
     def __init__(self, path: Path, flag: str, mark: bytes) -> None:
@@ -46,17 +46,17 @@ class TextFile:
         refuse_foreign(path, flag, mark)
 
     def holds(self, size: int) -> bool:
-        """Whether the file is there, and has so many bytes at least."""
+        """Whether the file exists and has at least this many bytes."""
         return self.path.is_file() and self.path.stat().st_size >= size
 
     def open(self) -> None:
-        """Open the file, which keeps what it holds, and let no other process write it.
+        """Open the file, without changing its content, and lock it against other processes.
 
         Raises:
             UserError: If it cannot be opened, or another process writes it.
         """
         with writable(self.path, self.flag):
-            self._file = open(self.path, "a+b")  # noqa: SIM115  (close does)
+            self._file = open(self.path, "a+b")  # noqa: SIM115  (close closes it)
         if not lock(self._file, self.path):
             raise self.in_use()
 
@@ -65,22 +65,22 @@ class TextFile:
         return UserError(f"{self.flag}: {self.path}: another process writes it; wait for its end, or give another")
 
     def cut(self, size: int) -> None:
-        """Keep so many bytes, and write behind them."""
+        """Keep this many bytes, and write after them."""
         self._file.truncate(size)
         self._file.seek(size)
 
     def text(self) -> str:
-        """All that is written."""
-        self._file.seek(0)  # a second descriptor would lose the lock when it is closed
+        """The whole content."""
+        self._file.seek(0)  # closing a second descriptor would release the lock
         return self._file.read().decode(errors="surrogateescape")
 
     def write(self, text: str) -> None:
-        """Write a text to its end."""
+        """Append a text."""
         self._file.write(text.encode(errors="surrogateescape"))
         self._file.flush()
 
     def size(self) -> int:
-        """How many bytes are written."""
+        """The number of bytes written."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -89,10 +89,9 @@ class TextFile:
 
 
 class Output(ABC):
-    """Takes predictions as they come; used as a context, which opens files, and ends when all is written or an error
-    stops it."""
+    """Receives predictions one after the other. It is a context manager that opens and closes its files."""
 
-    done = 0  # files that an earlier run has written
+    done = 0  # number of files whose predictions an earlier run has written
     begun_otherwise = False
 
     def __enter__(self) -> "Output":
@@ -107,7 +106,7 @@ class Output(ABC):
 
 
 class Lines(Output):
-    """Lines on standard output: path, with times start and end, class and probability, with names escaped.
+    """Lines on standard output: path, for windows start and end, class and probability. Names are escaped.
 
     Args:
         events: The file of events, if there is one.
@@ -115,7 +114,8 @@ class Lines(Output):
 
     def __init__(self, events: TextFile | None = None) -> None:
         self._events = events
-        # a progress bar takes over standard output: right on a terminal, where the bar stays below, and wrong elsewhere
+        # A progress bar replaces sys.stdout. On a terminal (None: the replacement) this keeps the bar below the lines;
+        # elsewhere the lines must go to the original.
         self._stream = None if sys.stdout.isatty() else sys.stdout
 
     def __enter__(self) -> "Output":
@@ -134,22 +134,22 @@ class Lines(Output):
             for name, probability in answers:
                 print(f"{begin}\t{escaped(name)}\t{probability:.4f}", file=self._stream)
             if not answers:
-                print(f"{begin}\t\t", file=self._stream)  # no class is there
+                print(f"{begin}\t\t", file=self._stream)  # no class was predicted
 
 
 class Text(Output):
-    """A text that grows by the predictions of one file after the other. Until all is written, a note beside it says how
-    much of it is whole, and a run that is started again with the same inputs and settings goes on from there.
+    """A text file, written one input file at a time. Until all is written, a note beside it says how much of it is
+    complete. A run that is started again with the same inputs and settings resumes from there.
 
     Args:
         path: The file.
-        settings: All that decides what is written into it.
-        events: The file of events, if there is one; what it has of a file is written before that file's predictions.
-        stamps: Of each input, in their order, what changes if it is replaced. Only those of inputs that are written
-            already count: a broken one may be mended before a run goes on.
+        settings: Everything that decides what is written.
+        events: The file of events, if there is one. The events of an input are written before its predictions.
+        stamps: A text for each input, in order, that changes when the input is replaced. Only the stamps of inputs
+            with written predictions are compared: a broken input may be repaired before a run resumes.
 
     Attributes:
-        begun_otherwise: Whether an earlier run that was stopped here had other settings or inputs.
+        begun_otherwise: Whether an earlier, stopped run wrote to this path with other settings or inputs.
     """
 
     header = ""
@@ -157,7 +157,7 @@ class Text(Output):
 
     def __init__(self, path: Path, settings: Any, events: TextFile | None = None, stamps: Sequence[str] = ()) -> None:
         self.file = TextFile(path, "out", self.mark)
-        self._texts = [*([events] if events else []), self.file]  # events may not be writable, so they come first
+        self._texts = [*([events] if events else []), self.file]  # events come first, because opening them may fail
         self._note = path.with_name(f".{path.name}.unfinished")
         described = json.dumps([settings, [str(text.path) for text in self._texts]])
         self._key = hashlib.sha256(described.encode()).hexdigest()
@@ -175,7 +175,7 @@ class Text(Output):
     def __enter__(self) -> "Output":
         for text in self._texts:
             text.open()
-        if self._read_note() != self._note_at_start:  # another process has written it, and has ended in between
+        if self._read_note() != self._note_at_start:  # another process has written the file and has ended since
             raise self.file.in_use()
         for text, size in zip(self._texts, self._sizes, strict=True):
             text.cut(size)
@@ -202,25 +202,25 @@ class Text(Output):
 
     @abstractmethod
     def text(self, prediction: Prediction) -> str:
-        """The lines of a prediction."""
+        """The lines for one prediction."""
 
     def _read_note(self) -> dict[str, Any]:
         try:
             note = json.loads(self._note.read_text())
-        except (OSError, ValueError, RecursionError):  # there is none, or it was cut off: start anew
+        except (OSError, ValueError, RecursionError):  # there is no note, or it is incomplete: start anew
             return {}
         return note if isinstance(note, dict) and note.keys() == {"key", "sizes", "files", "seen"} else {}
 
 
 def csv_lines(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as lines of CSV."""
+    """The rows as lines of CSV."""
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     return text.getvalue()
 
 
 class Table(Text):
-    """CSV with a row for each class that is named; where none is, a row without class and probability."""
+    """CSV with a row for each predicted class. An input without one has a row without class and probability."""
 
     header = ",".join(COLUMNS) + "\r\n"
     mark = rb"\A" + header.encode()
@@ -233,7 +233,7 @@ class Table(Text):
 
 
 class JsonLines(Text):
-    """A JSON object on each line, for each file or each window."""
+    """A JSON object on a line for each file or window."""
 
     mark = rb'\A\{"path": .*, "classes": \['
 
@@ -245,7 +245,7 @@ class JsonLines(Text):
 
 
 class Json(JsonLines):
-    """A JSON array of the same objects; it is made when all of them are there."""
+    """A JSON array of the same objects, written when the last one is complete."""
 
     def __init__(self, path: Path, settings: Any, events: TextFile | None = None, stamps: Sequence[str] = ()) -> None:
         self._whole = path
@@ -255,7 +255,7 @@ class Json(JsonLines):
     def __enter__(self) -> "Output":
         is_new = not self._whole.exists()
         with writable(self._whole, "out"):
-            self._whole.open("ab").close()  # now, and not after all predictions
+            self._whole.open("ab").close()  # fails now, instead of after all predictions
         if is_new:
             self._whole.unlink()
         return super().__enter__()
@@ -263,7 +263,7 @@ class Json(JsonLines):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is None:
             lines = self.file.text().splitlines()
-            with writable(self._whole, "out"):  # if this fails the note stays, and a run that is started again goes on
+            with writable(self._whole, "out"):  # if this fails, the note stays and the run can be resumed
                 write_text(self._whole, "[\n" + ",\n".join(lines) + "\n]\n")
         super().__exit__(kind, error, traceback)
         if error is None:
@@ -274,16 +274,16 @@ _KINDS: dict[str, type[Text]] = {".csv": Table, ".jsonl": JsonLines, ".json": Js
 
 
 def output_for(out: str | None, settings: Any, events: TextFile | None, stamps: Sequence[str]) -> Output:
-    """Where predictions go.
+    """Make the output for predictions.
 
     Args:
-        out: A file whose suffix says its form, - or None for standard output.
-        settings: All that decides what is written.
-        events: The file of events, if there is one; it is opened with that of the predictions, and goes on with it.
-        stamps: Of each input, what changes if it is replaced.
+        out: A file in the form of its suffix; - or None for standard output.
+        settings: As in `Text`.
+        events: As in `Text`.
+        stamps: As in `Text`.
 
     Raises:
-        UserError: If the suffix is unknown, or the folder is not there.
+        UserError: If the suffix is unknown, or the folder does not exist.
     """
     if out in (None, "-"):
         return Lines(events)

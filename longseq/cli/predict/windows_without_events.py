@@ -1,4 +1,4 @@
-"""Which windows of a prediction name a class of which there is no event in them."""
+"""Reports windows whose prediction names a class although no event of that class lies in them."""
 
 import math
 import sys
@@ -10,8 +10,7 @@ from longseq.training.answers.predictions import Recording
 
 
 class Eventless:
-    """Counts the windows in which the probability of a class reaches the threshold of its events, while no event of
-    that class is in them.
+    """Counts the windows in which a class reaches the threshold for events, but has no event.
 
     Args:
         model: The classifier.
@@ -22,14 +21,14 @@ class Eventless:
         self.model, self.settings = model, settings
         self._count, self._first = 0, ""
 
-    def take(self, heard: Recording) -> None:
+    def take(self, recording: Recording) -> None:
         """Compare the windows of the next recording with its events."""
         thresholds = thresholds_of(self.model)
         if self.settings.threshold is not None:
             thresholds = thresholds.new_full(thresholds.shape, self.settings.threshold)
-        for (path, start, end), row in heard.windows:
+        for (path, start, end), row in recording.windows:
             last = math.inf if end is None else end
-            inside = {event.class_name for event in heard.events if event.start < last and event.end > start}
+            inside = {event.class_name for event in recording.events if event.start < last and event.end > start}
             names = [self.model.class_names[label] for label in (row.cpu() >= thresholds).nonzero()[:, 0].tolist()]
             missing = [name for name in names if name not in inside]
             self._count += bool(missing)
@@ -37,7 +36,7 @@ class Eventless:
                 self._first = f"{shown(path)} from {start:g} to {last:g} s: {', '.join(map(shown, missing))}"
 
     def say(self) -> None:
-        """Print how many there are, if there are any."""
+        """Print the number of such windows, if there are any."""
         if not self._count:
             return
         settings = {"--smooth": self.settings.smooth, "--shortest": self.settings.shortest}

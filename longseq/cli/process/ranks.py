@@ -1,4 +1,4 @@
-"""Ranks that another program has to start: longseq says for whom it waits, and a signal ends the waiting."""
+"""Waiting for ranks that another program must start: longseq prints which ones, and a signal ends the wait."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ from longseq.cli.errors.machine import WORKER_OR_RANK
 from longseq.compat.lightning import wait_for_ranks_within
 from longseq.training.signals import ends_at_once
 
-SECONDS = 5.0  # until longseq says that it waits
+SECONDS = 5.0  # of waiting before longseq prints it
 
 
 def name_awaited_ranks(trainer: pl.Trainer, clean_up: Callable[[], None]) -> None:
-    """While the trainer waits for other ranks, say for whom, and end at a signal, after clean_up was called."""
+    """Print which ranks the trainer waits for. A signal during the wait calls clean_up and ends the process."""
     strategy: Any = trainer.strategy
-    if getattr(strategy, "cluster_environment", None) is None:  # one process
+    if getattr(strategy, "cluster_environment", None) is None:  # there is only one process
         return
 
     def end_others() -> None:
@@ -58,7 +58,7 @@ def _awaited(trainer: pl.Trainer) -> str:
 
 
 def _started_by(trainer: pl.Trainer) -> str:
-    """Why others start ranks, and the remedy; nothing if longseq starts all of them."""
+    """Which program starts the ranks, and the remedy; empty if longseq starts all of them."""
     environment: Any = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
     if is_torchelastic_launched():
         return f"torchrun has set WORLD_SIZE={os.environ['WORLD_SIZE']}; see the messages of the other ranks"

@@ -1,4 +1,4 @@
-"""Threads of OpenMP that wait for each other spin, but not while other processes need their CPUs."""
+"""Let waiting OpenMP threads spin, except while other processes need their CPUs."""
 
 import os
 import threading
@@ -11,17 +11,17 @@ import torch
 
 from longseq.compat.openmp import has_libgomp, spin_briefly
 
-OF_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # a user who has set one of them has chosen
-_BUSY = 0.2  # seconds a second, summed over the threads, that these wait for a CPU; one other process makes 0.5
+OF_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # if the user has set one of them, longseq changes nothing
+_BUSY = 0.2  # seconds per second, summed over the threads, of waiting for a CPU; one other process causes 0.5
 
 
 @contextmanager
 def give_way(every: float = 1.0) -> Iterator[None]:
-    """Let threads of OpenMP spin only while no other process needs their CPUs.
+    """Let OpenMP threads spin only while no other process needs their CPUs.
 
-    A thread that spins for another one, while that one waits for a CPU, keeps this CPU busy: beside a few other
-    processes a training can then take more than twenty times as long. If threads always slept, a training alone on its
-    machine would take longer. So a thread looks every second how long the process's threads have waited for a CPU.
+    A spinning thread occupies a CPU, even if the thread that it waits for has none. With a few other processes,
+    training can then take more than twenty times as long. If threads always slept instead, training alone on a machine
+    would be slower. So a thread checks every second how long the process's threads have waited for a CPU.
     """
     if any(name in os.environ for name in OF_WAITING) or torch.get_num_threads() == 1 or not has_libgomp():
         yield
@@ -50,7 +50,7 @@ def _watch(ended: threading.Event, every: float) -> None:
 
 
 def seconds_without_cpu() -> float:
-    """How long the threads of this process have been ready to run and had no CPU, summed over those that exist now."""
+    """How long the present threads of this process have been ready to run without a CPU, in seconds, summed."""
     total = 0
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError, IndexError):  # the thread has ended, or the kernel does not count

@@ -1,1 +1,1 @@
-"""Runs of a training: their folders, how they begin and resume, and what is written about them."""
+"""Training runs: their folders, how they start and resume, and the files that describe them."""

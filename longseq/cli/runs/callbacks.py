@@ -43,18 +43,18 @@ from longseq.training.recovery import Sentinel
 from longseq.training.throughput import ThroughputLogger
 from longseq.training.timed import Timed
 
-# Settings of data that change no sample.
+# Settings of data that do not change the samples.
 _OF_SPLITS_AND_BATCHES = ("seed", "folds", "fold", "val_fraction", "balanced", "batch_size", "num_workers", "in_memory")
 
-# Callbacks that search for a setting before a training. A resumed training has its setting already.
+# Callbacks that search for a setting before training. A resumed training already has the setting.
 FINDERS = (LearningRateFinder, BatchSizeFinder)
 
 
 class SavedConfig(SaveConfigCallback):
-    """Lightning's callback that saves the configuration of a run, here in the run's folder also without a logger.
+    """Lightning's callback that saves the configuration of a run; here into the run's folder, even without a logger.
 
-    A training that is started from the file is a new one of this run alone: ckpt_path and resume are left out, and
-    --folds or --grow, which would train the other runs too, stand in a file of their own.
+    A training started from the file repeats this run only. So the file has no ckpt_path and resume; --folds and --grow,
+    which would train the other runs too, are in a separate file.
     """
 
     def __init__(self, parser: Any, config: Namespace) -> None:
@@ -71,10 +71,10 @@ class SavedConfig(SaveConfigCallback):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's callback that saves a checkpoint, for the epoch with the task's best figure. Of epochs whose figure
-    is 1, which none can exceed, the one with the lowest loss is the best.
+    """Lightning's callback that saves the checkpoint of the epoch with the best figure of the task. Among epochs whose
+    figure is 1, the maximum, the one with the lowest loss is the best.
 
-    A resumed run keeps its best score so far, even if its folder was moved or copied.
+    A resumed run keeps its best score, even if its folder was moved or copied.
 
     Attributes:
         figures: All figures of the best validation.
@@ -100,7 +100,7 @@ class BestCheckpoint(ModelCheckpoint):
         return self._wins_tie or bool(super().check_monitor_top_k(trainer, current))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.monitor in trainer.callback_metrics:  # else there was no validation yet, and Lightning would warn
+        if self.monitor in trainer.callback_metrics:  # otherwise, before the first validation, Lightning would warn
             super().on_train_epoch_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class BestCheckpoint(ModelCheckpoint):
 
         def here(path: str) -> str:
             """The file of that name in this run. A checkpoint of another program may name any file, and Lightning would
-            delete that file when a better checkpoint comes."""
+            delete that file when it saves a better checkpoint."""
             return str(folder / Path(path).name) if path else path
 
         state_dict = state_dict | {
@@ -121,18 +121,18 @@ class BestCheckpoint(ModelCheckpoint):
             "best_k_models": {here(path): score for path, score in state_dict["best_k_models"].items()},
         }
         best = state_dict["best_model_path"]
-        if best and Path(best).exists():  # else it is no run's, or another's, whose scores say nothing of this one
+        if best and Path(best).exists():  # otherwise the scores do not belong to this run
             self.figures = state_dict.get("figures", {})  # checkpoints of longseq 0.1 have none
             super().load_state_dict(state_dict)
 
 
 class RunRecord(pl.Callback):
-    """Write down which sample of a run is in which split (splits.csv) and which files were left out (skipped.txt), and
-    remember whether the training has begun.
+    """Writes which sample of a run is in which split (splits.csv) and which files were left out (skipped.txt). Also
+    records whether the training has begun.
 
     Args:
         run: The run's folder.
-        started_with: The configuration that a resumed run was started with; None in a new run.
+        started_with: The configuration that a resumed run was started with; None for a new run.
 
     Attributes:
         has_begun: Whether a training step was done.
@@ -144,18 +144,18 @@ class RunRecord(pl.Callback):
         self.has_begun = False
 
     def undo(self) -> None:
-        """If no step was done, delete the folder of a new run, or give a resumed run its configuration back."""
+        """If no step was done, delete the folder of a new run, or restore the configuration of a resumed run."""
         if self.has_begun:
             return
         if self.started_with is None:
             rank_zero_only(forget)(self.run)
-        else:  # otherwise the next --resume would read the settings that failed now
-            with suppress(UserError):  # a file that is damaged by now must not hide the error
+        else:  # otherwise the next --resume would read the settings that failed
+            with suppress(UserError):  # a damaged configuration must not hide the first error
                 rank_zero_only(restore_config)(self.run, self.started_with)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if not self.has_begun and trainer.is_global_zero:
-            (self.run / METRICS).unlink(missing_ok=True)  # an earlier end of this run wrote it, but now the run goes on
+            (self.run / METRICS).unlink(missing_ok=True)  # written when this run finished earlier, but now it continues
         self.has_begun = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -171,8 +171,8 @@ class RunRecord(pl.Callback):
 def callbacks_of_training(
     best: BestCheckpoint, record: RunRecord, settings: Namespace, is_resumed: bool, command: str, began: float
 ) -> list[pl.Callback]:
-    """All callbacks of a training that a command has started, except those that a configuration adds; the command began
-    at a time of time.monotonic's clock."""
+    """The callbacks of a training from the command line, without those that the configuration adds. `began` is when the
+    command started, on the clock of time.monotonic."""
     callbacks: list[pl.Callback] = [
         *([] if settings.minutes is None else [Timed(settings.minutes, began)]),
         best,
@@ -202,22 +202,22 @@ def callbacks_of_training(
 
 
 def make_no_folders(trainer: pl.Trainer) -> None:
-    """Let the figures in the names of a user's checkpoints, ``{val/loss:.2f}``, make no folders: their slash becomes a
-    line, val_loss=0.50."""
+    """Replace the slash of figures in the names of a user's checkpoints, ``{val/loss:.2f}``, by an underscore,
+    val_loss=0.50. Otherwise it would make folders."""
     for callback in trainer.checkpoint_callbacks:
         name = getattr(callback, "filename", None)
         if isinstance(callback, ModelCheckpoint) and name and callback.auto_insert_metric_name:
             callback.filename = re.sub(r"\{([^}:]+)", lambda match: f"{match[1].replace('/', '_')}={match[0]}", name)
-            callback.auto_insert_metric_name = False  # Lightning would insert names with their slashes
+            callback.auto_insert_metric_name = False  # otherwise Lightning inserts names with slashes
 
 
 def _are_inputs_shown(run: Path, data: Mapping[str, Any]) -> bool:
-    """Whether TensorBoard has inputs of the same data from an earlier run of the experiment, with the same shape and
-    augmentation; which of them are in which split may differ."""
+    """Whether TensorBoard shows inputs of the same data, with the same shape and augmentation, from an earlier run of
+    the experiment. The splits may differ."""
     for earlier in numbered(run.parent):
         if earlier == run:
             break
-        with suppress(UserError):  # a run that was killed before it had a configuration
+        with suppress(UserError):  # a run that was killed before it wrote its configuration
             before = config_of(earlier).get("data")
             if _samples(before) == _samples(data) and any(earlier.rglob("events.out.*")):
                 return True
@@ -225,12 +225,12 @@ def _are_inputs_shown(run: Path, data: Mapping[str, Any]) -> bool:
 
 
 def _samples(data: Any) -> list[tuple[str, str]]:
-    """What of a configuration of data decides how its samples look."""
+    """The settings of a data configuration that decide how samples look."""
     return [(key, str(value)) for key, value in items_of(data) if key not in _OF_SPLITS_AND_BATCHES]
 
 
 def take_off(trainer: pl.Trainer, *kinds: type) -> list[Any]:
-    """Take the callbacks of these kinds off a trainer, and return them."""
+    """Remove the callbacks of these classes from a trainer, and return them."""
     taken = callbacks_of(trainer, *kinds)
     others = [callback for callback in callbacks_of(trainer, pl.Callback) if not isinstance(callback, kinds)]
     trainer.callbacks = others  # type: ignore[attr-defined]

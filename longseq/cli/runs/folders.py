@@ -21,33 +21,33 @@ from longseq.files.storage import StorageError, write_text
 from longseq.training import Classifier
 
 CONFIG = "config.yaml"  # Lightning's name
-SERIES = "series.json"  # --folds or --grow, if the run is one of several
+SERIES = "series.json"  # the value of --folds or --grow, if the run is one of several
 SPLITS = "splits.csv"
-LOCK = ".lock"  # what process trains the run
-METRICS = "metrics.json"  # written when a run is finished
+LOCK = ".lock"  # names the process that trains the run
+METRICS = "metrics.json"  # written when a run finishes
 _ROOT = "--trainer.default_root_dir"
 
 
 def experiment_of(config: Namespace) -> str:
-    """The name of the folder of an experiment's runs. If --experiment is not given, it is the name of the user's own
-    data folder, because one configuration file serves many such folders; else the name of the first configuration
-    file; else the name of the data module's class.
+    """The name of the folder of an experiment's runs: --experiment if it is given. Otherwise the name of the user's own
+    data folder, because one configuration file serves many such folders. Otherwise the name of the first configuration
+    file, or of the data module's class.
 
     Raises:
-        UserError: If the name is not that of one folder.
+        UserError: If the name is not the name of one folder.
     """
     name = config.experiment
     if name is None:
         files = [Path(str(path)) for path in config.config or [] if str(path).endswith((".yaml", ".yml", ".json"))]
         name = _name_of_own_data(config.data) or (files[0].stem if files else _class_of(config.data).__name__.lower())
-    # a path would lead out of default_root_dir, and a name that cannot be printed would reach terminals
+    # a path could lead out of default_root_dir, and characters that cannot be printed would reach terminals
     if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(os.fsencode(name)) > 255:
         raise UserError(f"experiment: got {name!r}; give the name of one folder, without a slash")
     return name
 
 
 def curves_name(model: Classifier, seed: int) -> str:
-    """The folder of a run that holds its events, for which TensorBoard names its curves: mechanism, k and seed."""
+    """The folder of a run's TensorBoard events, which names its curves: mechanism, k and seed."""
     if not model.encoder.depth:
         return f"depth-0-seed{seed}"
     mechanism = model.encoder.attention
@@ -56,21 +56,25 @@ def curves_name(model: Classifier, seed: int) -> str:
 
 
 def _name_of_own_data(data: Namespace) -> str:
-    """The name of the data's folder as an experiment's name, if the data module says so (`named_by`); else empty."""
+    """The experiment's name from the data folder, if the data module's `named_by` says so; otherwise empty."""
     argument = getattr(_class_of(data), "named_by", None)
     if argument is None:
         return ""
-    folder = os.path.abspath(Path(data.init_args[argument]).expanduser())  # "." and ".." have no name themselves
+    folder = os.path.abspath(Path(data.init_args[argument]).expanduser())  # absolute, because "." and ".." are no names
     return re.sub(r"[^\w.=+-]+", "_", os.path.basename(folder)).lstrip(".")
 
 
 def _class_of(data: Namespace) -> type:
     module, _, name = data.class_path.rpartition(".")
-    return getattr(sys.modules[module], name)  # the parser has imported it
+    return getattr(sys.modules[module], name)  # the parser has imported the module
 
 
 def new_run(root: Path, experiment: str) -> Path:
-    """Make the next free folder root/runs/experiment/0, 1, 2, ...; two runs started at once get two folders."""
+    """Make the next free folder root/runs/experiment/0, 1, 2, ... Two runs that start together get two folders.
+
+    Raises:
+        StorageError: If the folder cannot be written.
+    """
     parent = root / "runs" / experiment
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -88,29 +92,29 @@ def new_run(root: Path, experiment: str) -> Path:
 
 
 def from_here(path: str) -> str:
-    """A path as one types it: relative, if it lies in the working folder."""
+    """The path relative to the working folder, if it lies there."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run: datamodules/own/scan.py leaves the same ones out of data."""
+    """Whether a folder is the folder of a run. datamodules/own/scan.py, which leaves runs out, has the same rule."""
     lock = folder / LOCK
     is_locked = lock.is_file() and lock.read_bytes().startswith(b"process ")
-    is_copy = (folder / CONFIG).is_file() and (folder / SPLITS).is_file()  # without its hidden file
+    is_copy = (folder / CONFIG).is_file() and (folder / SPLITS).is_file()  # a copy may lack the hidden file
     return is_locked or is_copy
 
 
 def forget(run: Path) -> None:
-    """Delete the folder of a run that has done no training step, for example because data was missing, unless it holds
-    a checkpoint."""
+    """Delete the folder of a run without a training step, for example if data was missing. A folder with a checkpoint
+    stays."""
     if run.name.isdecimal() and not list(run.glob("*.ckpt")):
         shutil.rmtree(run, ignore_errors=True)
-        with suppress(OSError):  # it has other runs
+        with suppress(OSError):  # the experiment has other runs
             run.parent.rmdir()
 
 
 def config_of(run: Path) -> dict[str, Any]:
-    """The configuration that a run was started with, and --folds or --grow if it is one run of several.
+    """The configuration that a run was started with, including --folds or --grow if it is one of several runs.
 
     Raises:
         UserError: If it is missing or cannot be read.
@@ -127,11 +131,10 @@ def config_of(run: Path) -> dict[str, Any]:
 
 
 def lock(file: IO[Any], what: Path) -> bool:
-    """Lock a file that is open for writing until it is closed, and return whether no other process has it locked.
+    """Lock a file that is open for writing, until it is closed. Returns False if another process has locked it.
 
-    A record lock belongs to one process: the system removes it when the process ends, however it ends. Loaders that
-    were forked from the process do not keep it, as they would keep a lock of flock. The process loses it when it closes
-    any other descriptor of the file.
+    A record lock belongs to one process: the system removes it when the process ends, in whatever way. Forked loaders
+    do not keep it, unlike a lock of flock. The process loses it when it closes any other descriptor of the file.
     """
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +155,7 @@ def sole_use_of(run: Path) -> Iterator[None]:
     """
     path = run / LOCK
     try:
-        # the folder may belong to somebody else, and a link in it could lead to one of the user's own files
+        # the folder may belong to another user: a link in it could lead to one of this user's own files
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         file = os.fdopen(opened, "a+")
     except OSError as error:
@@ -169,7 +172,7 @@ def sole_use_of(run: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(run: Path, model: nn.Module) -> None:
-    """Check that a training's checkpoints fit on the disk: two, and one that is being written.
+    """Check that three checkpoints fit on the disk: two that are kept, and one that is being written.
 
     Raises:
         StorageError: If they do not.
@@ -184,7 +187,7 @@ def refuse_full_disk(run: Path, model: nn.Module) -> None:
 
 
 def numbered(parent: Path) -> list[Path]:
-    """The run folders of an experiment, the oldest first; none if the experiment has no folder."""
+    """The run folders of an experiment, oldest first; empty if the experiment has no folder."""
     folders = parent.iterdir() if parent.is_dir() else []
     return sorted((folder for folder in folders if folder.name.isdecimal()), key=lambda folder: int(folder.name))
 

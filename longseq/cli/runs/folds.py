@@ -1,4 +1,4 @@
-"""k-fold cross-validation: a run for each fold, and then a table with the mean and the spread of their figures."""
+"""k-fold cross-validation: a run for each fold, then a table with mean and spread of the figures."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from longseq.cli.runs.resuming import folds_begun
 from longseq.files.storage import write_text
 from longseq.reports.plots import machine, markdown, write_csv
 
-# Settings that may differ between the folds of one cross-validation, because they decide no result.
+# Settings that may differ between the folds of one cross-validation, because they do not change results.
 _FREE = (
     "data.fold", "data.root", "data.num_workers", "data.in_memory", "trainer.default_root_dir", "trainer.logger",
     "trainer.enable_progress_bar", "trainer.log_every_n_steps",
@@ -24,18 +24,18 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Fold:
-    """A run of a cross-validation.
+    """One run of a cross-validation.
 
     Attributes:
-        number: The fold that is held out, from 1 on.
-        of: How many folds there are.
+        number: The fold that is held out, counted from 1.
+        of: The number of folds.
     """
 
     number: int
     of: int
 
     def flags(self, tested: str | None) -> list[str]:
-        """The flags of this run; it takes nothing from the run before it."""
+        """The flags of this run. It uses no checkpoint of another run."""
         return ["--data.folds", str(self.of), "--data.fold", str(self.number)]
 
 
@@ -51,16 +51,16 @@ def folds_of(folds: int, data: Any) -> list[Fold]:
 
 
 def folds_left(experiment: Path, folds: list[Fold], resumed: Path | None, settings: Mapping[str, Any]) -> list[Fold]:
-    """The folds of an experiment's newest cross-validation that are still to be trained; the resumed one comes first.
+    """The folds of an experiment's newest cross-validation that are still to be trained. The resumed one comes first.
 
     Args:
-        experiment: The folder of its runs.
-        folds: All of its folds.
+        experiment: The folder of the runs.
+        folds: All folds.
         resumed: The folder of the resumed run, if there is one.
         settings: The configuration of this command.
 
     Raises:
-        UserError: If the resumed run is none of its folds, or if a finished fold was trained with other settings.
+        UserError: If the resumed run is none of the folds, or if a finished fold was trained with other settings.
     """
     runs = folds_begun(experiment, len(folds))
     now = next((number for number, run in runs.items() if resumed is not None and run.samefile(resumed)), None)
@@ -84,7 +84,7 @@ def _refuse_other_settings(run: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _differences(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each key whose value differs, with both values. An argument that one of them lacks is new in this longseq."""
+    """Each key whose value differs, with both values. Arguments that one side lacks are new in this version."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in sorted(before.keys() & now.keys()):
             inner = key if name in ("class_path", "init_args") else f"{key}.{name}".lstrip(".")
@@ -101,7 +101,7 @@ def _named(value: Any) -> Any:
 
 
 def write_report(experiment: Path, folds: int, args: Sequence[str]) -> None:
-    """Print a table of the figures of each fold, with their mean and spread, and write it beside the last fold."""
+    """Print a table of each fold's figures with mean and spread, and write it to the folder of the last fold."""
     runs = dict(sorted(folds_begun(experiment, folds).items()))
     figures = {number: json.loads((run / METRICS).read_text()) for number, run in runs.items()}
     names = sorted(set.intersection(*map(set, figures.values())), key=lambda name: (not name.startswith("test/"), name))

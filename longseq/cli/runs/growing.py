@@ -1,4 +1,4 @@
-"""A training that grows: small images first, then larger ones. Each stage is a run that starts from the one before."""
+"""Progressive resizing: small images first, then larger ones. Each stage is a run that starts from the previous one."""
 
 import re
 from collections.abc import Callable
@@ -20,20 +20,20 @@ from longseq.files.description import build, build_from, describe
 from longseq.training import Classifier
 from longseq.training.distillation import Teacher
 
-# height, width if it is another one, epochs, learning rate: 16x16:40, 32:8@1e-3
+# height, width if it differs, epochs, learning rate if given: 16x16:40, 32:8@1e-3
 _FORM = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)(?:@(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))?")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a training.
+    """One stage of a training.
 
     Attributes:
-        size: What data.size is: height and width in pixels, or one number for both.
-        epochs: For how many epochs it trains.
-        learning_rate: The peak; None for that of the command.
-        number: Its place among the stages, from 0 on.
-        text: How the user has written it, such as 16x16:40.
+        size: The value of data.size: height and width in pixels, or one number for both.
+        epochs: The number of epochs.
+        learning_rate: The peak learning rate; None for the one of the command.
+        number: The index of the stage, from 0.
+        text: The stage as the user wrote it, such as 16x16:40.
     """
 
     size: int | list[int]
@@ -46,7 +46,7 @@ class Stage:
         """The flags of this stage.
 
         Args:
-            tested: The checkpoint of the stage before, to start from; None in the first stage.
+            tested: The checkpoint of the previous stage, to start from; None in the first stage.
         """
         flags = ["--data.size", str(self.size), "--trainer.max_epochs", str(self.epochs)]
         flags += [] if self.learning_rate is None else ["--model.learning_rate", str(self.learning_rate)]
@@ -57,12 +57,12 @@ def stages_of(text: str, data: Any) -> list[Stage]:
     """The stages that --grow asks for.
 
     Args:
-        text: Sizes and epochs, such as 16x16:40,32x32:8, or 16:40,32:8. Behind an @ stands a learning rate, which holds
-            from this stage on.
-        data: The configuration of the data, whose size changes from stage to stage.
+        text: Sizes and epochs, such as 16x16:40,32x32:8, or 16:40,32:8. A learning rate may follow after an @, and is
+            used from this stage on.
+        data: The configuration of the data, whose size changes with the stage.
 
     Raises:
-        UserError: If it is not of that form, if a size comes twice, or if the data has no size.
+        UserError: If the text has another form or a size twice, or if the data has no size.
     """
     stages = _parsed(text)
     if "size" not in data.init_args:
@@ -78,7 +78,7 @@ def _parsed(text: str) -> list[Stage]:
             what = "give sizes and epochs such as 16x16:40,32x32:8, and learning rates such as 32x32:8@1e-3"
             raise UserError(f"grow: got {text!r}; {what}")
         height, width = int(match[1]), int(match[2] or match[1])
-        # where it is not given it is the one before: a run that is resumed by its folder knows no other
+        # a stage without one has the rate of the previous stage: a run resumed by its folder knows no other rate
         rate = float(match[4]) if match[4] else stages[-1].learning_rate if stages else None
         stages.append(Stage(height if height == width else [height, width], int(match[3]), rate, number, match[0]))
     if any(stage.size == earlier.size for stage in stages for earlier in stages[: stage.number]):
@@ -89,17 +89,17 @@ def _parsed(text: str) -> list[Stage]:
 def refuse_wrong_stages(
     stages: list[Stage], settings_with: Callable[[list[str]], Namespace], model: Classifier, data: Any, first: Namespace
 ) -> None:
-    """Check that data and model can be built as each later stage has them, before the first stage is trained.
+    """Check that data and model of each later stage can be built, before the first stage is trained.
 
     Args:
         stages: The later stages.
-        settings_with: The configuration of the command with these flags.
+        settings_with: Returns the configuration of the command with additional flags.
         model: The model of the first stage.
-        data: Its data.
-        first: Its configuration.
+        data: The data of the first stage.
+        first: The configuration of the first stage.
 
     Raises:
-        UserError: If one cannot; the message names the stage.
+        UserError: If they cannot be built; the message names the stage.
     """
     for stage in stages:
         refused: Any = None
@@ -109,18 +109,18 @@ def refuse_wrong_stages(
             refused = refused_in_building(error, first.as_dict())
             if refused is None:
                 raise
-        if refused is not None:  # not raised from the error, or the command would name the argument without the stage
+        if refused is not None:  # outside `except`: a cause would make the command name the argument without the stage
             raise UserError(f"grow: {stage.text}: {refused}", refused.exit_code)
 
 
 def _build(settings: Namespace, model: Classifier, data: Any) -> None:
-    """Build data and model as a stage does that starts from the model, and forget them."""
+    """Build data and model of a stage that starts from this model, and discard them."""
     refuse_wrong_numbers(settings)
     description = describe(data)
     description["init_args"]["size"] = settings.data.init_args.size
-    with isolate_rng(include_cuda=False):  # the first stage draws what it would draw alone
+    with isolate_rng(include_cuda=False):  # otherwise the first stage would draw other random numbers
         encoder, shape = model.encoder, build(description, pl.LightningDataModule).shape
-        if hasattr(encoder, "shape"):  # else it is a user's own, which takes images of any size
+        if hasattr(encoder, "shape"):  # a user's encoder without it accepts images of any size
             encoder = resize(encoder, shape)
         rate = settings.model.learning_rate
         later = build_from(Classifier, model.hparams, encoder=encoder, learning_rate=rate)
@@ -135,14 +135,14 @@ def stages_left(
 
     Args:
         experiment: The folder of the runs.
-        grow: The value of the flag.
+        grow: The value of --grow.
         stages: All stages.
         resumed: The folder of the resumed run, if there is one.
-        has_resume: Whether to go on after the stages of the newest training that have ended, if these stages begin
-            with them; those that follow may be others.
+        has_resume: Whether to continue after the finished stages of the newest training, if `stages` begin with the
+            same ones. Later stages may differ.
 
     Raises:
-        UserError: If the resumed run is of none of the stages, or has begun after others.
+        UserError: If the resumed run belongs to none of the stages, or began after other stages.
     """
     if resumed is not None:
         number, own = _place(_size_of(resumed), stages), _stages_to(resumed)
@@ -154,23 +154,23 @@ def stages_left(
             raise UserError(f"grow: {what}; give the stages of its start, or leave out --resume")
         return None, stages[number:]
     for run in reversed(numbered(experiment) if has_resume else []):
-        with suppress(UserError):  # a run that was killed before it had a configuration
+        with suppress(UserError):  # a run that was killed before it wrote its configuration
             own = _stages_to(run)
             is_done = own == stages[: len(own)] and (run / METRICS).exists()
             if not own or (is_done and own == stages):
-                break  # another training, or all of this one
+                break  # the newest run belongs to another training, or is the last stage of this one
             if is_done:
-                # fit has tested the first of them that there is; without a validation there is no best one
+                # fit has tested the first of these that exists; without a validation there is no best.ckpt
                 tested = next(path for name in ("averaged", "best", "last") if (path := run / f"{name}.ckpt").exists())
                 return str(tested.absolute()), stages[len(own) :]
             if len(own) == 1:
-                break  # the newest training has begun here
+                break  # the newest training began with this run
     return None, stages
 
 
 def is_given_up(run: Path, grow: str) -> bool:
-    """Whether a run that was stopped is of a stage that is in these stages no longer, or no longer after the same ones,
-    although they begin with the first stage of its training."""
+    """Whether a stopped run belongs to a stage that --grow no longer has, or has after other stages. False for a run of
+    the first stage, or if --grow has only one stage or another first stage."""
     own, stages = _stages_to(run), _parsed(grow)
     if min(len(own), len(stages)) < 2 or own[0] != stages[0]:
         return False
@@ -179,7 +179,7 @@ def is_given_up(run: Path, grow: str) -> bool:
 
 
 def _stages_to(run: Path) -> list[Stage]:
-    """The stages of the training to which a run belongs, up to its own; none if it is no stage of a training."""
+    """The stages of a run's training, up to the run's own stage; empty if the run is not a stage."""
     grow = config_of(run).get("grow")
     stages = [] if grow is None else _parsed(grow)
     number = _place(_size_of(run), stages)
@@ -187,10 +187,10 @@ def _stages_to(run: Path) -> list[Stage]:
 
 
 def _place(size: Any, stages: list[Stage]) -> int | None:
-    """Which of these stages has this size, of which a training has each once."""
+    """The index of the stage with this size; None if there is none. A size occurs once in a training."""
     return next((stage.number for stage in stages if stage.size == size), None)
 
 
 def _size_of(run: Path) -> Any:
-    """What data.size was in a run."""
+    """The value of data.size in a run."""
     return config_of(run).get("data", {}).get("init_args", {}).get("size")

@@ -1,4 +1,4 @@
-"""How a run is resumed: which run, from which checkpoint, and what must be the same as before."""
+"""Resuming a run: which run, from which checkpoint, and which settings must be the same as before."""
 
 import json
 import re
@@ -27,12 +27,12 @@ from longseq.files.checkpoint import Checkpoint, good_checkpoints, has_checkpoin
 from longseq.files.storage import CheckpointError, write_text
 from longseq.training import Classifier
 
-# A resumed training takes these settings from the optimizer's state in the checkpoint, whatever the flags say.
+# A resumed training restores these settings with the optimizer's state, whatever the flags say.
 _RESTORED = ("learning_rate", "weight_decay", "betas")
 
 
 def find_resumed(parser: LightningArgumentParser, folder: str, args: list[str]) -> Path | None:
-    """The run to resume. Its experiment is the one that the same command line without --resume would train."""
+    """The run to resume. Its experiment is the one that the same command line would train without --resume."""
     finder = Finder()
     finder.add_argument("--experiment")
     finder.add_argument("--trainer.default_root_dir", dest="root")
@@ -54,12 +54,12 @@ def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | N
     Args:
         folder: A run folder, or "true" for the newest unfinished run of the experiment.
         root: The folder that holds runs/.
-        experiment: The name of its runs' folder, if the command line has one.
-        folds: Into how many folds the command line divides the data, if it does.
-        grow: The stages of the command line, if it has some.
+        experiment: The name of the experiment, if the command line has one.
+        folds: The value of --folds, if it is given.
+        grow: The value of --grow, if it is given.
 
     Raises:
-        UserError: If there is no such folder, or no experiment.
+        UserError: If the folder does not exist, or no experiment is named.
     """
     if folder != "true":
         if not Path(folder).is_dir():
@@ -83,10 +83,10 @@ def _number(run: Path) -> int:
 
 
 def folds_begun(experiment: Path, folds: int) -> dict[int, Path]:
-    """The runs of an experiment's newest cross-validation, by fold: of each fold the newest run."""
+    """The newest run of each fold of an experiment's newest cross-validation, by the fold's number."""
     runs: dict[int, Path] = {}
     for run in reversed(numbered(experiment)):
-        with suppress(UserError):  # a run that was killed before it had a configuration
+        with suppress(UserError):  # a run that was killed before it wrote its configuration
             config = config_of(run)
             fold = config.get("data", {}).get("init_args", {}).get("fold")
             if config.get("folds") == folds and fold is not None:
@@ -102,7 +102,7 @@ def _unfinished(runs: list[Path]) -> Path | None:
 
 
 def newest_checkpoint(run: Path) -> Checkpoint:
-    """The good checkpoint of a run with the most steps.
+    """The undamaged checkpoint of a run with the most steps.
 
     Raises:
         CheckpointError: If the run has none.
@@ -117,14 +117,14 @@ def newest_checkpoint(run: Path) -> Checkpoint:
 
 
 def restore_config(run: Path, config: Mapping[str, Any]) -> None:
-    """Write the configuration that a run was started with back to its folder, if the file holds another one now."""
+    """Write the configuration that a run was started with back to its folder, if the file has changed."""
     if config_of(run) != config:
         write_text(run / CONFIG, yaml.safe_dump({**config, "folds": None, "grow": None}, sort_keys=False))
 
 
 @contextmanager
 def refuse_damaged_content() -> Iterator[None]:
-    """Within it a checkpoint's content is restored: an error that nothing foresees means that the content is damaged.
+    """Wraps the code that restores a checkpoint's content: an unexpected error there means that the content is damaged.
 
     Raises:
         CheckpointError: If there is such an error.
@@ -139,8 +139,8 @@ def refuse_damaged_content() -> Iterator[None]:
 
 
 def without_appended(args: list[str]) -> list[str]:
-    """The arguments of a resumed run, without those that append to a list (``--data.augment+=X``): the configuration
-    of the run already holds the appended values. If a --config among the arguments sets the list, they stay."""
+    """Remove the arguments that append to a list (``--data.augment+=X``), because the configuration of a resumed run
+    already holds the appended values. They stay if a --config among the arguments sets the list."""
     finder = Finder()
     finder.add_argument("-c", "--config", action="append", default=[])
     files = [Path(path) for path in finder.parse_known_args(args)[0].config]
@@ -156,7 +156,7 @@ def without_appended(args: list[str]) -> list[str]:
 
 
 def _keys_in(file: Path) -> Iterator[str]:
-    """The keys of a configuration file; none if it cannot be read, because the parser will name it in an error."""
+    """The keys of a configuration file; empty if it cannot be read, because the parser will report that."""
     with suppress(ValueError, yaml.YAMLError):
         config = yaml.safe_load(file.read_text())
         yield from keys_of(config if isinstance(config, dict) else {})
@@ -187,12 +187,12 @@ def refuse_other_classes(
 
 
 def refuse_other_data(checkpoint: Mapping[str, Any], path: str, identity: Mapping[str, int | str]) -> None:
-    """Check that a training goes on with the samples that its checkpoint was trained on.
+    """Check that a training resumes with the samples that its checkpoint was trained on.
 
     Args:
-        checkpoint: An old checkpoint that holds no identity is accepted.
+        checkpoint: The checkpoint; an old one without identity is accepted.
         path: The path of the checkpoint.
-        identity: Counts and digests of the data as it is now, with the name of each.
+        identity: Counts and digests of the present data, by name.
 
     Raises:
         UserError: If the samples differ; the message names the first difference.
@@ -214,11 +214,11 @@ def _other_data(path: str, difference: str) -> UserError:
 
 
 def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> None:
-    """Check that a training goes on with its optimizer and its scheduler, and warn of flags that have no effect.
+    """Check that a training resumes with the same optimizer and scheduler, and warn of flags that have no effect.
 
     Raises:
-        UserError: If the optimizer or its groups of weights are others, or a scheduler of torch, whose state holds its
-            arguments too.
+        UserError: If the optimizer or its groups of weights differ, or if a scheduler of torch differs: its state holds
+            its arguments too.
     """
     trained = checkpoint["hyper_parameters"]
     for name in ("optimizer", "freeze", "layer_decay", "schedule"):
@@ -235,15 +235,15 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
 
 
 def refuse_fewer_epochs(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> None:
-    """Check that a training goes on to no earlier epoch than that of its checkpoint.
+    """Check that a training does not end before the epoch of its checkpoint.
 
     Raises:
-        UserError: If its last epoch is an earlier one.
+        UserError: If trainer.max_epochs is smaller than the number of epochs done.
     """
     try:
         done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
     except (KeyError, TypeError, ValueError):
-        return  # restoring it will say that it is damaged
+        return  # damaged, which restoring will report
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs < done:
         what = f"must be {done} or more to resume after {done} epochs, got {trainer.max_epochs}"
         raise UserError(f"trainer.max_epochs: {what}; test the run as it is, or give more")
@@ -253,7 +253,7 @@ def take_findings(
     checkpoint: Mapping[str, Any], started_with: Mapping[str, Any], settings: Namespace, model: Classifier, data: Any
 ) -> None:
     """Use the learning rate and the batch size that callbacks found earlier in the run, unless a flag differs from the
-    value at the run's start. The run's configuration keeps the value at its start, however often it is resumed."""
+    value at the run's start. The run's configuration keeps the value of the start, however often it is resumed."""
     trained = dict(items_of({"model": checkpoint["hyper_parameters"], "data": checkpoint["data"]}))
     planned, asked = dict(items_of(started_with)), dict(items_of(settings.as_dict()))
     for part, key in ((model, "model.learning_rate"), (data, "data.batch_size")):

@@ -1,4 +1,4 @@
-"""Whether a model is evaluated on samples of its own training."""
+"""Warns if a model is evaluated on samples of its own training."""
 
 import csv
 import sys
@@ -12,13 +12,13 @@ from longseq.cli.runs.folders import SPLITS
 
 
 def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule: Any) -> None:
-    """Say how many samples of a split were in the training of a checkpoint, by the table of splits beside it: another
-    seed or folder may divide the same files otherwise. In the validation are what the best checkpoint was chosen by.
-    Of other data, say how much is tested.
+    """Print how many samples of a split were used for training, by the table of splits beside the checkpoint: another
+    seed or folder may split the same files differently. Validation samples count too in the test split, because they
+    chose the best checkpoint. For other data than in training, print how much of it is tested.
 
     Args:
         ckpt_path: The checkpoint.
-        split: What it is evaluated on.
+        split: The split on which it is evaluated.
         datamodule: The data, after setup.
     """
     record = Path(ckpt_path).parent / SPLITS
@@ -36,7 +36,7 @@ def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule:
             "split says test",
             file=sys.stderr,
         )
-    # a name that several splits have is no file's, but a number in each of them
+    # a name that occurs in several splits is not a file but a number within a split, so it identifies no sample
     known = sum(sample in before and before[sample] <= earlier for sample in own)
     if known:
         places = " or ".join(sorted(earlier))
@@ -48,7 +48,7 @@ def say_if_trained_on(ckpt_path: str, split: Literal["val", "test"], datamodule:
 
 
 def _splits_by_sample(path: Path) -> dict[tuple[tuple[str, str], ...], set[str]]:
-    """The splits in which a table has each sample, which all columns but label and split tell apart."""
+    """The splits in which each sample of a table occurs. All columns except label and split identify a sample."""
     splits_of: dict[tuple[tuple[str, str], ...], set[str]] = defaultdict(set)
     with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
         for row in csv.DictReader(file):

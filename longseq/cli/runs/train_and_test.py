@@ -1,4 +1,4 @@
-"""The command fit after everything is built: train, then test the best checkpoint."""
+"""The command fit, after everything is built: train, then test the best checkpoint."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +24,10 @@ from longseq.training.memory import room_for_code
 
 
 def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | None, settings: Namespace) -> None:
-    """Train, from a checkpoint if one is given.
+    """Train, starting from a checkpoint if one is given.
 
     Raises:
-        OutOfMemory: If a step does not fit; the message says which settings fit.
+        OutOfMemory: If a step does not fit in memory; the message says which settings fit.
         UserError: If a callback or a flag of the trainer refuses its value.
     """
     room = room_for_code()
@@ -49,16 +49,16 @@ def train(trainer: pl.Trainer, model: Classifier, data: Any, ckpt_path: str | No
 def evaluate_best(
     trainer: pl.Trainer, model: Classifier, data: Any, checkpoints: BestCheckpoint
 ) -> tuple[str, dict[str, float]]:
-    """Test the best checkpoint of a training, or its averaged weights if it averages weights at its end.
+    """Test the best checkpoint of a training, or the averaged weights if the training ends with averaging.
 
     Returns:
-        The checkpoint that was tested, and its figures on the validation split and on the test split.
+        The path of the tested checkpoint, and its figures on the validation and test splits.
     """
     best, figures = checkpoints.best_model_path, dict(checkpoints.figures)
-    if checkpoints.best_model_score is not None and checkpoints.monitor:  # also of a run that an older longseq began
+    if checkpoints.best_model_score is not None and checkpoints.monitor:  # a run from an older longseq has no `figures`
         figures[checkpoints.monitor] = float(checkpoints.best_model_score)
-    folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # the same on all ranks
-    if not best:  # the training was shorter than the first validation
+    folder = Path(checkpoints.dirpath)  # type: ignore[arg-type]  # it is the same on all ranks
+    if not best:  # the training ended before its first validation
         best = str(folder / "last.ckpt")
         if not Path(best).exists():  # there was no step
             trainer.save_checkpoint(best)
@@ -70,7 +70,7 @@ def evaluate_best(
             name = type(averaging).__name__
             rank_zero_warn(f"{name} has averaged nothing: the training ended before its first update")
     for averaging in take_off(trainer, StochasticWeightAveraging):
-        # no step had the averaged weights, so they are neither validated nor saved yet
+        # no step used the averaged weights, so they are not validated or saved yet
         if not averaging.n_averaged:
             rank_zero_warn("StochasticWeightAveraging has averaged nothing: the training ended before its epoch")
             continue
@@ -83,17 +83,17 @@ def evaluate_best(
 
 
 def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: float | None) -> Baseline | None:
-    """Fit a simple model to the same splits after the test of a training, and print how good it is; on rank zero only.
+    """Fit a simple model to the same splits after the test, and print its accuracy; on rank zero only.
 
     Args:
         trainer: The trainer that has tested the model.
         model: The trained model.
         data: The data module.
-        accuracy: That of the trained model in the test; None if it was not tested.
+        accuracy: The test accuracy of the trained model; None if it was not tested.
 
     Returns:
         None if a sample may have several classes or none, if only a part of the splits was used, or if there is no
-        such model; if this may surprise, the reason is printed.
+        simple model for the data; an unexpected reason is printed.
     """
     if accuracy is None or not _has_baseline(trainer, model):
         return None
@@ -105,7 +105,7 @@ def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: flo
     if baseline is None:
         return None
     print(f"baseline:      {baseline.test:.4f} by {baseline.name} ({baseline.seconds:.1f} s)")
-    if baseline.test > accuracy + 1e-6:  # metrics are of float32
+    if baseline.test > accuracy + 1e-6:  # metrics are float32
         others, guide = (" or", "recordings") if model.encoder.takes_sounds else (", pretrained weights or", "images")
         remedy = f"try more --minutes{others} more data (docs/guides/own-{guide}.md)"
         print(f"               it is ahead of the trained model; {remedy}")
@@ -113,22 +113,22 @@ def baseline_of(trainer: pl.Trainer, model: Classifier, data: Any, accuracy: flo
 
 
 def fit_baseline_before(trainer: pl.Trainer, model: Classifier, data: Any) -> None:
-    """Fit the simple model before a training that has an end in time; the data module remembers it until its test."""
+    """Fit the simple model before a training of limited time. The data module keeps it until the test."""
     if trainer.is_global_zero and _has_baseline(trainer, model):
         data.prepare_data()
         data.setup("fit")
-        with suppress(BaselineError):  # said after the test
+        with suppress(BaselineError):  # printed after the test
             fit_baseline(data)
 
 
 def _has_baseline(trainer: pl.Trainer, model: Classifier) -> bool:
     limits = [getattr(trainer, f"limit_{split}_batches") for split in ("train", "val", "test")]
-    is_whole = all(isinstance(limit, float) and limit == 1 for limit in limits)  # 1.0 is all, and 1 is a batch
+    is_whole = all(isinstance(limit, float) and limit == 1 for limit in limits)  # 1.0 is all batches, 1 is one
     return is_whole and model.task.best == "accuracy"
 
 
 def _out_of_memory(error: BaseException, trainer: pl.Trainer, model: Classifier, data: Any) -> OutOfMemory:
-    """The error to raise instead. It says which settings fit, after trying them."""
+    """The error to raise instead. Its message names smaller settings that were tried and fit."""
     let_go_of(error)
     device = trainer.strategy.root_device
     batch = move_data_to_device(data.longest_batch(), device)
