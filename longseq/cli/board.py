@@ -21,7 +21,7 @@ def board(logdir: str = "runs", port: int | None = None) -> None:
         ValueError: If there is no such folder, or the port is taken.
     """
     if not Path(logdir).is_dir():
-        raise ArgumentError("logdir", f"{logdir} is no folder; give the one that holds the runs")
+        raise ArgumentError("logdir", f"{logdir} is not a folder; give the one that holds the runs")
     if port is not None and not 1 <= port < 2**16:
         raise ArgumentError("port", f"must be in 1..65535, got {port}; 6006 is usual")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise it prints a line for each request

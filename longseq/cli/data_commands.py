@@ -33,7 +33,7 @@ class Trainer(pl.Trainer):
         if num_samples < 1:
             raise UserError(f"num_samples: got {num_samples}; give 1 or more")
         if not can_be_drawn(out):
-            raise UserError(f"out: {out}: of no known form; give a .png, .pdf or .svg")
+            raise UserError(f"out: {out}: not a known format; give a .png, .pdf or .svg")
         if not Path(out).parent.is_dir():
             raise UserError(f"out: {out} cannot be written (no such folder); make it, or give another")
         refuse_foreign_picture(Path(out), "out")

@@ -123,9 +123,9 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
         if settings.get(several) is not None and asked.checkpoint is not None and asked.resumed is None:
             raise UserError(f"{several}: starts from nothing or from --model.init_from; leave out --ckpt_path")
     if asked.checkpoint is None and settings.get("ckpt_path") is not None:
-        raise UserError("ckpt_path: stands in a configuration, where nothing checks it; give it as a flag")
+        raise UserError("ckpt_path: is in a configuration, where nothing checks it; give it as a flag")
     if settings.get("resume") and not asked.has_resume:
-        raise UserError("resume: stands in a configuration, where it has no effect; give it as a flag")
+        raise UserError("resume: is in a configuration, where it has no effect; give it as a flag")
     refuse_wrong_numbers(settings)
     if settings.get("minutes") is not None:
         if settings.get("grow") is not None:

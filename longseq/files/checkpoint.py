@@ -202,14 +202,14 @@ def read_checkpoint(
         raise CheckpointError(f"{path}: not a checkpoint of longseq; give one that fit has written")
     names = settings.get("class_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise CheckpointError(f"{path}: class_names holds something else than texts; give another")
+        raise CheckpointError(f"{path}: class_names holds something other than texts; give another")
     if wrong := _wrong_weight(checkpoint["state_dict"]):
         raise CheckpointError(f"{path}: {wrong}; give another")
     renew_paths([settings, checkpoint.get("data")])
     _use_own_weights(settings["encoder"])
     if to_go_on and (missing := [name for name in LAYOUT if name not in checkpoint]):
         raise CheckpointError(
-            f"{path}: holds no {', '.join(missing)}, so no training can go on from it; start a new one from its "
+            f"{path}: holds no {', '.join(missing)}, so no training can resume from it; start a new one from its "
             "weights with --model.init_from"
         )
     return checkpoint
@@ -220,7 +220,7 @@ def _wrong_weight(state: Mapping[str, Tensor]) -> str:
     for name, weight in state.items():
         is_short_float = weight.is_floating_point() and weight.itemsize == 1
         if weight.layout != torch.strided or weight.is_quantized or weight.is_meta or is_short_float:
-            return f"{name} is of another kind than weights are"
+            return f"{name} is not of a kind that weights have"
         # an expanded tensor of any size may have one number in the file
         if weight.nbytes > max(weight.untyped_storage().nbytes(), _EXPANDED):
             return f"{name} holds less than its shape {tuple(weight.shape)} says"

@@ -188,13 +188,15 @@ def read_whole(
         what = f"not a readable checkpoint ({type(error).__name__})"
         raise CheckpointError(f"{path}: {what}{_good_one_near(path)}") from error
     if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{path}: holds no checkpoint but a {type(checkpoint).__name__}{_good_one_near(path)}")
+        raise CheckpointError(
+            f"{path}: holds a {type(checkpoint).__name__} instead of a checkpoint{_good_one_near(path)}"
+        )
     for name, kind in LAYOUT.items():
         if not isinstance(checkpoint.get(name, kind()), kind):
             what = f"its {name} is a {type(checkpoint[name]).__name__}"
             raise CheckpointError(f"{path}: not a checkpoint of longseq, {what}{_good_one_near(path)}")
     if not all(isinstance(weight, Tensor) for weight in checkpoint.get("state_dict", {}).values()):
-        raise CheckpointError(f"{path}: not a checkpoint of longseq, its weights are no tensors{_good_one_near(path)}")
+        raise CheckpointError(f"{path}: not a checkpoint of longseq, its weights are not tensors{_good_one_near(path)}")
     return checkpoint
 
 

@@ -108,7 +108,7 @@ def test_the_page_is_for_this_machine_alone(address: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--logdir", "nowhere"], "logdir: nowhere is no folder; give the one that holds the runs"),
+        (["--logdir", "nowhere"], "logdir: nowhere is not a folder; give the one that holds the runs"),
         (["--logdir", ".", "--port", "70000"], "port: must be in 1..65535, got 70000; 6006 is usual"),
     ],
 )

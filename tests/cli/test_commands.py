@@ -98,8 +98,8 @@ def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(command, run: Pa
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--model.freeze", "encoder"], "model.freeze: encoder cannot go on with the state of the checkpoint's None; "),
-        (["--model.layer_decay", "0.5"], "model.layer_decay: 0.5 cannot go on with the state of the checkpoint's "),
+        (["--model.freeze", "encoder"], "model.freeze: encoder cannot use the state of the checkpoint's None; "),
+        (["--model.layer_decay", "0.5"], "model.layer_decay: 0.5 cannot use the state of the checkpoint's "),
         (["--model.schedule", "{scheduler: StepLR, step_size: 1}"], "model.schedule: {'scheduler': 'StepLR', 'step_"),
         (["--trainer.max_epochs", "1"], "trainer.max_epochs: must be 2 or more to resume after 2 epochs, got 1; "),
     ],

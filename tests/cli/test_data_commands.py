@@ -57,7 +57,10 @@ def test_preview_draws_what_training_sees(command, tmp_path):
     assert Image.open(tmp_path / "sound.png").size[0] > 500
     Image.new("L", (8, 8), 130).save(tmp_path / "mine.png")
     mine = (tmp_path / "mine.png").read_bytes()
-    for name, said in (("mine.png", "must be a new file, or one that longseq"), ("a.jpg", "a.jpg: of no known form; ")):
+    for name, said in (
+        ("mine.png", "must be a new file, or one that longseq"),
+        ("a.jpg", "a.jpg: not a known format; "),
+    ):
         done = command("preview", "--config", DIGITS, "--out", name)
         assert (done.code, done.error.startswith(f"error: out: {said}")) == (2, True), done.err
     assert (tmp_path / "mine.png").read_bytes() == mine

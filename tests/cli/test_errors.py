@@ -204,7 +204,7 @@ MISTAKES = {
     ),
     "an argument of a task before the task": (
         ["--model.task.metrics", "{auroc: MulticlassAUROC}", "--model.task", "SingleLabel"],
-        "model.task.metrics: stands before --model.task; give --model.task first",
+        "model.task.metrics: comes before --model.task; give --model.task first",
     ),
 }
 
@@ -239,7 +239,7 @@ def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str],
 )
 def test_a_flag_without_its_value_is_one_line(arguments: list[str], flag: str, command: Callable) -> None:
     done = command(*arguments)
-    assert (done.code, done.err) == (2, f"error: {flag}: has no value; give one behind --{flag}\n")
+    assert (done.code, done.err) == (2, f"error: {flag}: has no value; give one after --{flag}\n")
 
 
 @pytest.mark.parametrize("flag", ["dim", "depth", "mlp_ratio"])

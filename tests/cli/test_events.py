@@ -335,10 +335,10 @@ def test_a_model_of_bounded_clips_hears_events_in_windows(command, checkpoint, r
     [
         (["--events", "a.doc"], "events: a.doc: ends in none of .csv, .txt (Audacity), .tsv (Raven); "),
         (["--events", "no/a.csv"], "events: no: no such folder; "),
-        (["--threshold", "0.7"], "threshold: is of events; give --events or --picture, or leave it out"),
-        (["--gap", "0"], "gap: is of events; give --events or --picture, or leave it out"),
-        (["--picture", "a.bmp"], "picture: a.bmp: of no known form; give a .png, .pdf or .svg"),
-        (["--picture", "events"], "picture: events: of no known form; give a "),
+        (["--threshold", "0.7"], "threshold: applies to events; give --events or --picture, or leave it out"),
+        (["--gap", "0"], "gap: applies to events; give --events or --picture, or leave it out"),
+        (["--picture", "a.bmp"], "picture: a.bmp: not a known format; give a .png, .pdf or .svg"),
+        (["--picture", "events"], "picture: events: not a known format; give a "),
         (["--picture", "no/a.png"], "picture: no/a.png: No such file or directory; "),
         (["--events", "a.csv", "--threshold", "2"], "threshold: must be between 0 and 1, got 2.0; "),
     ],
@@ -361,7 +361,7 @@ def test_a_recording_that_raven_cannot_open_is_known_before_it_is_heard(
     monkeypatch.setattr(soundfile, "info", refused)
     flags = ["--input", recording, "--out", tmp_path / "out.csv", "--events", tmp_path / "a.tsv"]
     done = command("predict", "--ckpt_path", free_checkpoint, *flags)
-    assert (done.code, done.error) == (2, f"error: events: {recording}: of no form that Raven opens; give a .csv")
+    assert (done.code, done.error) == (2, f"error: events: {recording}: not in a format that Raven opens; give a .csv")
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -375,7 +375,7 @@ def test_a_sequence_of_many_hours_is_said_to_take_memory(free_checkpoint, capsys
     model = longseq.load(free_checkpoint).model
     parts = [("short.wav", 0.0, 3600.0), ("day.flac", 0.0, 86_400.0)]
     say_if_long(parts, model)
-    said = "day.flac: 24.0 h as one sequence of 8,640,000 rows, which take about 11 GiB; --window 10 hears it in pieces"
+    said = "day.flac: 24.0 h as one sequence of 8,640,000 rows, which take about 11 GiB; --window 10 divides it"
     assert capsys.readouterr().err == f"{said}\n"
     say_if_long(parts[:1], model)
     say_if_long([("day.flac", 10.0 * number, 10.0 * (number + 1)) for number in range(3)], model)

@@ -119,7 +119,7 @@ def test_a_later_stage_may_be_corrected_after_those_before_it_have_ended(
     # the fourth stage, of 12 x 12, was stopped in its second step; the next command has another one in its place
     done = command(*FIT, "--grow", "4x4:2,8:1,10:1,6:1", "--resume")
     assert done.code == 0, done.err
-    assert "resume: runs/x/4 is of no stage of 4x4:2,8:1,10:1,6:1: starting a new run" in done.out
+    assert "resume: runs/x/4 belongs to no stage of 4x4:2,8:1,10:1,6:1: starting a new run" in done.out
     assert "runs/x/3/best.ckpt; tokens 10 x 10 before, 6 x 6 now: " in done.out
     assert len(steps) == 8 and not Path("runs/x/6").exists()
     # stages at the end of the list may be new, and may be gone

@@ -70,4 +70,4 @@ def test_stats_check_and_errors_keep_to_their_lines(command: Callable, images: P
     done = command("fit", "--config", IMAGES, "--data.root", images, *SHORT)
     assert (done.code, done.err.count("\n"), "\x1b" in done.err + done.out) == (3, 1, False)
     done = command("fit", "--resume", "\x1b[31m\n")
-    assert done.err == "error: resume: \\x1b[31m\\n is no run folder; give one such as runs/digits/0\n"
+    assert done.err == "error: resume: \\x1b[31m\\n is not a run folder; give one such as runs/digits/0\n"

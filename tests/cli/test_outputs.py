@@ -107,11 +107,11 @@ def test_a_run_that_stops_at_a_broken_file_goes_on_where_it_was(
     assert {Path(row[0]).name for row in first_two} == {"0, of 4.wav", "1, of 4.wav"}
     third.write_bytes(sound)
     going_on = command(*flags, "--out", tmp_path / "out.csv")
-    assert going_on.code == 0 and "out: 2 of 4 files are written; going on" in going_on.err
+    assert going_on.code == 0 and "out: 2 of 4 files are written; resuming" in going_on.err
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert events.read_bytes() == of_whole.read_bytes()
     again = command(*flags, "--out", tmp_path / "out.csv")
-    assert "going on" not in again.err and table(tmp_path / "out.csv") == table(tmp_path / "whole.csv")
+    assert "resuming" not in again.err and table(tmp_path / "out.csv") == table(tmp_path / "whole.csv")
     assert events.read_bytes() == of_whole.read_bytes()
 
 
@@ -281,7 +281,7 @@ def test_a_run_with_another_model_in_the_same_place_or_a_changed_input_starts_an
 
     stopped()
     going_on = command(*flags)
-    assert going_on.code == 0 and "2 of 4 files are written; going on" in going_on.err
+    assert going_on.code == 0 and "2 of 4 files are written; resuming" in going_on.err
     whole = out.read_bytes()
     stopped()
     status = model.stat()
@@ -292,7 +292,7 @@ def test_a_run_with_another_model_in_the_same_place_or_a_changed_input_starts_an
     write_checkpoint(changed, model)
     os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
     anew = command(*flags)
-    assert anew.code == 0 and "going on" not in anew.err
+    assert anew.code == 0 and "resuming" not in anew.err
     said = f"out: {out} holds a part of another run (of another model, or with other settings or inputs): starting anew"
     assert said in anew.err.splitlines()
     assert out.read_bytes() != whole
@@ -469,7 +469,7 @@ def test_embeddings_are_those_of_python(command, checkpoint, recordings, tmp_pat
     assert not torch.allclose(of_windows, features)
     torch.testing.assert_close(of_windows, longseq.load(checkpoint).embed(paths, window=0.1, hop=0.05))
     done = command(*flags, "--embeddings", "features.npy")
-    assert done.code == 2 and done.err.startswith("error: embeddings: features.npy: ends not in .npz; ")
+    assert done.code == 2 and done.err.startswith("error: embeddings: features.npy: does not end in .npz; ")
     done = command(*flags, "--embeddings", "nowhere/features.npz")
     assert done.code == 6 and done.err.startswith(
         "error: embeddings: nowhere/features.npz: No such file or directory; "

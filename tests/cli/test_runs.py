@@ -217,7 +217,7 @@ def test_a_run_that_ended_and_was_extended_is_unfinished_again(
         with pytest.raises(Stop):
             command("fit", "--resume", "runs/pets/0", "--trainer.max_steps", "4")
     shutil.rmtree(pets / "runs/pets/1")
-    assert "going on from runs/pets/0/last.ckpt" in command(*flags, "4", "--resume").out
+    assert "continuing from runs/pets/0/last.ckpt" in command(*flags, "4", "--resume").out
 
 
 def test_a_run_that_was_killed_before_its_card_is_whole_gets_one(
@@ -230,7 +230,7 @@ def test_a_run_that_was_killed_before_its_card_is_whole_gets_one(
             command(*flags)
     assert not (run / "README.md").exists()
     done = command(*flags, "--resume")
-    assert (done.code, "going on from runs/pets/1/last.ckpt" in done.out) == (0, True), done.err
+    assert (done.code, "continuing from runs/pets/1/last.ckpt" in done.out) == (0, True), done.err
     assert (run / "README.md").exists() and (run / "metrics.json").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_run_that_was_killed_before_its_card_is_whole_gets_one(
 def test_what_goes_on_with_a_run_is_a_flag(key: str, value: object, command: Callable, pets: Path) -> None:
     (pets / "on.yaml").write_text(yaml.safe_dump({key: value}))
     done = command("fit", "--config", IMAGES, "--config", "on.yaml", "--data.root", "pets", *TINY)
-    assert (done.code, done.error.startswith(f"error: {key}: stands in a configuration, ")) == (2, True), done.err
+    assert (done.code, done.error.startswith(f"error: {key}: is in a configuration, ")) == (2, True), done.err
     assert done.error.endswith("; give it as a flag")
 
 
@@ -308,7 +308,7 @@ def test_runs_on_ones_own_data_are_called_after_its_folder(command: Callable, pe
     assert "no unfinished run of calls in .: starting a new one" in command(*sound, "--resume").out
     assert {folder.name for folder in (pets / "runs").iterdir()} == {"pets", "calls"}
     done = command("fit", "--config", IMAGES, *TINY[:-1], "4", "--data.root", "pets", "--resume")
-    assert "resume: going on from runs/pets/0/last.ckpt" in done.out, done.err
+    assert "resume: continuing from runs/pets/0/last.ckpt" in done.out, done.err
 
 
 class Stop(Exception):  # noqa: N818 (it is not an error)

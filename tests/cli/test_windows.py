@@ -26,7 +26,7 @@ def test_windows_cover_a_recording_and_say_what_is_heard_when(command, checkpoin
     ]
     heard = {float(start): name for _, start, _, name, _ in found}
     assert [heard[start] for start in (0.0, 0.1, 0.2, 0.6, 0.7, 0.8, 0.9)] == ["low"] * 3 + ["high"] * 4
-    assert "heard in windows" not in done.err
+    assert "processed in windows" not in done.err
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
@@ -55,7 +55,7 @@ def test_a_window_is_read_without_the_rest_of_its_file(monkeypatch, suffix: str,
 
 def test_without_a_window_all_of_a_long_recording_is_heard_and_answered_once(command, checkpoint, recording) -> None:
     done = command("predict", "--ckpt_path", checkpoint, "--input", recording)
-    assert f"{recording}: longer than the model's clips of 0.2 s, so heard in windows of that length" in done.err
+    assert f"{recording}: longer than the model's clips of 0.2 s, so processed in windows of that length" in done.err
     ((path, name, chance),) = rows(done)
     of_windows = rows(command("predict", "--ckpt_path", checkpoint, "--input", recording, "--window", "0.2"))
     assert [start for _, start, *_ in of_windows] == ["0.000", "0.200", "0.400", "0.600", "0.800", "0.900"]
@@ -68,7 +68,7 @@ def test_a_short_sound_is_answered_as_before(command, checkpoint, recording) -> 
     short = checkpoint.parents[3] / "data/low/00.wav"
     done = command("predict", "--ckpt_path", checkpoint, "--input", short)
     ((path, name, _),) = rows(done)
-    assert (path, name, done.err.count("heard in windows")) == (str(short), "low", 0)
+    assert (path, name, done.err.count("processed in windows")) == (str(short), "low", 0)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_class_names_that_are_no_texts_are_named(names: Any, checkpoint: dict[st
     write_model_folder(checkpoint, tmp_path / "shared")
     for path in (tmp_path / "wrong.ckpt", tmp_path / "shared"):
         with pytest.raises(
-            CheckpointError, match=rf"^{path}: class_names holds something else than texts; give another$"
+            CheckpointError, match=rf"^{path}: class_names holds something other than texts; give another$"
         ):
             longseq.load(path)
 

@@ -116,7 +116,7 @@ def test_a_job_on_two_hosts_outlives_a_cut_cable_a_dead_rank_a_replaced_host_and
         for process in agents:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-    assert agents[0].said()[0].count("resume: going on from runs/digits/0/last.ckpt") == 3
+    assert agents[0].said()[0].count("resume: continuing from runs/digits/0/last.ckpt") == 3
     assert agents[0].said()[0].count("data.batch_size: 152 on 1 processes, it was 76 on 2") == 1
     tags = ["train/loss", "val/loss"]
     ours, theirs = (curves(folder / "runs/digits/0", tags) for folder in (tmp_path, whole))

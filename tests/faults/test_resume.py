@@ -285,7 +285,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(whole, tmp_path: Path) ->
     done = run(tmp_path, ROOT / "train.py", *FIT, "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resume: runs/digits/0/last.ckpt: damaged, its SHA-256 is not the one beside it" in done.stderr
-    assert "resume: going on from runs/digits/0/best.ckpt" in done.stdout
+    assert "resume: continuing from runs/digits/0/best.ckpt" in done.stdout
     assert_equal(tmp_path / "runs/digits/0", whole("plain"))
 
 
@@ -308,7 +308,7 @@ def test_a_moved_run_goes_on_with_its_best_score_and_with_its_optimizer_only(who
 
     done = run(tmp_path, ROOT / "train.py", "fit", "--resume", moved, "--model.optimizer", "sgd")
     assert done.returncode == 2
-    assert "error: model.optimizer: sgd cannot go on with the state of the checkpoint's adamw" in done.stderr
+    assert "error: model.optimizer: sgd cannot use the state of the checkpoint's adamw" in done.stderr
     assert before == {name: (moved / name).read_bytes() for name in before}
 
     done = run(tmp_path, ROOT / "train.py", "fit", "--resume", moved, "--trainer.max_epochs", "4")
@@ -324,7 +324,7 @@ def test_a_moved_run_goes_on_with_its_best_score_and_with_its_optimizer_only(who
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--resume", "no/such/run"], "error: resume: no/such/run is no run folder"),
+        (["--resume", "no/such/run"], "error: resume: no/such/run is not a run folder"),
         (["--resume"], "error: resume: no run is named"),
     ],
 )

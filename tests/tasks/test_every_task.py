@@ -244,7 +244,7 @@ def test_every_command_takes_a_model_of_amounts(command, tmp_path: Path) -> None
     assert [row["class"] for row in written] == ["brightness", "edge"]
     assert [float(row["probability"]) for row in written] == pytest.approx(prediction.probabilities.tolist(), abs=1e-3)
     done = command("predict", *checkpoint, "--input", "pictures/0.png", "--top", "1")
-    assert (done.code, done.error) == (2, "error: top: is of classes, and Regression predicts none; leave it out")
+    assert (done.code, done.error) == (2, "error: top: applies to classes, and Regression predicts none; leave it out")
     with pytest.raises(SettingError, match=r"^model\.task: Regression predicts no classes; "):
         model.predict("pictures/0.png", top=1)
     done = command("explain", *checkpoint, "--input", "pictures/0.png", "--out", "x.png")

@@ -233,7 +233,7 @@ def test_a_pretraining_from_the_command_line_is_a_start_for_a_classifier(command
     assert (done.code, "Masked predicts no classes; give --embeddings" in done.error) == (2, True)
     features = ["--embeddings", "features.npz"]
     done = command(*predict, *features, "--top", "3")
-    assert (done.code, done.error) == (2, "error: top: is of classes, and Masked predicts none; leave it out")
+    assert (done.code, done.error) == (2, "error: top: applies to classes, and Masked predicts none; leave it out")
     done = command(*predict, *features)
     assert (done.code, done.out) == (0, ""), done.err
     expected = longseq.load("runs/masked/0/best.ckpt").embed("x.png")

@@ -108,9 +108,9 @@ def one_line(message: str, options: Iterable[str]) -> str:
             what = what.replace("fit.", "") if key == "arguments" else f"{key}.{what}"
             return f"{what}: missing; give --config, one of configs/, or these flags"
         case "no value":
-            return f"{what}: has no value; give one behind --{what}"
+            return f"{what}: has no value; give one after --{what}"
         case "wrong value" if match := re.match(r"NestedArg\(key='(\w+)'", what):
-            return f"{key}.{match[1]}: stands before --{key}; give --{key} first"
+            return f"{key}.{match[1]}: comes before --{key}; give --{key} first"
         case "wrong value" if any(kind.startswith("collections.abc.Sequence") for kind in expected):
             return f"{key}: got {what}; give a list, or --{key}+={what}"
         case "wrong value" if what in ("True", "False") and "str" in expected:

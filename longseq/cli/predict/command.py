@@ -67,13 +67,13 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     _refuse_what_is_not_predicted(model.task, asked)
     if asked.embeddings is not None:
         if not asked.embeddings.endswith(".npz"):
-            raise UserError(f"embeddings: {asked.embeddings}: ends not in .npz; give another")
+            raise UserError(f"embeddings: {asked.embeddings}: does not end in .npz; give another")
         refuse_foreign(Path(asked.embeddings), "embeddings", rb"\bembeddings\.npy")
         _check_place(asked.embeddings, "embeddings")
     chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
     others = [name for name, value in chosen._asdict().items() if value != getattr(Settings(), name)]
     if others and asked.events is None and asked.picture is None:
-        raise UserError(f"{others[0]}: is of events; give --events or --picture, or leave it out")
+        raise UserError(f"{others[0]}: applies to events; give --events or --picture, or leave it out")
     has_windows = asked.window is not None or asked.hop is not None
     paths = files_of(asked.input, datamodule.predict_suffixes)
     by_path = parts_of(datamodule, paths, asked.window, asked.hop, model.encoder.any_length)
@@ -95,7 +95,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         what = "holds a part of another run (of another model, or with other settings or inputs)"
         print(shown(f"out: {asked.out} {what}: starting anew"), file=sys.stderr)
     if output.done:
-        print(f"out: {output.done} of {len(paths)} files are written; going on", file=sys.stderr)
+        print(f"out: {output.done} of {len(paths)} files are written; resuming", file=sys.stderr)
     finished, paths = paths[: output.done], paths[output.done :]
     parts = [part for path in paths for part in by_path[path]]
     takers: list[_Taker] = [] if events is None else [events.take]
@@ -192,7 +192,7 @@ def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
     if num_rows > _MANY_ROWS:
         gib = num_rows * encoder.dim * _BYTES / 2**30
         takes = f"{seconds / 3600:.1f} h as one sequence of {num_rows:,} rows, which take about {gib:.0f} GiB"
-        print(f"{shown(path)}: {takes}; --window 10 hears it in pieces", file=sys.stderr)
+        print(f"{shown(path)}: {takes}; --window 10 divides it", file=sys.stderr)
 
 
 def _refuse_what_is_not_predicted(task: Task, asked: Namespace) -> None:
@@ -206,7 +206,7 @@ def _refuse_what_is_not_predicted(task: Task, asked: Namespace) -> None:
     of_classes = ["events", "picture", "top"] if task.predicts else ["out", "events", "picture", "top"]
     given = [flag for flag in of_classes if asked[flag] is not None]
     if given:
-        raise UserError(f"{given[0]}: is of classes, and {name} predicts none; leave it out")
+        raise UserError(f"{given[0]}: applies to classes, and {name} predicts none; leave it out")
 
 
 def _check_place(path: str, flag: str) -> None:
@@ -217,7 +217,7 @@ def _check_place(path: str, flag: str) -> None:
 
 def _check_picture(path: str) -> None:
     if not can_be_drawn(path):
-        raise UserError(f"picture: {path}: of no known form; give a .png, .pdf or .svg")
+        raise UserError(f"picture: {path}: not a known format; give a .png, .pdf or .svg")
     refuse_foreign_picture(Path(path), "picture")
     _check_place(path, "picture")
 

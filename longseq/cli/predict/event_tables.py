@@ -110,7 +110,7 @@ def _rate_of(path: str) -> int:
         name: Any = os.fsencode(path)  # bytes, because text would have to be UTF-8
         return soundfile.info(name).samplerate
     except soundfile.LibsndfileError as error:  # a form that longseq reads with torchcodec
-        raise UserError(f"events: {path}: of no form that Raven opens; give a .csv") from error
+        raise UserError(f"events: {path}: not in a format that Raven opens; give a .csv") from error
 
 
 _EVENT_TABLES: dict[str, type[EventTable]] = {".csv": EventCSV, ".txt": Audacity, ".tsv": Raven}

@@ -112,7 +112,7 @@ def say_of_windows(by_path: Mapping[str, Sequence[Part]]) -> None:
         seconds = end - start
         others = f" and {len(several) - 1} more" if len(several) > 1 else ""
         print(
-            f"{shown(path)}{others}: longer than the model's clips of {seconds:g} s, so heard in windows of that "
+            f"{shown(path)}{others}: longer than the model's clips of {seconds:g} s, so processed in windows of that "
             f"length and answered once; --window {seconds:g} prints each window",
             file=sys.stderr,
         )

@@ -63,7 +63,7 @@ def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | N
     """
     if folder != "true":
         if not Path(folder).is_dir():
-            raise UserError(f"resume: {folder} is no run folder; give one such as runs/digits/0")
+            raise UserError(f"resume: {folder} is not a run folder; give one such as runs/digits/0")
         return Path(folder)
     if experiment is None:
         raise UserError("resume: no run is named; give its folder, or the --config or --experiment of its start")
@@ -71,7 +71,7 @@ def _resumed_run(folder: str, root: Path, experiment: str | None, folds: int | N
     runs = numbered(parent) if folds is None else sorted(folds_begun(parent, folds).values(), key=_number)
     run = _unfinished(runs)
     if run is not None and grow is not None and is_given_up(run, grow):
-        rank_zero_only(print)(shown(f"resume: {run} is of no stage of {grow}: starting a new run"))
+        rank_zero_only(print)(shown(f"resume: {run} belongs to no stage of {grow}: starting a new run"))
         return None
     if run is None and folds is None:
         rank_zero_only(print)(shown(f"resume: no unfinished run of {experiment} in {root}: starting a new one"))
@@ -112,7 +112,7 @@ def newest_checkpoint(run: Path) -> Checkpoint:
         rank_zero_only(print)(shown(f"resume: {message}"), file=sys.stderr)
     if not good:
         raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
-    rank_zero_only(print)(shown(f"resume: going on from {good[0].path}"))
+    rank_zero_only(print)(shown(f"resume: continuing from {good[0].path}"))
     return good[0]
 
 
@@ -225,7 +225,7 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
         now, before = model.hparams[name], trained.get(name, model.hparams[name])
         if now != before and (name != "schedule" or isinstance(now, Mapping) or isinstance(before, Mapping)):
             raise UserError(
-                f"model.{name}: {now} cannot go on with the state of the checkpoint's {before}; leave it out, or start "
+                f"model.{name}: {now} cannot use the state of the checkpoint's {before}; leave it out, or start "
                 "a new training from it with --model.init_from"
             )
     for name in _RESTORED:
