@@ -1,11 +1,12 @@
-"""How fast a training is on a busy machine, by how OpenMP's threads wait for each other, in turns in one run.
+"""How fast a training is on a busy machine, for several ways in which OpenMP's threads wait for each other.
 
     python benchmarks/busy.py [--busy 0 4 8] [--settings GOMP_SPINCOUNT=1000 ...] [--seconds 8] [--rounds 3]
 
-Each setting has a process of its own, which trains configs/image/digits.yaml. In a turn the process takes steps for so
-many seconds, after three that are not counted, because a process needs one or two to notice its neighbours. The other
-trainings sleep meanwhile. The busy processes run `while True: pass`, from the first turn of their row to its last one.
-Without flags it takes eight minutes: three rows of busy processes, three rounds, four settings, eleven seconds.
+Each setting has a process of its own, which trains configs/image/digits.yaml. The processes take turns. In a turn one
+process takes steps for --seconds, after three seconds that are not counted, because it needs one or two to adapt to its
+neighbours. The other trainings sleep meanwhile. The busy processes run `while True: pass`, from the first turn of their
+row to its last one. Without flags all takes eight minutes: three rows of busy processes, three rounds, four settings,
+eleven seconds a turn.
 """
 
 import argparse
@@ -25,11 +26,11 @@ from longseq.reports.plots import markdown, markdown_row
 
 HEADER = ["busy processes", "setting", "steps/s, median (each round)", "time, libgomp's = 1", "time, PASSIVE's = 1"]
 NOT_COUNTED = 3.0  # seconds at the beginning of a turn
-PREFIX = "steps per second:"  # of the lines by which a training answers
+PREFIX = "steps per second:"  # of the lines in which a training reports its speed
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")
 OURS, DEFAULT, PASSIVE = "", "GOMP_SPINCOUNT=300000", "OMP_WAIT_POLICY=PASSIVE"
 NAMES = {OURS: "longseq's own choice", DEFAULT: f"`{DEFAULT}`, what libgomp does by itself"}
-# a callback of the trainings: it waits for a line on standard input, and then takes steps for some seconds
+# a callback of the trainings: it waits for a line on standard input, and then lets steps run for some seconds
 IN_TURNS = f"""
 import time
 import pytorch_lightning as pl
@@ -73,7 +74,7 @@ class Training:
         self._answer()
 
     def steps_per_second(self) -> float:
-        """Take a turn."""
+        """Take a turn, and return its speed."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -93,7 +94,7 @@ class Training:
 
 @contextmanager
 def busy(number: int) -> Iterator[None]:
-    """Let so many other processes compute meanwhile."""
+    """Run so many busy processes meanwhile."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield

@@ -1,15 +1,15 @@
-"""What a first user gets in minutes of a core: image/folder and audio/folder against a CNN of one's own, on small sets.
+"""What a new user gets in minutes on one core: image/folder and audio/folder against a CNN, on small data sets.
 
     python benchmarks/front_door.py --data DIR --sets things --minutes 2 10 --seeds 3
 
 DIR holds CIFAR-10-images, tiny-imagenet-200, MNIST, free-spoken-digit-dataset, SpeechCommands and ESC-50-master; the
-sets are written to RUNS/sets as class folders. Each system has the same minutes of one core, the same images or clips
-to train on, and the same to validate. longseq runs from its command line, and its minutes include its start; those of
-the CNN are of its training alone. Of the CNN three learning rates are tried in the first of the --minutes with seed 0,
-and the best on the validation has the other trainings; each of the three keeps its row.
+sets are written to RUNS/sets as class folders. Each system has the same minutes on one core, and the same training and
+validation samples. longseq runs from its command line, and its minutes include its start; the CNN's minutes include
+only its training. The CNN tries three learning rates, with seed 0 and the first value of --minutes. The one with the
+best validation is used for its other trainings; the rows of all three are kept.
 
-A row is written to OUT/SET.csv as soon as it is there, and what has one is not trained again. Two processes with
-different --sets may run at the same time. --table prints the means of all that is there, and trains nothing.
+A row is written to OUT/SET.csv as soon as it is measured, and is not measured again. Two processes with different
+--sets may run at the same time. --table prints the means of all rows, and trains nothing.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from longseq.reports.processes import run_python
 ROOT = Path(__file__).parent.parent
 HEADER = ["system", "minutes", "seed", "epochs", "validation", "test"]
 RATES = ("0.001", "0.002", "0.004")
-# A table row's system, and its flags after --config image/folder or audio/folder; the CNN has none.
+# The flags of each system, after --config image/folder or audio/folder; the CNN has none.
 SYSTEMS = {
     "longseq": [],
     "longseq, Verma": ["--model.encoder.depth", "1"],
@@ -51,12 +51,12 @@ SYSTEMS = {
 }
 
 
-# The sets: (split, class, file or pixels) of everything in them.
+# (split, class, file or pixels) of each sample of a set.
 Content = Iterator[tuple[str, str, Path | np.ndarray]]
 
 
 def things(data: Path) -> Content:
-    """Eight classes of CIFAR-10, the first 400 images of each, of which 80 are left out; the official test."""
+    """The first 400 images, except 80, of each of eight classes of CIFAR-10; the test is the official one."""
     names = sorted(path.name for path in (data / "CIFAR-10-images/train").iterdir())[:8]
     for name in names:
         files = sorted((data / "CIFAR-10-images/train" / name).iterdir())[:400]
@@ -66,7 +66,7 @@ def things(data: Path) -> Content:
 
 
 def tiny(count: int) -> Callable[[Path], Content]:
-    """So many images of each class of Tiny ImageNet, every tenth of them for validation; its validation is the test."""
+    """The first ``count`` images of each class of Tiny ImageNet, a tenth for validation; its val split is the test."""
 
     def content(data: Path) -> Content:
         folder = data / "tiny-imagenet-200"
@@ -82,7 +82,7 @@ def tiny(count: int) -> Callable[[Path], Content]:
 
 
 def mnist(data: Path) -> Content:
-    """The first 3,000 images of MNIST, every tenth of each digit for validation; the official test."""
+    """The first 3,000 images of MNIST, a tenth of each digit for validation; the test is the official one."""
     for split in ("train", "test"):
         images = datasets.MNIST(str(data), train=split == "train")
         count = 3000 if split == "train" else len(images)
@@ -93,7 +93,7 @@ def mnist(data: Path) -> Content:
 
 
 def fsdd(data: Path) -> Content:
-    """Twelve clips of each spoken digit, by four speakers; a fifth one validates, and a sixth one is the test."""
+    """Twelve clips of each spoken digit, by four speakers; a fifth speaker is the validation, and a sixth the test."""
     for file in sorted((data / "free-spoken-digit-dataset/recordings").glob("*.wav")):
         digit, speaker, number = file.stem.split("_")
         if speaker in ("theo", "yweweler") and int(number) < 20:
@@ -103,7 +103,7 @@ def fsdd(data: Path) -> Content:
 
 
 def speech_commands(data: Path) -> Content:
-    """The words in the folder, with the official lists."""
+    """The words in the folder, split by the official lists."""
     folder = data / "SpeechCommands/speech_commands_v0.02"
     lists = {
         split: set((folder / f"{name}_list.txt").read_text().split())
@@ -115,7 +115,7 @@ def speech_commands(data: Path) -> Content:
 
 
 def esc50(fold: int) -> Callable[[Path], Content]:
-    """A fold of ESC-50 is the test, and the one before it the validation."""
+    """A fold of ESC-50 is the test, and the fold before it the validation."""
 
     def content(data: Path) -> Content:
         folder = data / "ESC-50-master"
@@ -154,17 +154,17 @@ SETS = {
 
 
 def written(name: str, data: Path, runs: Path) -> Path:
-    """The folder of a set, with train/, val/ and test/ and class folders in them."""
+    """Write a set as class folders in train/, val/ and test/, and return its folder."""
     folder = runs / "sets" / name
     if not folder.exists():
         part = folder.with_name(name + ".part")
         shutil.rmtree(part, ignore_errors=True)
-        for number, (split, label, what) in enumerate(SETS[name].content(data)):
+        for number, (split, label, content) in enumerate(SETS[name].content(data)):
             (target := part / split / label).mkdir(parents=True, exist_ok=True)
-            if isinstance(what, Path):
-                shutil.copy(what, target)
+            if isinstance(content, Path):
+                shutil.copy(content, target)
             else:
-                Image.fromarray(what).save(target / f"{number:05}.png")
+                Image.fromarray(content).save(target / f"{number:05}.png")
         part.rename(folder)
     return folder
 
@@ -215,34 +215,34 @@ class SoundCNN(nn.Module):
 
 
 class Images:
-    """Pixels of one size, standardised; a batch is shifted, and mirrored if that is asked for."""
+    """Standardised images of one size. Augmentation shifts each, and mirrors half of them if the set allows it."""
 
-    def __init__(self, folder: Path, what: Set) -> None:
-        self.what = what
+    def __init__(self, folder: Path, source: Set) -> None:
+        self.source = source
         self.splits = {split: self._read(folder / split) for split in ("train", "val", "test")}
         x = self.splits["train"][0]
         mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
         self.splits = {split: ((x - mean) / std, y) for split, (x, y) in self.splits.items()}
 
     def _read(self, folder: Path) -> tuple[Tensor, Tensor]:
-        samples = datasets.ImageFolder(str(folder), lambda image: np.asarray(image.resize((self.what.size,) * 2)))
+        samples = datasets.ImageFolder(str(folder), lambda image: np.asarray(image.resize((self.source.size,) * 2)))
         pixels, labels = zip(*samples, strict=True)
         return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255, torch.tensor(labels)
 
     def network(self, num_classes: int) -> nn.Module:
-        return ImageCNN(num_classes, self.what.strides)
+        return ImageCNN(num_classes, self.source.strides)
 
     def features(self, x: Tensor) -> Tensor:
         return x
 
     def augmented(self, x: Tensor) -> Tensor:
-        size, by = self.what.size, self.what.size // 8
+        size, by = self.source.size, self.source.size // 8
         wide = F.pad(x, (by,) * 4, mode="reflect")
         places = [(random.randint(0, 2 * by), random.randint(0, 2 * by)) for _ in x]
         shifted = torch.stack(
             [image[:, i : i + size, j : j + size] for image, (i, j) in zip(wide, places, strict=True)]
         )
-        mirrored = self.what.mirrors & (torch.rand(len(x), 1, 1, 1) < 0.5)
+        mirrored = self.source.mirrors & (torch.rand(len(x), 1, 1, 1) < 0.5)
         return torch.where(mirrored, shifted.flip(-1), shifted)
 
     beta, weight_decay = 0.0, 0.05  # of MixUp, and of AdamW
@@ -252,12 +252,13 @@ class Images:
 
 
 class Sounds:
-    """Clips of one length, as log-mel spectrograms; a batch is shifted, louder or softer, noisy, masked and mixed."""
+    """Clips of one length, as log-mel spectrograms. Augmentation shifts and masks the clips, changes their volume, adds
+    noise, and mixes them."""
 
-    def __init__(self, folder: Path, what: Set) -> None:
+    def __init__(self, folder: Path, source: Set) -> None:
         first = next((folder / "train").glob("*/*"))
         self.rate = soundfile.info(first).samplerate
-        self.length = round(what.seconds * self.rate)
+        self.length = round(source.seconds * self.rate)
         window = round(self.rate * 0.025)
         self.mel = torchaudio.transforms.MelSpectrogram(
             self.rate, 2 ** math.ceil(math.log2(window)), window, self.rate // 100, n_mels=64
@@ -298,11 +299,11 @@ class Sounds:
         return min(32, max(8, len(self.splits["train"][1]) // 8))
 
 
-def train_cnn(folder: Path, what: Set, minutes: float, seed: int, rate: float) -> tuple[float, float, float]:
-    """Train a CNN for so many minutes of one core: epochs, and the accuracies of validation and test."""
+def train_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float) -> tuple[float, float, float]:
+    """Train a CNN for so many minutes on one core, and return epochs, validation accuracy and test accuracy."""
     torch.manual_seed(seed), random.seed(seed), torch.set_num_threads(1)
     np.random.seed(seed)
-    data = Sounds(folder, what) if what.seconds else Images(folder, what)
+    data = Sounds(folder, source) if source.seconds else Images(folder, source)
     x, y = data.splits["train"]
     network = data.network(int(y.max()) + 1)
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=data.weight_decay)
@@ -323,7 +324,7 @@ def train_cnn(folder: Path, what: Set, minutes: float, seed: int, rate: float) -
         if steps % a_pass == 0:
             order = torch.randperm(len(y))
         chosen = order[steps % a_pass * size :][:size]
-        for group in optimizer.param_groups:  # the rate follows the clock: a rise, and a half cosine
+        for group in optimizer.param_groups:  # the rate follows the clock: a rise, then half a cosine
             group["lr"] = rate * min(share / 0.15 + 0.01, 0.5 + 0.5 * math.cos(math.pi * max(share - 0.15, 0) / 0.85))
         inputs, other = data.augmented(x[chosen]), torch.randperm(len(chosen))
         mix = np.random.beta(data.beta, data.beta) if data.beta else 1.0
@@ -342,10 +343,12 @@ def train_cnn(folder: Path, what: Set, minutes: float, seed: int, rate: float) -
     return steps / a_pass, max(validated, best), accuracy("test")
 
 
-def train_longseq(folder: Path, what: Set, minutes: float, seed: int, flags: list[str], run: Path) -> tuple[float, ...]:
-    """Train longseq for so many minutes of one core: epochs, and the accuracies of validation and test."""
-    shutil.rmtree(run, ignore_errors=True)  # of a training that was stopped
-    command = ["-m", "longseq", "fit", "--config", what.config, "--data.root", str(folder), *flags]
+def train_longseq(
+    folder: Path, source: Set, minutes: float, seed: int, flags: list[str], run: Path
+) -> tuple[float, ...]:
+    """Train longseq for so many minutes on one core, and return epochs, validation accuracy and test accuracy."""
+    shutil.rmtree(run, ignore_errors=True)  # left by a training that was stopped
+    command = ["-m", "longseq", "fit", "--config", source.config, "--data.root", str(folder), *flags]
     command += ["--minutes", f"{minutes:g}", "--seed_everything", str(seed), "--trainer.enable_progress_bar", "false"]
     process = run_python(*command, "--trainer.default_root_dir", str(run), "--trainer.accelerator", "cpu")
     if process.returncode:
@@ -366,7 +369,7 @@ def read(table: Path) -> list[dict[str, str]]:
 def train(
     name: str, systems: Iterable[str], all_minutes: list[float], seeds: int, data: Path, runs: Path, out: Path
 ) -> None:
-    """Train what has no row yet in a set's table."""
+    """Train every combination that has no row in a set's table yet."""
     table, folder = out / f"{name}.csv", written(name, data, runs)
     rows = read(table)
 
@@ -394,7 +397,7 @@ def train(
 
 
 def print_table(out: Path) -> None:
-    """Print the mean of each system's seeds, with the lowest and the highest; the CNN's rate stands in its name."""
+    """Print the mean over each system's seeds, the lowest and the highest. The CNN's learning rate is in its name."""
     lines = []
     for table in sorted(out.glob("*.csv")):
         groups: dict[tuple[str, str], list[dict[str, str]]] = {}
@@ -418,14 +421,16 @@ def main() -> None:
     parser.add_argument("--minutes", nargs="+", type=PositiveFloat, default=[2.0])
     parser.add_argument("--seeds", type=PositiveInt, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/front_door"), help="the folder of sets and trainings")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/accuracy/front_door", help="of the tables")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs/results/accuracy/front_door", help="folder of the tables"
+    )
     parser.add_argument("--table", action="store_true", help="print the means")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # for longseq
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name in [] if given.table else given.sets:
-        train(name, given.systems, given.minutes, given.seeds, given.data, given.runs, given.out)
-    print_table(given.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in [] if options.table else options.sets:
+        train(name, options.systems, options.minutes, options.seeds, options.data, options.runs, options.out)
+    print_table(options.out)
 
 
 if __name__ == "__main__":

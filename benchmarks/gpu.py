@@ -1,10 +1,10 @@
-"""What a GPU does with long sequences, in eight minutes: python benchmarks/gpu.py [--minutes 8] [--out FOLDER].
+"""Measure a GPU on long sequences, in eight minutes: python benchmarks/gpu.py [--minutes 8] [--out FOLDER].
 
-The most telling rows come first. After every row table.md and table.csv are written, and no row begins after --minutes,
-because a GPU may be at hand for a short time only. Two things that are compared run in one process, in the
-order A B A B. On a GPU everything is in bfloat16, and under torch.compile but for the groups of queries, the step on a
-million tokens and the longest sequence. --lra DIR trains on Long Range Arena's Image instead, for the 12 epochs of
-configs/image/cifar10.yaml and half an hour at most; DIR holds CIFAR-10.
+The most informative rows come first. table.md and table.csv are written after every row, and no row begins after
+--minutes, because a GPU may be available for a short time only. Two things that are compared run in one process, in the
+order A B A B. On a GPU everything runs in bfloat16 and under torch.compile, except that the groups of queries, the step
+on a million tokens and the longest sequence are not compiled. --lra DIR trains on Long Range Arena's Image instead, for
+the 12 epochs of configs/image/cifar10.yaml and half an hour at most; DIR holds CIFAR-10.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from longseq.training import Classifier
 from longseq.training.flops import flops_per_sample, peak_flops
 
 HEADER = ["measured", "against", "at", "longseq", "the other", "ratio", "its spread", "computed best"]
-BEST = {(4096, 768): "3.0", (16384, 768): "8.5", (65536, 768): "31"}  # k = 128, by FLOPs and bytes
+BEST = {(4096, 768): "3.0", (16384, 768): "8.5", (65536, 768): "31"}  # ratio for k = 128, computed from FLOPs and bytes
 ROUNDS = 5
 
 
@@ -91,7 +91,7 @@ def kernel_step(bench: Bench, attend: Callable[..., Tensor], parts: list[Tensor]
 
 
 def heads_of(bench: Bench, *lengths: int) -> list[Tensor]:
-    """Tensors (1, h, length, c) that lie token by token, as a layer's."""
+    """Tensors (1, h, length, c) that are stored token by token, like those of a layer."""
     c = bench.width // bench.heads
     dtype = torch.bfloat16 if bench.precisions[0] == "bf16" else torch.float32
     return [
@@ -134,7 +134,7 @@ def query_groups(bench: Bench) -> Iterator[Row]:
 
 
 def over_tokens(bench: Bench) -> Iterator[Row]:
-    """Softmax over the tokens, as Verma without E has it: by reductions, against torch's own."""
+    """Softmax over the tokens, as in Verma without E: by reductions, against torch's own."""
     dtype = torch.bfloat16 if bench.precisions[0] == "bf16" else torch.float32
     for n, columns in itertools.product(bench.lengths, sorted({64, bench.width})):
         scores = torch.randn(1, n, columns, device=bench.device, dtype=dtype, requires_grad=True)
@@ -196,7 +196,7 @@ def classifier(
 
 
 def mfu(bench: Bench) -> Iterator[Row]:
-    """Counted FLOPs of a training step a second, against the device's peak."""
+    """Counted FLOPs per second of a training step, against the device's peak."""
     peak = peak_flops(torch.cuda.get_device_name(), "bf16-mixed") if bench.device == "cuda" else None
     for n in bench.lengths:
         torch.compiler.reset()
@@ -222,7 +222,7 @@ def mfu(bench: Bench) -> Iterator[Row]:
 
 
 def longest(bench: Bench, most: int = 1 << 28) -> Iterator[Row]:
-    """The longest sequence that is trained at batch 1, to within an eighth."""
+    """The longest sequence that can be trained at batch 1, to within an eighth."""
     for mechanism in (Linformer(k_of(bench.lengths[0]), projection=Separable()), Verma()):
 
         def fits(rows: int, mechanism: Mechanism = mechanism) -> bool:
@@ -253,7 +253,7 @@ def longest(bench: Bench, most: int = 1 << 28) -> Iterator[Row]:
 def a_million(bench: Bench, side: int = 1024) -> Iterator[Row]:
     """One training step on all pixels of an image, as benchmarks/million.py measures it, on this device."""
     for name, mechanism in million.mechanisms(min(256, side * side // 4)).items():
-        peak = peak_of(torch.device(bench.device))  # other parts have run in this process
+        peak = peak_of(torch.device(bench.device))  # counted from here, as other parts ran before
         with autocast(bench, bench.precisions[0]):
             measured = million.step(side, mechanism, None, 3, bench.device)
         figures = [f"{measured['seconds']:.3g} s", f"{peak() / 2**30:.3g} GiB"]
@@ -265,15 +265,18 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 }
 
 
-def rows(asked: argparse.Namespace) -> Iterator[Row]:
-    for name in asked.parts:
-        for width in asked.width if name in ("blocks", "query_groups") else asked.width[:1]:
-            on_gpu = asked.device == "cuda"
+def rows(arguments: argparse.Namespace) -> Iterator[Row]:
+    for name in arguments.parts:
+        for width in arguments.width if name in ("blocks", "query_groups") else arguments.width[:1]:
+            on_gpu = arguments.device == "cuda"
             precisions = ("bf16",) if on_gpu else ("32",)
-            bench = Bench(asked.device, width, max(width // 64, 1), precisions, tuple(asked.n), (), ())
+            bench = Bench(arguments.device, width, max(width // 64, 1), precisions, tuple(arguments.n), (), ())
             options: dict[str, Any] = {}
-            if not on_gpu:  # sizes that a CPU has done in seconds
-                options = {"a_million": {"side": math.isqrt(max(asked.n))}, "longest": {"most": 2 * max(asked.n)}}
+            if not on_gpu:  # sizes that a CPU finishes in seconds
+                options = {
+                    "a_million": {"side": math.isqrt(max(arguments.n))},
+                    "longest": {"most": 2 * max(arguments.n)},
+                }
             yield from PARTS[name](bench, **options.get(name, {}))
 
 
@@ -295,16 +298,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no row after this time")
     parser.add_argument("--out", type=Path, default=Path("docs/results/gpu"))
     parser.add_argument("--lra", metavar="DIR", help="train on Long Range Arena's Image and do nothing else")
-    asked = parser.parse_args()
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: --device: there is no GPU here; give --device cpu --n 64 128 --width 32")
-    if asked.lra:
-        train_lra(asked.lra)
+    if arguments.lra:
+        train_lra(arguments.lra)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    report = Report(asked.out, machine(asked.device), sys.argv)
+    report = Report(arguments.out, machine(arguments.device), sys.argv)
     write_within(
-        asked.minutes, rows(asked), lambda done, late: report.write(HEADER, done, markdown(HEADER, done) + late)
+        arguments.minutes, rows(arguments), lambda done, late: report.write(HEADER, done, markdown(HEADER, done) + late)
     )
 
 

@@ -1,4 +1,4 @@
-"""Training steps that are timed in turns, A B A B, because a machine's speed drifts: what peers.py and gpu.py share."""
+"""Time training steps in turns, A B A B, because a machine's speed drifts; peers.py and gpu.py use it."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from longseq.reports.plots import markdown_row
 from longseq.training.throughput import timed
 
 Step = Callable[[], None]
-Row = list[str]  # what, against whom, at what size, ours, theirs, ratio, its spread, and the ratio wanted on a CPU
+Row = list[str]  # what is measured, against what, at what size, ours, theirs, ratio, its spread, wanted ratio
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def layer_step(bench: Bench, layer: nn.Module, n: int) -> Step:
 
 
 def as_measured(encoder: ImageEncoder) -> ImageEncoder:
-    """An encoder that takes pictures as they are and does not measure the first batch, for which torch.compile would
-    break its graph."""
+    """An encoder that takes images as they are. It does not measure the first batch, which would break the graph of
+    torch.compile."""
     encoder.set_statistics(encoder.mean, encoder.std)
     return encoder
 
@@ -112,8 +112,8 @@ def spread(ratios: Sequence[float]) -> list[str]:
 
 
 def write_within(minutes: float, rows: Iterable[Row], write: Callable[[list[Row], str], Any]) -> None:
-    """Print each row, and write those that are there with a note, which is empty as long as it is early: a run that is
-    cut short leaves what it has measured. After these minutes no row begins."""
+    """Print each row, and write all rows so far, so that an interrupted run keeps what it has measured. No row begins
+    after ``minutes``; a note then says so."""
     begin, measured = time.monotonic(), []
     for row in rows:
         measured.append(row)

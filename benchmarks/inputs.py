@@ -1,4 +1,4 @@
-"""Does the input pipeline keep up? Samples per second of fit: A on real data, B on batches that are in memory.
+"""Does the input pipeline keep up? Samples per second of fit: A on real data, B on batches in memory.
 
     python benchmarks/inputs.py DIR [--steps 40] [--rounds 3]     # DIR holds the data sets, as the README says
 
@@ -54,7 +54,7 @@ def rate_of(model: Classifier, steps: int, **data: Any) -> float:
 
 
 def like(batch: Any) -> Any:
-    """The batch with random numbers in place of its inputs."""
+    """The batch with random numbers instead of its inputs."""
     inputs, labels = batch
     if isinstance(inputs, dict):
         return {**inputs, "waveforms": torch.randn_like(inputs["waveforms"]).clamp(-1, 1)}, labels

@@ -1,10 +1,10 @@
-"""A training step on images up to a million pixels, one token a pixel, on one process and with the tokens on several.
+"""A training step on images of up to a million pixels, each a token; one process, or several that share the tokens.
 
     python benchmarks/million.py --out docs/results/million
 
 Each row starts processes of its own, one thread each, which train a classifier of width 64 with 4 blocks and local
 mixing on one image: forward pass, backward pass and AdamW. The time is that of the fastest step after the first; the
-memory is the peak of the process that took most.
+memory is the peak of the process that used the most.
 """
 
 import argparse
@@ -37,7 +37,7 @@ MECHANISMS = mechanisms(256)
 
 
 def step(side: int, mechanism: Any, group: Any, steps: int, device: str = "cpu") -> dict[str, float]:
-    """The seconds and GiB of a step of this process."""
+    """Seconds and GiB of a training step in this process."""
     torch.manual_seed(0)
     encoder = ImageEncoder(
         (1, side, side), mechanism, dim=64, depth=4, heads=4, mlp_ratio=2.0, local=Conv2d(3), positions="none"
@@ -53,7 +53,7 @@ def step(side: int, mechanism: Any, group: Any, steps: int, device: str = "cpu")
     for _ in range(steps):
         with timed(seconds, device):
             cross_entropy(model(image), torch.tensor([1], device=device)).backward()
-            if group is not None:  # every weight but a dense E's columns, of which a separable E has none
+            if group is not None:  # all weights are summed; only a dense E has columns that must not be
                 for weight in model.parameters():
                     dist.all_reduce(weight.grad, group=group)
                     weight.grad /= dist.get_world_size(group)
@@ -92,14 +92,14 @@ def main() -> None:
     parser.add_argument("--processes", type=PositiveInt, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=PositiveInt, default=3)
     parser.add_argument("--out", type=Path, default=Path("docs/results/million"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     header = ["mechanism", "tokens", "processes", "seconds a step", "GiB of a process"]
-    report, rows = Report(asked.out, machine(), sys.argv), []
+    report, rows = Report(options.out, machine(), sys.argv), []
     for mechanism in MECHANISMS:
-        for side in asked.sides:
-            for size in asked.processes:
-                figures = measured(size, side, mechanism, asked.steps)
+        for side in options.sides:
+            for size in options.processes:
+                figures = measured(size, side, mechanism, options.steps)
                 rows.append([mechanism, f"{side * side:,}", size, f"{figures['seconds']:.2f}", f"{figures['gib']:.2f}"])
                 print(*rows[-1], sep=", ", flush=True)
                 report.write(header, rows)

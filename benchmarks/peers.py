@@ -1,9 +1,10 @@
 """longseq and its peers side by side: make bench, or python benchmarks/peers.py [--device cuda] [--out FILE].
 
 Two models are compared in one process, in the order A B A B, on the same input and with the same optimizer, because a
-machine's speed drifts. Memory, and whatever is measured alone, has a process of its own. On a GPU everything runs in
-bfloat16 under torch.compile, at the width of a ViT-B. The most telling rows come first there, and no row begins after
---minutes, because a GPU may be available for a short time only. Without a GPU the CPU's table is made.
+machine's speed drifts. Memory, and anything that is not compared, is measured in a process of its own. On a GPU
+everything runs in bfloat16 under torch.compile, at the width of a ViT-B. The most informative rows come first there,
+and no row begins after --minutes, because a GPU may be available for a short time only. Without a GPU the CPU's table
+is made.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def peer_layers(bench: Bench, n: int) -> dict[str, nn.Module]:
 
 
 def classifiers(bench: Bench, height: int, width: int) -> dict[str, Callable[[], nn.Module]]:
-    """Each pixel is a token, behind a class token: the default of timm and vit-pytorch, and set for longseq."""
+    """Classifiers with a token for each pixel and a class token, which is the default of timm and vit-pytorch."""
     d, heads = bench.width, bench.heads
     n = height * width
 
@@ -131,7 +132,7 @@ def benchmark_cell(device: str, name: str, height: str, width: str, threads: str
 def layers(bench: Bench, rounds: int) -> Iterator[Row]:
     wanted = {"linformer": "2.5", "nystrom-attention": "6", "linear-attention-transformer": "1.3"}
     for n in bench.lengths:
-        torch.compiler.reset()  # otherwise the second length would be compiled for any length
+        torch.compiler.reset()  # otherwise torch would compile the second length for any length
         for peer, layer in peer_layers(bench, n).items():
             mechanism = Verma() if peer == "linear-attention-transformer" else Linformer(K)
             ours, theirs = (layer_step(bench, side, n) for side in (our_layer(bench, mechanism, n), layer))
@@ -156,7 +157,7 @@ def trainings(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def parts(bench: Bench, rounds: int) -> Iterator[Row]:
-    """What a separable E saves, and what local mixing costs: more than its convolutions cost by themselves?"""
+    """What a separable E saves, and whether local mixing costs more than its convolutions alone."""
     for side in bench.sides:
         models = classifiers(bench, side, side)
         plain, separable, local = (
@@ -179,7 +180,7 @@ def parts(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def compiled(bench: Bench, rounds: int) -> Iterator[Row]:
-    """What torch.compile brings, on a device where the other rows run without it."""
+    """The gain from torch.compile, on a device where the other rows run without it."""
     for precision in bench.precisions:
         for side in bench.sides:
             torch.compiler.reset()
@@ -234,7 +235,8 @@ def doubling(bench: Bench, rounds: int) -> Iterator[Row]:
 
 
 def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
-    """Counted FLOPs per second of a training step, and what bfloat16 brings; on a CPU wider than the other rows."""
+    """Counted FLOPs per second of a training step, and the gain from bfloat16. On a CPU the model is wider than in the
+    other rows."""
     width, side = (256, 64) if bench.device == "cpu" else (bench.width, 128)
     encoder = as_measured(ImageEncoder((3, side, side), Linformer(K), dim=width, depth=DEPTH, heads=bench.heads))
     flops = flops_per_sample(Classifier(encoder, CLASSES)).training
@@ -268,12 +270,12 @@ def against_the_machine(bench: Bench, rounds: int) -> Iterator[Row]:
         yield ["training step, bf16-mixed", "float32", at, *compare(bench, low, step, rounds), "1.6"]
 
 
-# The most telling parts come first, because time may be short.
+# The most informative parts come first, because time may be short.
 PARTS = {part.__name__: part for part in (against_the_machine, trainings, memory, layers, parts, doubling, compiled)}
 
 
 def rows(bench: Bench, names: Sequence[str], rounds: int) -> Iterator[Row]:
-    names = [name for name in names if not (bench.compiles and name == "compiled")]  # there all parts are
+    names = [name for name in names if not (bench.compiles and name == "compiled")]  # all parts are compiled there
     return itertools.chain.from_iterable(PARTS[name](bench, rounds) for name in names)
 
 

@@ -1,9 +1,9 @@
-"""No attention: every token sees itself alone. The control that tells what attention adds to all other parts.
+"""No attention: every token sees only itself. This control shows what attention adds to all other parts.
 
     python train.py fit --config image/digits --model.encoder.attention benchmarks.pointwise.Pointwise \\
         --allow_class benchmarks.pointwise
 
-It is no mechanism of longseq, because a mechanism must bring tokens together.
+longseq does not include it, because a mechanism must mix tokens.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from longseq.compat.torch import is_plain
 class Pointwise(Mechanism):
     """Y = V: no attention, a linear layer at every token, at the cost of 4 n d^2 FLOPs.
 
-    Only local mixing and the mean over the tokens bring tokens together then. The weights keep attention's names and
+    Only local mixing and the mean over the tokens mix tokens then. The weights keep attention's names and
     shapes, but those of queries and keys do nothing.
     """
 

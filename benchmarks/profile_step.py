@@ -23,7 +23,7 @@ from longseq.attention.verma import VermaLayer
 from longseq.reports.plots import COLOURS, machine, panels, styled
 
 SIDE, STEPS = 64, 8
-# A profiled operation counts as the first kind that has one of its words in the operation's name.
+# A profiled operation belongs to the first kind that has a word in the operation's name.
 KINDS = {
     "attention's kernel and softmaxes": ("scaled_dot_product", "softmax"),
     "matrix products": ("mm", "conv"),

@@ -2,10 +2,10 @@
 
     python benchmarks/reversible.py --out docs/results/reversible
 
-Each cell has a process of its own with one thread, which trains on one image with a token for each pixel: forward and
-backward pass. Memory is the peak above weights and image in the second step, which begins with the first one's
-gradients; each tensor of 64 KiB or more then has pages of its own, so freed memory is not counted. Time is that of the
-processor (user and system), the least of two steps, so that other processes count little.
+Each cell has a process of its own with one thread: a forward and a backward pass on one image, with a token for each
+pixel. Memory is the peak of the second step above weights, image and the first step's gradients. Each tensor of 64 KiB
+or more has pages of its own, so freed memory is not counted. Time is processor time (user and system), the lower of two
+steps, so that other processes have little effect.
 """
 
 import argparse
@@ -34,8 +34,8 @@ KINDS = {"plain": {}, "checkpointing": {"checkpointing": True}, "reversible": {"
 
 
 def step(side: int, depth: int, mechanism: str, kind: str) -> dict[str, float]:
-    """MiB and seconds of a step of this process."""
-    ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
+    """MiB and seconds of a training step in this process."""
+    ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: large tensors get pages of their own
     torch.set_num_threads(1)
     torch.manual_seed(0)
     encoder = ImageEncoder((1, side, side), MECHANISMS[mechanism], dim=128, depth=depth, heads=4, **KINDS[kind])
@@ -61,15 +61,16 @@ def main() -> None:
     parser.add_argument("--depths", type=PositiveInt, nargs="+", default=[4, 8, 16])
     parser.add_argument("--attention", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--out", type=Path, default=Path("docs/results/reversible"))
-    asked = parser.parse_args()
-    what = f"One image of {asked.side} x {asked.side} pixels, width 128, 4 heads, float32; k = 128, one round of hashes"
-    report = Report(asked.out, f"{what}; {machine()}", sys.argv)
+    options = parser.parse_args()
+    side = options.side
+    what = f"One image of {side} x {side} pixels, width 128, 4 heads, float32; k = 128, one round of hashes"
+    report = Report(options.out, f"{what}; {machine()}", sys.argv)
     header = ["attention", "blocks", *(f"{kind}: MiB" for kind in KINDS), *(f"{kind}: seconds" for kind in KINDS)]
     rows: list[list[Any]] = []
     apart = multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1)
-    for mechanism in asked.attention:
-        for depth in asked.depths:
-            cells = [apart.apply(step, (asked.side, depth, mechanism, kind)) for kind in KINDS]
+    for mechanism in options.attention:
+        for depth in options.depths:
+            cells = [apart.apply(step, (side, depth, mechanism, kind)) for kind in KINDS]
             figures = [f"{cell['mib']:.0f}" for cell in cells] + [f"{cell['seconds']:.2f}" for cell in cells]
             rows.append([mechanism, depth, *figures])
             print(*rows[-1], sep=", ", flush=True)

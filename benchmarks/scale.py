@@ -2,14 +2,14 @@
 
     python benchmarks/scale.py --out docs/results/scale
 
-The model has every pixel of a 1,024 x 1,024 image as a token. `data`: each GPU has an image of its own. `sequence`: all
-GPUs share the tokens of one image. `both`: the 8 GPUs of a node share an image. FLOPs are counted at two lengths: the
-part that grows with the tokens is divided among those that share an image, the rest is done by each. So is the
-optimizer's step, which reads and writes memory.
+Every pixel of a 1,024 x 1,024 image is a token. `data`: each GPU has an image of its own. `sequence`: all GPUs share
+the tokens of one image. `both`: the 8 GPUs of a node share an image. FLOPs are counted at two lengths. The part that
+grows with the tokens is divided among the GPUs that share an image. Each GPU does the rest, and the optimizer's step,
+which reads and writes memory.
 
-Two points are then measured: two gloo processes on this machine must take as long as the same formula says. What it
-needs is measured alone: gloo's sums, and steps of one process on a small and on a large image, which give the time of a
-FLOP and the time of what no number of tokens changes (the optimizer's step, and the calls).
+Two points are then measured: two gloo processes on this machine must take as long as the same formula says. Its inputs
+are measured separately: gloo's sums, and steps of one process on a small and on a large image. The steps give the time
+of a FLOP, and the time that does not depend on the tokens (the optimizer's step, and the calls).
 """
 
 import argparse
@@ -45,12 +45,12 @@ from longseq.training.throughput import timed
 # node, one network card of 400 Gb/s for each GPU.
 PEAK, NODE, NVLINK, CARD = PEAK_FLOPS["NVIDIA H100 80GB HBM3"], 8, 450e9, 50e9
 MEMORY = 3.35e12  # bytes a second of its memory (HBM3), same data sheet
-ADAMW = 7  # float32 numbers a weight: weight, gradient and two moments are read, all but the gradient written
-# What NCCL itself reckons with, in seconds (src/graph/tuning.cc, protocol Simple): for each sum, and for each hop in a
-# ring or a tree, inside of a node and between two.
+ADAMW = 7  # float32 numbers a weight: weight, gradient and two moments are read, all except the gradient written
+# Latencies that NCCL itself assumes, in seconds (src/graph/tuning.cc, protocol Simple): of each sum, and of each hop in
+# a ring or a tree, inside a node and between two nodes.
 BASE, RING, TREE = 8.4e-6, (3.4e-6, 14e-6), (4.0e-6, 14e-6)
 UTILISATION = 0.4  # an assumption: the share of the peak that the products of a step reach
-# Where other programs share the processors, only the time that a process has had of them says what its work costs.
+# If other programs share the processors, only the processor time of a process says what its work costs.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Seconds = dict[str, list[float]]  # by clock
 GPUS = [2**power for power in range(11)]
@@ -86,8 +86,8 @@ class Model(NamedTuple):
         return 4 * sum(weight.numel() for weight in self.build().parameters())
 
     def sums(self) -> list[int]:
-        """Bytes of each sum over the tokens in a step: E X with the ones of a bias in every layer, and the mean over
-        the tokens with their number; each forward and backward."""
+        """Bytes of each sum over the tokens in a step, forward and backward: E X in every layer, with a column of ones
+        for a bias, and the mean over the tokens, with their number."""
         return 2 * [*[4 * self.k * (self.dim + 1)] * self.depth, 4 * (self.dim + 1)]
 
 
@@ -105,16 +105,16 @@ def step_seconds(
     model: Model,
     all_reduce: Callable[[int, int], float],
 ) -> float:
-    """The time of a step. Nothing that crosses is hidden behind products.
+    """The seconds of a step. Communication does not overlap with computation.
 
     Args:
         flops: Of one image, as Model.flops gives them.
         rate: FLOP/s of a device.
-        fixed: The seconds of what each device does once a step, whatever the tokens.
+        fixed: The seconds of the work that each device does once a step, for any number of tokens.
         sharing: How many devices share an image.
         devices: How many there are.
         model: What is trained.
-        all_reduce: The seconds of a sum of so many bytes over so many devices.
+        all_reduce: The seconds of a sum, from its bytes and the number of devices.
     """
     of_each, of_tokens = flops
     of_sums = sum(all_reduce(size, sharing) for size in model.sums())
@@ -122,7 +122,7 @@ def step_seconds(
 
 
 def nccl(size: int, gpus: int) -> float:
-    """The seconds of NCCL's sum of so many bytes: by a ring or by a tree, whichever is faster."""
+    """The seconds of NCCL's sum of so many bytes, by a ring or by a tree, whichever is faster."""
     if gpus == 1:
         return 0.0
     nodes = math.ceil(gpus / NODE)
@@ -138,7 +138,7 @@ def nccl(size: int, gpus: int) -> float:
 
 
 def worker(rank: int, folder: str, repeats: int) -> None:
-    """Time a process on its own and together with another, in turns; the median of each time is kept."""
+    """Time a process on its own and together with another, in turns; store the median of each time."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     group: Any = dist.group.WORLD
@@ -227,7 +227,7 @@ def measured(repeats: int) -> list[dict[str, dict[str, float]]]:
 
 
 def check(repeats: int) -> list[list[Any]]:
-    """Two processes of this machine: what the formula says, and what was measured."""
+    """Two processes on this machine: computed and measured times."""
     of_ranks, flops = measured(repeats), SMALL.flops()
     rows = []
     for clock in CLOCKS:
@@ -296,9 +296,9 @@ def main() -> None:
         help="steps of each kind that are measured in turns; the median counts",
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results/scale"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    report, rows = Report(asked.out, "", sys.argv), simulated()
+    report, rows = Report(options.out, "", sys.argv), simulated()
     header = list(rows[0])
     exact = [[f"{value:.4g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
     table = [
@@ -312,7 +312,7 @@ def main() -> None:
         "two processes", "clock", "one process, ms", "fixed, ms", "own work computed, ms", "measured",
         "sums computed, ms", "measured", "both, measured / computed",
     ]  # fmt: skip
-    points = markdown(columns, check(asked.repeats))
+    points = markdown(columns, check(options.repeats))
     text = f"{markdown(header, table)}\nMeasured on {machine()}:\n\n{points}"
     report.end(report.write(header, exact, text), draw(rows), "scale.png")
 

@@ -1,8 +1,8 @@
 """How long a million samples in shards take to list, and how much memory: python benchmarks/shards.py [SAMPLES].
 
 It writes tar archives of 10,000 tiny PNG files with their labels into a temporary folder. Then a process lists all
-samples for the first time, and another one reads the list that the first has kept. Memory is what the process holds
-and at most held beyond what it had after its imports. Seconds of one core are those without other programs.
+samples for the first time, and another one reads the list that the first one stored. Memory is how much the process
+holds at the end, and at its peak, above what it held after its imports. Seconds of one core are its processor time.
 """
 
 import io

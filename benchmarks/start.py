@@ -24,12 +24,12 @@ TINY = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0
 
 
 def seconds(command: list[str], folder: str, code: int, until: str | None) -> float:
-    """Seconds until a command ends with the code that is expected, or until it has printed some words before that."""
+    """Seconds until a command ends with the expected exit code, or until it has printed some words before that."""
     times: list[float] = []
     with timed(times):
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
-        is_reached = any(until is not None and until in line for line in process.stdout)  # it reads on until then
+        is_reached = any(until is not None and until in line for line in process.stdout)  # stops at the words
         if not is_reached:
             process.wait()
     process.communicate()

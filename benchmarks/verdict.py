@@ -3,21 +3,21 @@
     python benchmarks/verdict.py --data DIR
 
 DIR holds CIFAR-10-images, MNIST and free-spoken-digit-dataset. On each task every system trains for 300 seconds on one
-core, in float32, with the local convolutions and without them, and the leaders, by the validation split, with two seeds
-more. A training is validated once, at its end, and then tested. The learning rate is the best of three on the
-validation split, in trainings of 60 seconds on the shortest task of a kind, 784 pixels or 101 frames, with the local
-convolutions: every system has it from there in all tasks of the kind, also without them.
+core, in float32, with the local convolutions and without them. The leaders on the validation split train with two more
+seeds. A training is validated once, at its end, and then tested. A system's learning rate is the best of three on the
+validation split, in trainings of 60 seconds with the local convolutions. They run on the shortest task of a kind, 784
+pixels or 101 frames, and the rate is used in all tasks of that kind, with and without the convolutions.
 
-First of all the time of a step is measured (`--until speed` ends there), with nothing beside it but the same for other
-tasks; it is kept in TASK/speeds.json, which belongs to one machine. The trainings then take the number of steps that
-this machine takes in the time, also where they share it, or run on another one. Before the first training the hours are
-printed that all of them take. Each system's figures are written to TASK/table.csv as soon as it is done, and a system
-that has its rows there is not trained again: so the work can be done in as many pieces as one likes. After a change of
-a system's flags, or of a task's configuration, remove its rows, rates and speeds, which know systems by name alone.
+First the time of a step is measured (`--until speed` ends there). Only such measurements of other tasks may run at the
+same time. It is stored in TASK/speeds.json, which is valid for one machine. The trainings then take as many steps as
+this machine takes in the time, even if they share it or run on another one. Before the first training the hours of all
+trainings are printed. Each system's figures are written to TASK/table.csv as soon as it is done, and a system with rows
+there is not trained again, so the work can be done in pieces. After you change a system's flags or a task's
+configuration, remove its rows, rates and speeds, because they know a system only by its name.
 
-A process uses one core. It writes the files of its own tasks alone, so that processes with different --tasks may run at
-the same time. --jobs 12 trains twelve systems at a time: on a GPU, which such small models leave idle for the most
-part, or on a machine of many cores.
+A process uses one core. It writes only the files of its own tasks, so that processes with different --tasks may run at
+the same time. --jobs 12 trains twelve systems at a time, on a machine of many cores, or on a GPU, which one small model
+leaves mostly idle.
 """
 
 import argparse
@@ -51,8 +51,8 @@ Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "docs/results/verdict"
 SECONDS_OF_RATES, SECONDS, LEADERS, SEEDS = 60, 300, 2, 3
-SECONDS_OF_START = 10  # about, of a training's process
-FEWEST_STEPS = 60  # in the time; a system that takes fewer is not trained
+SECONDS_OF_START = 10  # roughly, to start a training's process
+FEWEST_STEPS = 60  # in SECONDS; a system that takes fewer is not trained
 RATES = "0.001,0.003,0.01"
 HEADER = ["system", "local", "learning rate", "ms of a step", "steps", "validation accuracy", "test accuracy"]
 HEADER += ["lowest to highest"]
@@ -61,7 +61,7 @@ PAGE_HEADER = ["system", "with convolutions", "ms of a step, steps", "without", 
 
 class Task(NamedTuple):
     """What is learned: its title, its data's folder in DIR, the task of its kind that finds the learning rates, and how
-    many batches its validation and test splits have. The rest is in SETTINGS."""
+    many batches its validation and test splits have together. The rest is in SETTINGS."""
 
     title: str
     root: str
@@ -70,8 +70,8 @@ class Task(NamedTuple):
 
 
 class System(NamedTuple):
-    """A mechanism: its kind, for colours, and its flags under --model.encoder.attention. Sizes are 64 where it asks for
-    one; Transformer-LS has 32 summaries beside 32 tokens nearby, and Reformer chunks of 32 tokens."""
+    """A mechanism: its kind, for its colour, and its flags under --model.encoder.attention. Sizes are 64, except that
+    Transformer-LS has 32 summaries and 32 tokens nearby, and Reformer chunks of 32 tokens."""
 
     kind: str
     flags: str
@@ -146,7 +146,7 @@ class Setting(NamedTuple):
         return self.runs / self.task / self.system / ("local" if self.is_local else "plain")
 
     def steps_a_second(self) -> float:
-        """Its speed, measured once and kept in a file; 0 if a trial is over after its first step."""
+        """Its speed, measured once and stored in a file; 0 if its steps are too long for a trial to show a speed."""
         record = self.out / self.task / "speeds.json"
         here = f"{machine()}; float32"
         measured = json.loads(record.read_text()) if record.exists() else {"measured on": here, "steps a second": {}}
@@ -157,7 +157,7 @@ class Setting(NamedTuple):
                 where = f"{record} is of {measured['measured on']}, and this is {here}"
                 others = f"rates.json and tables, and its trainings in {self.runs / self.task}"
                 raise SystemExit(f"{where}; measure {name} there, or remove the file, the task's {others}")
-            shutil.rmtree(self.folder / "runs/speed", ignore_errors=True)  # of a trial that was stopped
+            shutil.rmtree(self.folder / "runs/speed", ignore_errors=True)  # left by a trial that was stopped
             command = ["-m", "longseq", "fit", "--config", self.config, *self.flags, *TRIAL]
             command += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(self.folder)]
             process = run_python(*command, "--trainer.accelerator", "cpu", "--experiment", "speed")
@@ -176,8 +176,8 @@ class Setting(NamedTuple):
         return SECONDS * self.steps_a_second() < FEWEST_STEPS
 
     def sweep(self, name: str, seconds: float, rates: str, seeds: int, split: str, *more: str) -> list[dict[str, str]]:
-        """Train with some rates, for a number of steps that takes so many seconds alone, and return the sweep's table:
-        the accuracies on a split."""
+        """Train with some rates, each for as many steps as take so many seconds when nothing else runs. Return the
+        sweep's table of accuracies on a split."""
         steps = round(seconds * self.steps_a_second())
         flags = [*self.flags, *more, "--trainer.max_epochs=-1", f"--trainer.max_steps={steps}"]
         flags += ["--trainer.check_val_every_n_epoch=null", f"--trainer.val_check_interval={steps}"]
@@ -207,7 +207,7 @@ def measured_on(out: Path, task: str) -> str:
 
 
 def accuracy(figure: str) -> float:
-    """A figure of a table, by which rows can be ordered: -1 for a training that has diverged or was too slow."""
+    """A figure of a table as a number by which rows can be sorted: -1 for a training that diverged or was too slow."""
     value = float(figure) if figure and figure != "too slow" else math.nan
     return -1.0 if math.isnan(value) else value
 
@@ -218,8 +218,8 @@ def read(table: Path) -> list[dict[str, str]]:
 
 
 def core_hours(settings: Sequence[Setting]) -> float:
-    """About what all trainings of a task take by the measured speeds, those among them that are done already. A forward
-    pass takes a third of a training step; the short validation after each rate that is tried does not count."""
+    """Estimate the hours of all trainings of a task from the measured speeds, including those that are done. A forward
+    pass counts as a third of a training step. The short validation after each tried rate does not count."""
     task = TASKS[settings[0].task]
     trained = [setting for setting in settings if not setting.is_too_slow()]
     evaluations = [task.batches / 3 / setting.steps_a_second() for setting in trained]
@@ -231,7 +231,8 @@ def core_hours(settings: Sequence[Setting]) -> float:
 
 
 def results(jobs: int, work: Callable[..., Result], *arguments: Sequence[object]) -> Iterator[Result]:
-    """As map, with so many pieces of the work done at a time: each result as soon as it is there after those before."""
+    """Like ``map``, but with ``jobs`` calls at a time: each result comes as soon as it and those before it are
+    ready."""
     if jobs == 1:
         yield from map(work, *arguments)
     else:
@@ -255,8 +256,8 @@ def rates_of(task: str, data: Path, out: Path, runs: Path, jobs: int) -> dict[st
 
 
 def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
-    """A row of the table, for which a setting is trained unless it is too slow: its row then says so. The validation
-    accuracy is that of the first seed, so that further seeds do not change who the leaders are."""
+    """Train a setting and return its row of the table. A setting that is too slow is not trained, and its row says so.
+    The validation accuracy is that of the first seed, so that further seeds do not change who the leaders are."""
     speed = setting.steps_a_second()
     row = dict.fromkeys(HEADER, "") | {"system": setting.system, "local": setting.local}
     row["ms of a step"] = f"{1000 / speed:.0f}" if speed else "over 20,000"
@@ -271,7 +272,7 @@ def row_of(setting: Setting, rate: str, seeds: int) -> dict[str, str]:
 
 
 def train(task: str, data: Path, out: Path, runs: Path, jobs: int) -> None:
-    """Train what has no row yet in a task's table, so many systems at a time."""
+    """Train every setting that has no row in a task's table yet, ``jobs`` systems at a time."""
     rates = rates_of(task, data, out, runs, jobs)
     table = out / task / "table.csv"
     rows = {(row["system"], row["local"]): row for row in read(table)} if table.exists() else {}
@@ -294,7 +295,7 @@ Test accuracy, the highest first; in parentheses the lowest and the highest of {
     missing = [setting for setting in settings_of(task, data, out, runs) if (setting.system, setting.local) not in rows]
     keep_all(missing, 1)
     trained = [row for row in rows.values() if row["steps"]]
-    leaders = sorted(trained, key=lambda row: -accuracy(row["validation accuracy"]))[:LEADERS]  # of equals the first
+    leaders = sorted(trained, key=lambda row: -accuracy(row["validation accuracy"]))[:LEADERS]  # the first of equals
     single = [(row["system"], row["local"] == "yes") for row in leaders if not row["lowest to highest"]]
     keep_all([Setting(task, *leader, data, out, runs) for leader in single], SEEDS)
 
@@ -321,9 +322,9 @@ def side_by_side(rows: Iterable[dict[str, str]]) -> list[list[str]]:
 
 @styled
 def draw(out: Path) -> None:
-    """Test error against the time of a step, a panel for each task that has a table: a full circle with the local
-    convolutions, a line from it to a hollow one without them, the name beside the better of the two, and bars from the
-    lowest seed to the highest."""
+    """Draw test error against the time of a step, in a panel for each task that has a table. A full circle is with the
+    local convolutions, a hollow one without them; a line joins the two. The name stands beside the better one, and bars
+    span the seeds."""
     tasks = [task for task in TASKS if (out / task / "table.csv").exists()]
     columns = min(len(tasks), 3)
     figure, all_axes = panels(columns, math.ceil(len(tasks) / columns), height=4.6)
@@ -385,25 +386,25 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--until", choices=["speed", "trained"], default="trained", help="where to end")
     parser.add_argument("--jobs", type=PositiveInt, default=1, help="how many systems to train at a time")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # for the trainings
-    torch.set_num_threads(1)  # what machine() names
-    sys.path.insert(0, str(ROOT))  # the trainings find benchmarks.pointwise
-    folders = given.data, given.out, given.runs
-    for task in given.tasks:
+    torch.set_num_threads(1)  # machine() reports it
+    sys.path.insert(0, str(ROOT))  # so that the trainings find benchmarks.pointwise
+    folders = options.data, options.out, options.runs
+    for task in options.tasks:
         for setting in settings_of(task, *folders):
             setting.steps_a_second()
-    hours = {task: core_hours(settings_of(task, *folders)) for task in given.tasks}
+    hours = {task: core_hours(settings_of(task, *folders)) for task in options.tasks}
     per_task = ", ".join(f"{task} {of_task:.1f}" for task, of_task in hours.items())
     print(f"Hours of a core, from the first training to the last: {sum(hours.values()):.1f} ({per_task})", flush=True)
-    if given.until == "speed":
+    if options.until == "speed":
         return
     try:
-        for task in given.tasks:
-            train(task, *folders, given.jobs)
+        for task in options.tasks:
+            train(task, *folders, options.jobs)
     except ArgumentError as error:
         raise SystemExit(f"error: {error}") from error
-    draw(given.out)
+    draw(options.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from longseq.files.description import allow_classes, class_named, planned_argume
 from longseq.files.storage import CheckpointError
 from longseq.tasks import Task
 
-# What is promised of each kind of class; a class of more kinds belongs to the first.
+# What each kind of class promises. A class of several kinds is tested as the first of them.
 KINDS: dict[type, Sequence[Promise]] = {
     Mechanism: mechanism.PROMISES,
     Projection: projection.PROMISES,
@@ -29,16 +29,17 @@ def contract(
 ) -> None:
     """Test what longseq asks of a mechanism, a projection, a task or a data module, and print a line for each promise.
 
-    A mechanism and a projection are tested on all that its ``examples`` returns, a task on random outputs, a data
-    module on what it reads.
+    A mechanism or a projection is tested on every object that its ``examples`` returns, a task on random outputs, and a
+    data module on the data that it reads.
 
     Args:
         class_path: The class, such as pooled.Pooled.
-        init_args: Arguments of its constructor, such as --init_args.root DIR; with them this one object is tested.
+        init_args: Arguments of its constructor, such as --init_args.root DIR. If given, only the object made of them is
+            tested.
         allow_class: Packages whose classes may be named, besides ours.
 
     Raises:
-        SettingError: If there is no such class, it cannot be made, or it breaks a promise.
+        SettingError: If the class does not exist, cannot be made, or breaks a promise.
     """
     allow_classes(allow_class)
     try:
@@ -49,16 +50,16 @@ def contract(
     promises = next(promises for base, promises in KINDS.items() if issubclass(kind, base))
     num_broken = 0
     for promise in promises:
-        seen = _broken(promise, _objects(kind, {name: plan() for name, plan in plans.items()}))
-        print(f"fails: {promise.says}: {seen}" if seen else f"ok: {promise.says}", flush=True)
-        num_broken += bool(seen)
+        failure = _broken(promise, _objects(kind, {name: plan() for name, plan in plans.items()}))
+        print(f"fails: {promise.says}: {failure}" if failure else f"ok: {promise.says}", flush=True)
+        num_broken += bool(failure)
     if num_broken:
         raise SettingError(f"{class_path}: breaks {num_broken} of {len(promises)} promises; mend what the lines name")
     print(f"{class_path} keeps all {len(promises)} promises")
 
 
 def _objects(kind: Any, arguments: dict[str, Any]) -> Sequence[Any]:
-    """New objects of a class: its examples, or the one with these arguments."""
+    """New objects of a class: its examples, or one made of the arguments."""
     if not arguments and hasattr(kind, "examples"):
         if not (examples := kind.examples()):
             raise SettingError(f"{kind.__name__}: must have an example to test; return one from examples()")
@@ -72,7 +73,7 @@ def _objects(kind: Any, arguments: dict[str, Any]) -> Sequence[Any]:
 
 
 def _broken(promise: Promise, objects: Sequence[Any]) -> str:
-    """What was seen of the first object that breaks a promise, and the remedy; nothing if none does."""
+    """What is wrong with the first object that breaks a promise, and the remedy; "" if no object breaks it."""
     for subject in objects:
         try:
             promise(subject)

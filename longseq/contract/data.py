@@ -81,7 +81,8 @@ def each_sample_is_written_down_once(data: Any) -> None:
         rows = file.read_text().splitlines()[1:]
     num_samples, num_unlike = sum(map(len, data.splits().values())), len(set(rows))
     require(
-        num_unlike == len(rows) == num_samples, f"{num_samples} samples, {len(rows)} rows, {num_unlike} unlike ones"
+        num_unlike == len(rows) == num_samples,
+        f"{num_samples} samples, {len(rows)} rows, {num_unlike} different ones",
     )
 
 

@@ -18,7 +18,7 @@ from longseq.attention.layer import AttentionLayer
 from longseq.contract.promise import promise, require, require_close
 from longseq.files.description import describe
 
-PLAIN = (Softmax(), Linformer([5, 7]), Verma(7))
+_PLAIN = (Softmax(), Linformer([5, 7]), Verma(7))
 
 
 def vit(size: int = 8, depth: int = 2, heads: int = 4, dim: int = 32, **options: Any) -> VisionTransformer:
@@ -64,18 +64,18 @@ def a_layer_for_each_block(mechanism: Mechanism) -> None:
 
 @promise("every weight gets a gradient", "use the weight, or keep it as a buffer")
 def every_weight_gets_a_gradient(mechanism: Mechanism) -> None:
-    # the outcomes for all tokens count: a layer may treat the class token unlike the others
+    # the outputs of all tokens count, because a layer may treat the class token differently
     trained = model(mechanism, qkv_bias=True)
     outcome = trained.forward_features(images())
     (outcome.pow(3).sum() + trained.forward_head(outcome).square().sum()).backward()
     for name, weight in trained.named_parameters():
-        # if the rows of E sum to one, a bias of the keys shifts all scores of a softmax equally: its gradient is tiny
+        # any gradient is enough: if the rows of E sum to one, a bias of the keys shifts all scores of a softmax equally
         require(weight.grad is not None and bool(weight.grad.abs().sum() > 0), f"{name} gets none")
 
 
 @promise("dropout falls in training only", "drop with the rate that the formula is given, which is 0 in evaluation")
 def dropout_falls_in_training_only(mechanism: Mechanism) -> None:
-    # the weights of attention drop, and the outcome of what has no such weights
+    # attention drops its weights; a mechanism without such weights drops its output
     rate = "attn_drop_rate" if is_attention(mechanism) else "proj_drop_rate"
     dropping, x = layer_of(mechanism, **{rate: 0.5}).train(), tokens()
     require(not torch.equal(dropping(x), dropping(x)), f"with {rate} = 0.5 two passes in training are equal")
@@ -123,7 +123,7 @@ def normed_keys_meet_the_queries(mechanism: Mechanism) -> None:
     # Python looks in vars() first, so this also replaces a formula that is a module
     vars(layer)["formula"] = lambda heads: (seen.append(heads.keys), formula(heads))[1]
     x = tokens()
-    AttentionLayer.attend(layer, Tokens(x, x))  # uses the formula even if a mechanism has short cuts
+    AttentionLayer.attend(layer, Tokens(x, x))  # uses the formula even if the layer has shortcuts
     turned = layer.rotary or nn.Identity()
     pairs = zip(seen[::2], seen[1::2], strict=True)
     require(bool(seen) and all(torch.equal(turned(normed), met) for normed, met in pairs), "it gets others")
@@ -175,7 +175,8 @@ def gradients_of_large_tokens_are_finite(mechanism: Mechanism) -> None:
 
 
 def learned(mechanism: Mechanism) -> Any:
-    """A layer as after a training: at the start weights are so small that an outcome hardly depends on the queries."""
+    """A layer with weights as large as after a training. Initial weights are so small that the output hardly depends on
+    the queries."""
     layer, generator = layer_of(mechanism).eval(), torch.Generator().manual_seed(1)
     for weight in layer.parameters():
         if weight.ndim == 2:
@@ -187,7 +188,7 @@ def learned(mechanism: Mechanism) -> Any:
 @torch.no_grad()
 def bfloat16_stays_near_float32(mechanism: Mechanism) -> None:
     x = tokens(generator=torch.Generator().manual_seed(2))
-    exact, most = learned(mechanism)(x), 0.3 if isinstance(mechanism, Reformer) else 0.02  # its buckets change
+    exact, most = learned(mechanism)(x), 0.3 if isinstance(mechanism, Reformer) else 0.02  # rounding changes buckets
     with torch.autocast("cpu", torch.bfloat16):
         mixed = learned(mechanism)(x)
     half = learned(mechanism).bfloat16()(x.bfloat16())
@@ -263,8 +264,9 @@ def it_has_shapes_on_the_meta_device(mechanism: Mechanism) -> None:
 
 @promise("trained weights are carried to and from other mechanisms", "override carry for weights that depend on n")
 def it_is_carried_to_and_from_others(mechanism: Mechanism) -> None:
-    """All weights that both have are carried, except the projections, and carry names the weights that start anew."""
-    for before, after in [*((mechanism, other) for other in PLAIN), *((other, mechanism) for other in PLAIN)]:
+    """``carry`` copies all weights that both have, except the projections, and returns the names of those that start
+    anew."""
+    for before, after in [*((mechanism, other) for other in _PLAIN), *((other, mechanism) for other in _PLAIN)]:
         trained, new = model(before), model(after)
         for weight in trained.parameters():
             nn.init.normal_(weight, std=0.1)

@@ -37,7 +37,7 @@ def it_says_whether_it_commutes(projection: Projection) -> None:
     for heads in (None, H):
         layer = built(projection, heads)
         for weight in layer.parameters():
-            nn.init.normal_(weight)  # matrices of heads may all start with the same means, and commute as long as that
+            nn.init.normal_(weight)  # otherwise the heads' matrices may all start as the same means, and commute
         layer = layer.given(X, None)
         agree = torch.allclose(layer(X @ W), layer(X) @ W, atol=1e-9)
         require(agree == layer.commutes, f"commutes is {layer.commutes}, with {heads or 'no'} heads of its own")
@@ -70,7 +70,7 @@ def carried_to_its_own_size_it_is_the_same(projection: Projection) -> None:
 
 
 def _in_linformer(of_mechanism: Promise) -> Promise:
-    """What a mechanism promises, of Linformer with this projection."""
+    """The promise of a mechanism, tested on Linformer with a projection."""
     return promise(f"in Linformer, {of_mechanism.says}", of_mechanism.remedy)(
         lambda projection: of_mechanism.test(Linformer(7, projection=projection))
     )

@@ -1,4 +1,4 @@
-"""A promise: what a class must do, how to test it, and what to do where it is broken."""
+"""A promise: what a class must do, how to test it, and what to do if it is broken."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 
-class BrokenPromise(Exception):  # noqa: N818  (it is no error of longseq)
-    """What was seen, and the remedy, in one line."""
+class BrokenPromise(Exception):  # noqa: N818  (it is not an error of longseq)
+    """What is wrong, and the remedy, in one line."""
 
 
 class _SeenError(Exception):
-    """What was seen."""
+    """What is wrong with an object."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Promise:
 
     Args:
         says: What is promised.
-        remedy: What to do where it is broken.
-        test: Raises an error, whose message says what was seen.
+        remedy: What to do if it is broken.
+        test: Raises an error whose message says what is wrong.
     """
 
     says: str
@@ -33,21 +33,21 @@ class Promise:
         try:
             torch.manual_seed(0)
             self.test(subject)
-        except Exception as error:  # whatever the user's code raises
-            if hasattr(error, "exit_code"):  # such as data that is missing
+        except Exception as error:  # the user's code may raise anything
+            if hasattr(error, "exit_code"):  # an error with its own remedy, such as missing data
                 raise
-            seen = " ".join(str(error).split())
-            seen = seen if isinstance(error, _SeenError) else f"{type(error).__name__} {seen}".strip()
-            raise BrokenPromise(f"{seen}; {self.remedy}") from error
+            failure = " ".join(str(error).split())
+            failure = failure if isinstance(error, _SeenError) else f"{type(error).__name__} {failure}".strip()
+            raise BrokenPromise(f"{failure}; {self.remedy}") from error
 
 
 def promise(says: str, remedy: str) -> Callable[[Callable[[Any], None]], Promise]:
-    """Make a promise of a function that tests it."""
+    """Make a promise from a function that tests it."""
     return lambda test: Promise(says, remedy, test)
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise what was seen, unless the promise holds."""
+    """Raise an error with the message ``otherwise``, unless the promise holds."""
     if not holds:
         raise _SeenError(otherwise)
 
@@ -55,7 +55,8 @@ def require(holds: bool, otherwise: str) -> None:
 def require_close(
     value: torch.Tensor, expected: torch.Tensor, what: str, rtol: float | None = None, atol: float | None = None
 ) -> None:
-    """Raise by how much two tensors differ, unless they are close: as ``torch.testing`` has it, unless it is given."""
+    """Raise an error that says by how much two tensors differ, unless they are close. Without tolerances, those of
+    ``torch.testing`` apply."""
     try:
         torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol if atol is None else atol)
     except AssertionError as error:

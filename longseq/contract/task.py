@@ -15,7 +15,7 @@ NAMES = [f"class {number}" for number in range(CLASSES)]
 
 
 def drawn(task: Task, count: int = 12) -> tuple[Tensor, Tensor]:
-    """Outputs and labels of some samples."""
+    """Random outputs and labels of some samples."""
     generator = torch.Generator().manual_seed(1)
     outputs = torch.randn(count, task.num_outputs(CLASSES), generator=generator)
     labels = torch.arange(count) % CLASSES
@@ -24,7 +24,7 @@ def drawn(task: Task, count: int = 12) -> tuple[Tensor, Tensor]:
     else:
         try:
             task.losses(outputs, labels)
-        except Exception:  # it has another form of labels: any number of classes for each sample
+        except Exception:  # its labels have another form: any number of classes for each sample
             labels = torch.randint(0, 2, (count, CLASSES), generator=generator)
     task.learn(labels, NAMES)
     return outputs, labels
@@ -67,8 +67,8 @@ def one_number_for_each_class(task: Task) -> None:
             require(low >= 0 and high <= 1 + 1e-6, f"probabilities are from {low:g} to {high:g}")
     require(task.evidence(outputs).shape == (12, CLASSES), f"evidence is {tuple(task.evidence(outputs).shape)}")
     require(task.thresholds(task.head(classifier(task).encoder, CLASSES), CLASSES).shape == (CLASSES,), "thresholds")
-    alike = task.predicted(outputs)[:1].expand(3, -1)
-    require_close(task.together(alike), alike[0], "three equal parts and each of them")
+    equal_parts = task.predicted(outputs)[:1].expand(3, -1)
+    require_close(task.together(equal_parts), equal_parts[0], "three equal parts and each of them")
 
 
 @promise("the loss is the mean of the losses", "divide loss by the number of samples, where weights are 1")

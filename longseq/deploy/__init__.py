@@ -1,1 +1,1 @@
-"""A trained model outside of longseq: as ONNX, as a program of torch.export, and as a folder to share."""
+"""A trained model outside longseq: as ONNX, as a program of torch.export, and as a folder to share."""

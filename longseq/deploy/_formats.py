@@ -1,4 +1,4 @@
-"""Write a Program as ONNX or as a program of torch.export, and run what was written."""
+"""Write a Program to a file, as ONNX or as a program of torch.export, and run the file."""
 
 import gc
 import io
@@ -22,22 +22,22 @@ Run = Callable[..., Tensor]  # from the arguments of a Program to probabilities
 
 _FACTS = "longseq.json"  # the file in a program of torch.export that describes it
 
-MARKS = {"onnx": rb"class_names", "torch": re.escape(_FACTS.encode())}  # what each file of ours holds: its facts
+MARKS = {"onnx": rb"class_names", "torch": re.escape(_FACTS.encode())}  # bytes that only our files hold
 
-# rows of tokens, and columns, of the smallest image that a file takes, if its model takes images of any size:
-# torch.export never leaves a dimension of 1 free
+# The fewest rows, and columns, of tokens in an image for a file whose model takes any size: torch.export treats a
+# dimension of 1 as fixed.
 FEWEST_ROWS = {"onnx": 1, "torch": 2}
 
 
 def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
-    """Write an ONNX file with the facts as its metadata, each as JSON, and return what runs it.
+    """Write an ONNX file, with each fact as JSON in its metadata, and return a function that runs it.
 
     Raises:
-        ValueError: If a package that this needs is not installed.
+        ValueError: If a package that this needs is not installed, or torch cannot trace the model.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _require(package)
-    limits = {"samples": program.samples_of_row}  # without it, torch would trace a second time to find it
+    limits = {"samples": program.samples_of_row}  # without this limit, torch would trace a second time to find it
     written = _traced(
         torch.onnx.export,
         program,
@@ -54,7 +54,7 @@ def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
 
 
 def run_onnx(path: Path) -> Run:
-    """What runs an ONNX file, with as many threads as torch has."""
+    """A function that runs an ONNX file, with as many threads as torch uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -63,15 +63,15 @@ def run_onnx(path: Path) -> Run:
     names = [entry.name for entry in session.get_inputs()]
 
     def run(*arguments: Tensor) -> Tensor:
-        given = {name: argument.numpy() for name, argument in zip(names, arguments, strict=True)}
-        return torch.from_numpy(session.run(None, given)[0])
+        arrays = {name: argument.numpy() for name, argument in zip(names, arguments, strict=True)}
+        return torch.from_numpy(session.run(None, arrays)[0])
 
     return run
 
 
 def quantise(path: Path) -> Run:
-    """Replace an ONNX file by one whose matrices are 8-bit numbers, and return what runs it. Convolutions, and with
-    them the spectrogram, stay as they are."""
+    """Replace an ONNX file with one whose matrices are 8-bit integers, and return a function that runs it.
+    Convolutions, which compute the spectrogram too, do not change."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with replacing(path) as part, _quiet():
@@ -80,8 +80,8 @@ def quantise(path: Path) -> Run:
 
 
 def write_torch(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
-    """Write a program of torch.export, with the facts in the file longseq.json in it, and return what runs it."""
-    free = program.free_dimensions(lambda name: torch.export.Dim.DYNAMIC)  # it finds the limits itself
+    """Write a program of torch.export that contains the facts as longseq.json, and return a function that runs it."""
+    free = program.free_dimensions(lambda name: torch.export.Dim.DYNAMIC)  # torch.export finds the limits itself
     exported = _traced(torch.export.export, program, program.examples(), dynamic_shapes=free)
     with _quiet():
         content = io.BytesIO()  # a full disk would abort torch's own writer
@@ -91,7 +91,7 @@ def write_torch(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
 
 
 def run_torch(path: Path) -> Run:
-    """What runs a program of torch.export."""
+    """A function that runs a program of torch.export."""
     with _quiet():
         return torch.inference_mode()(torch.export.load(path).module())
 
@@ -105,10 +105,10 @@ def _require(package: str) -> None:
 
 
 def _traced(trace: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What an exporter makes of a model.
+    """The model as an exporter traces it.
 
     Raises:
-        ValueError: If it cannot trace the model: a user's own mechanism may do what exporters cannot follow.
+        ValueError: If the exporter cannot trace the model, which can happen with a user's own mechanism.
     """
     traced = reason = None
     try:
@@ -116,8 +116,8 @@ def _traced(trace: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
             traced = trace(*arguments, **options)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    # Tracers leave subclasses of the modules behind, with their names, until a collection: a name would be ambiguous.
-    # An error would keep the subclasses alive, so it ends before, and the one below has no cause.
+    # Tracers leave subclasses with the modules' names behind; until they are collected, a name would be ambiguous.
+    # The tracer's error would keep them alive, so it is dropped first, and the error below has no cause.
     gc.collect()
     if reason is not None:
         what = f"must be of a model that torch can trace ({reason})"

@@ -1,4 +1,4 @@
-"""What is exported of a classifier: one function from inputs, as files hold them, to probabilities."""
+"""The part of a classifier that is exported: a function from inputs, as files hold them, to probabilities."""
 
 import copy
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from longseq.training.data import InputSpec
 
 
 class Program(nn.Module):
-    """A classifier in evaluation, in float32, as exporters can trace it: the spectrogram is made of matrix products.
+    """A classifier in evaluation mode and float32 that exporters can trace: convolutions compute its spectrogram.
 
-    Images (b, channels, height, width) of 0 to 255 in uint8, or waveforms (b, samples) in float32 with their lengths
-    (b,) in samples, become the probabilities (b, classes) that ``predict`` gives. The number of inputs in a batch is
-    free, and so is the length of waveforms, up to the longest clip of an encoder that is bound to one. Such an encoder
-    computes as many tokens for a short clip as for the longest.
+    Its inputs are images (b, channels, height, width), 0 to 255 in uint8, or waveforms (b, samples) in float32 with
+    their lengths (b,) in samples. Its outputs are the probabilities (b, classes) that ``predict`` gives. The batch size
+    is free, and so is the length of waveforms. An encoder with a longest clip limits that length, and computes as many
+    tokens for a short clip as for the longest.
 
     Args:
         model: The classifier; it is copied.
@@ -30,7 +30,7 @@ class Program(nn.Module):
 
     Raises:
         SettingError: If its task predicts nothing.
-        ValueError: If it hears clips through a pretrained stem, which runs once for each length in a batch.
+        ValueError: If clips pass through a pretrained stem, which runs once for each length in a batch.
     """
 
     def __init__(self, model: Classifier, inputs: InputSpec) -> None:
@@ -59,7 +59,7 @@ class Program(nn.Module):
         return ["waveforms", "lengths"] if self.has_lengths else [self.inputs.kind]
 
     def _numbers(self, *shape: int) -> Tensor:
-        """Inputs that are no sounds, for a trial: bytes, or numbers of either sign."""
+        """Random inputs for a trial, except sounds: bytes, or numbers of either sign."""
         generator = torch.Generator().manual_seed(0)
         dtype = self.inputs.dtype
         if dtype.is_floating_point:
@@ -67,8 +67,9 @@ class Program(nn.Module):
         return torch.randint(256, shape, generator=generator).to(dtype)
 
     def examples(self) -> tuple[Tensor, ...]:
-        """Two inputs to trace. Sounds are shorter than the longest one, which takes shorter ways. Images of any size
-        have two rows and columns of tokens or more: torch.export takes one for a number that never changes."""
+        """Two inputs to trace with. Sounds are shorter than the longest clip, which would skip some operations. Images
+        of any size have at least two rows and columns of tokens, because torch.export treats a dimension of 1 as
+        fixed."""
         encoder: Any = self.model.encoder
         if not self.has_lengths:
             channels, height, width = encoder.picture_shape
@@ -80,8 +81,8 @@ class Program(nn.Module):
         return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
 
     def other_examples(self, fewest_rows: int) -> list[tuple[Tensor, ...]]:
-        """Inputs of other sizes than those of ``examples``, for a model that takes any: smaller and larger ones. The
-        smaller image has so many rows of tokens, 1 or 2."""
+        """Smaller and larger inputs than ``examples``, for a model that takes any size. The smaller image has
+        ``fewest_rows`` rows of tokens, 1 or 2."""
         generator = torch.Generator().manual_seed(0)
         if self.samples_of_row is not None:
             lengths = [self.samples_of_row, 7 * self.samples_of_row, 2 * self.examples()[0].shape[1] + 1]
@@ -96,7 +97,7 @@ class Program(nn.Module):
         return [(self._numbers(2, channels, *size),) for size in sizes]
 
     def free_dimensions(self, dim: Callable[[str], Any]) -> tuple[dict[int, Any], ...]:
-        """Which dimensions of the inputs have no fixed size: for each input, what ``dim`` makes of their names."""
+        """The dimensions of each input that have no fixed size, with what ``dim`` returns for their names."""
         encoder: Any = self.model.encoder
         batch, samples, height, width = map(dim, ("batch", "samples", "height", "width"))
         if self.has_lengths:
@@ -105,13 +106,13 @@ class Program(nn.Module):
 
     @property
     def samples_of_row(self) -> int | None:
-        """How many samples lie between two rows of tokens, if any number of samples may be given."""
+        """Samples from one row of tokens to the next; None unless waveforms may have any length."""
         encoder: Any = self.model.encoder
         is_free = self.has_lengths and self.longest is None
         return round(encoder.row_seconds * encoder.sample_rate_hz) if is_free else None
 
     def of_batch(self, inputs: Any) -> tuple[Tensor, ...]:
-        """The arguments for a batch as a data module yields it."""
+        """The arguments of ``forward`` for a batch of a data module."""
         if not self.has_lengths:
             return (inputs,)
         if isinstance(inputs, Tensor):
@@ -120,16 +121,17 @@ class Program(nn.Module):
 
 
 def _filled(waveforms: Float[Tensor, "b samples"], length: int) -> Float[Tensor, "b length"]:
-    """Waveforms with silence behind them, up to a length: one way for all lengths, as a tracer needs it."""
+    """Waveforms padded with silence to a length. All lengths take the same operations, because a tracer records only
+    one path."""
     return torch.cat([waveforms, waveforms.new_zeros(waveforms.shape[0], length)], dim=1)[:, :length]
 
 
 class LogMelOfProducts(nn.Module):
-    """What LogMel computes, as two convolutions: with the windowed waves of the Fourier transform, and with the mel
-    filters. Exporters lack a Fourier transform, or have one for a fixed length only.
+    """LogMel as two convolutions: with the windowed waves of the Fourier transform, and with the mel filters. Exporters
+    have no Fourier transform, or only one of a fixed length.
 
     Args:
-        log_mel: The front end to stand in for.
+        log_mel: The front end to replace.
     """
 
     def __init__(self, log_mel: LogMel) -> None:

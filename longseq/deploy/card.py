@@ -23,7 +23,7 @@ from longseq.training.data import InputSpec
 _Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
 
 FILES = ("README.md", "card.png")
-_FEW = 20  # samples of a class in the test: with fewer, the class's figures say little
+_FEW = 20  # with fewer test samples of a class, its figures say little
 
 
 def write_card(
@@ -38,19 +38,20 @@ def write_card(
     baseline: Baseline | None = None,
     course: str = "",
 ) -> None:
-    """Write what a trained model is, how good it is, and how it came about.
+    """Write what a trained model is, how good it is, and how it was trained.
 
     Args:
         run: The run's folder; the curves are read from its TensorBoard events, if there are any.
         model: The trained model.
         data: The data module, after setup.
-        figures: Those of the best validation and of the test.
+        figures: Figures of the best validation and of the test.
         by_class: Figures of each class in the test, by their names.
-        confusions: How often each class (row) was taken for each (column) in the test; None if that is not counted.
+        confusions: How often the model predicted each class (column) for each true class (row) in the test; None if
+            this is not counted.
         tested: The checkpoint that was tested.
         command: The command that trained it.
         baseline: A simple model on the same splits, if there is one.
-        course: A sentence on the steps that the training had, if the command does not say how many.
+        course: A sentence on how many steps the training took, if the command does not say so.
     """
     curves = read_curves(run)
     is_drawn = bool(curves) or confusions is not None
@@ -83,20 +84,20 @@ def write_card(
 
 
 def refuse_other_card(folder: Path, argument: str) -> None:
-    """Check that a folder holds no README.md and no card.png that are of no model card of longseq.
+    """Check that a folder holds no README.md or card.png that longseq did not write.
 
     Raises:
         ValueError: If it does; the message names the argument.
     """
     refuse_foreign(folder / FILES[0], argument, rb"\A---\n(?:.*\n)*?library_name: longseq\n")
-    if not (folder / FILES[0]).exists():  # pictures of longseq 0.1 have no mark, but a text beside them
+    if not (folder / FILES[0]).exists():  # a card.png of longseq 0.1 has no mark, but a README.md beside it
         refuse_foreign_picture(folder / FILES[1], argument)
 
 
 def _front_matter(model: Classifier, data: Any) -> str:
-    """What the Hugging Face Hub reads."""
+    """The metadata that the Hugging Face Hub reads."""
     of = {"images": "image", "sounds": "audio"}.get(data.inputs.kind)
-    is_known = of is not None and model.task.predicts == "classes"  # the Hub has no others
+    is_known = of is not None and model.task.predicts == "classes"  # the Hub has no tag for other tasks
     tag = f"pipeline_tag: {of}-classification\n" if is_known else ""
     return f"---\nlibrary_name: longseq\n{tag}tags:\n- longseq\n---"
 
@@ -113,10 +114,10 @@ def _first_sentence(model: Classifier, data: Any) -> str:
 
 
 def _num_tested(trainer: Any, num_samples: int, confusions: Tensor | None) -> int | None:
-    """How many samples were tested; None if only a part was, of a task that counts none."""
+    """How many samples were tested; None if only a part was and no confusions count it."""
     if confusions is not None:
         return int(confusions.sum())
-    limit = trainer.limit_test_batches  # 1.0 are all, and 1 is a batch
+    limit = trainer.limit_test_batches  # 1.0 means all batches, 1 means one batch
     return num_samples if isinstance(limit, float) and limit == 1 else None
 
 
@@ -196,7 +197,7 @@ def _speed(curves: _Curves) -> str:
 
 
 def _commit() -> str:
-    """The commit of the clone that longseq runs from; nothing where it is installed."""
+    """The git commit that longseq runs from; "" if it is installed without its repository."""
     root = Path(longseq.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return ""
@@ -217,7 +218,7 @@ def _draw(curves: _Curves, model: Classifier, confusions: Tensor | None) -> Any:
         for number, split in enumerate(("train", "val")):
             points = curves.get(f"{split}/{what}", ())
             if points:
-                marker = "." if len(points) == 1 else None  # a line of one point is none
+                marker = "." if len(points) == 1 else None  # a line through one point is invisible
                 axes.plot(*zip(*points, strict=True), color=COLOURS[2 + number], label=split, marker=marker)
         axes.set(xlabel="step", title=_words(what).capitalize())
         if axes.lines:

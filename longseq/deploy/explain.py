@@ -31,16 +31,17 @@ def explain(
 ) -> None:
     """Draw which pixels or moments of a file decided for each of its likeliest classes, and print where they are.
 
-    Two answers stand side by side. Gradient times input says how much a class's score depends on each number of the
-    picture or spectrogram. The rollout says from which tokens the attention takes what the encoder puts out. The
-    picture also shows what some summary tokens of the last layer look at: rows of E, or of L for Verma without E. A
-    sound that is longer than the model's clips is heard in windows, and the one with the clearest answer is explained.
+    The figure shows two attributions side by side. Gradient times input says how much a class's score depends on each
+    number of the image or spectrogram. The rollout says how much each token contributes to the encoder's output through
+    the attention. The figure also shows what some summary tokens of the last layer look at: rows of E, or of L for
+    Verma without E. A sound longer than the model's clips is split into windows, and the one with the clearest answer
+    is explained.
 
     Args:
         ckpt_path: A checkpoint of fit, or a shared folder.
         input: An image file or a sound file.
-        top: How many classes; 3, or all if there are fewer, if absent.
-        out: The picture to write, a .png, .pdf or .svg.
+        top: How many classes; by default 3, or all if there are fewer.
+        out: The figure to write, a .png, .pdf or .svg.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
@@ -72,7 +73,7 @@ def explain(
     if row_seconds is None:
         figure = _draw_image(model.encoder, picture, names, attributions, bounds(predictor.data.inputs))
     else:
-        # a model of one class a sample names one in every frame
+        # a model that gives each sample one class would find an event in every frame
         events = predictor.events(input) if model.task.names_silence and model.encoder.any_length else []
         figure = _draw_sound(model.encoder, picture, names, attributions, start, events)
     save(figure, Path(out))
@@ -80,8 +81,8 @@ def explain(
 
 
 def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[Tensor, " classes"]]:
-    """The part of a file in which a class has its highest probability, as a batch of one, its start in seconds, and the
-    probabilities of the classes in it."""
+    """The part of a file in which a class has its highest probability: a batch of one, its start in seconds, and the
+    probabilities of the classes."""
     data, model = predictor.data, predictor.model
     parts = data.parts(path, None, None, model.encoder.any_length)
     best: tuple[Any, float, Tensor] | None = None
@@ -96,19 +97,19 @@ def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[T
 
 
 def _where(encoder: Any, attribution: Attribution, start: float, inputs: InputSpec) -> str:
-    """Where most of what decided is: the shortest time that holds half of it, or the share of pixels or numbers."""
+    """Where half of the attribution lies: in which shortest time, or in how many pixels or numbers."""
     if encoder.row_seconds is None:
         size = attribution.gradient.abs().sum(0).flatten()
         pixels = int((size.sort(descending=True).values.cumsum(0) < size.sum() / 2).sum()) + 1
-        what = "pixels" if inputs.kind == "images" else "numbers"
-        return f"half of what decided is in {pixels} of {len(size)} {what}"
+        unit = "pixels" if inputs.kind == "images" else "numbers"
+        return f"half of the attribution lies in {pixels} of {len(size)} {unit}"
     first, last = shortest_half(attribution.by_row())
     frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
-    return f"half of what decided is between {start + first * frame:.2f} and {start + (last + 1) * frame:.2f} s"
+    return f"half of the attribution lies between {start + first * frame:.2f} and {start + (last + 1) * frame:.2f} s"
 
 
 def shortest_half(shares: Float[Tensor, " n"]) -> tuple[int, int]:
-    """The first and the last place of the shortest stretch that holds half of the shares."""
+    """The first and the last index of the shortest range that holds half of the sum of the shares."""
     until = [0.0, *shares.double().cumsum(0).tolist()]
     half, best, first = until[-1] / 2, (0, len(shares) - 1), 0
     for last in range(len(shares)):
@@ -119,10 +120,10 @@ def shortest_half(shares: Float[Tensor, " n"]) -> tuple[int, int]:
     return best
 
 
-_LONGEST = 60  # characters of a name in a line of its own
-_IN_COLUMN = 22  # characters of a title above an image
-_LABELS = 165  # characters of a label that fit beside each other in a spectrogram
-_LANES = 8  # labels that fit above each other there
+_LONGEST = 60  # most characters of a name on its own line
+_IN_COLUMN = 22  # most characters of a line of a title above an image
+_LABELS = 165  # characters that fit side by side across a spectrogram
+_LANES = 8  # labels that fit one above another in a spectrogram
 
 
 def _short(name: str) -> str:
@@ -130,15 +131,15 @@ def _short(name: str) -> str:
 
 
 def _title(name: str, chance: str = "") -> str:
-    """A title in lines that fit above an image, with the probability after a name."""
+    """A title wrapped to fit above an image, with a probability after the name."""
     lines = wrap(name, _IN_COLUMN, max_lines=3, placeholder="...") or [""]
     fits = len(lines[-1]) + 1 + len(chance) <= _IN_COLUMN
     return "\n".join([*lines[:-1], f"{lines[-1]} {chance}"] if fits else [*lines, chance]).rstrip()
 
 
 def _lanes(events: Sequence[Event], start: float, end: float) -> Iterator[tuple[Event, int, float]]:
-    """Each event with the lane of its label, from below, and where the label begins: in a lane no two overlap, unless
-    there are more labels at once than lanes."""
+    """Each event with the lane of its label, counted from the bottom, and where the label begins. Labels in a lane
+    overlap only if there are more labels at once than lanes."""
     until = [start] * _LANES
     for event in sorted(events):
         width = (len(_short(event.class_name)) + 2) / _LABELS * (end - start)
@@ -157,7 +158,7 @@ def _draw_image(
     columns, small = len(names) + 2, max(len(rows), 1)
     titles = ["input", _title(f"rollout, for {names[0].rpartition(' ')[0]}")]
     titles += [_title(name, chance) for name, _, chance in (label.rpartition(" ") for label in names)]
-    spare = 0.14 * max(title.count("\n") for title in titles)  # inches of lines after the first
+    spare = 0.14 * max(title.count("\n") for title in titles)  # inches for title lines after the first
     figure = Figure((2.1 * columns, (4.0 if len(rows) else 2.4) + spare), dpi=120)
     grid = figure.add_gridspec(2 if len(rows) else 1, columns * small, height_ratios=[2, 1] if len(rows) else [1])
     shown = pixels_of(picture, limits)
@@ -211,7 +212,8 @@ def _draw_sound(
         label, _, chance = name.rpartition(" ")
         shares.plot(times, of_frames / frame, color=COLOURS[2 + number], label=f"{_short(label)} {chance}", linewidth=1)
     shares.set(ylabel="share a second", title="Gradient times input")
-    for text in shares.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():  # above, off the lines
+    # above the axes, where the legend hides no curve
+    for text in shares.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():
         text.set_parse_math(False)
     in_row = encoder.trunk.patch_embed.grid_size[1]
     weights = attributions[0].rollout.unflatten(0, (-1, in_row)).sum(1)

@@ -20,7 +20,7 @@ from longseq.training.answers.predictions import batches_of
 from longseq.training.data import InputSpec, bounds
 from longseq.training.throughput import timed
 
-_ROUNDS = 20  # of a latency
+_ROUNDS = 20  # timed runs of a latency
 
 
 def export(
@@ -35,8 +35,8 @@ def export(
 ) -> None:
     """Write a trained model as a file that runs without longseq, and check the file on real inputs.
 
-    The file takes what an image file or a sound file holds, and gives probabilities. Normalisation and spectrogram are
-    part of it, resampling is not. It holds the names of the classes, and the sample rate, too.
+    The file takes the contents of an image or sound file and gives probabilities. It includes the normalisation and the
+    spectrogram, but not the resampling. It also holds the class names and the sample rate.
 
     Args:
         ckpt_path: A checkpoint of fit.
@@ -45,12 +45,12 @@ def export(
         out: The file or the folder; by default model.onnx, model.pt2 or model.
         input: A file to check with; by default inputs of the test split.
         root: Folder of the data, if it has moved.
-        tolerance: The largest difference of a probability from longseq's that is accepted.
-        int8: Whether matrices become 8-bit numbers (onnx). The accuracy of the test split is printed before and after.
+        tolerance: The largest accepted difference between its probabilities and longseq's.
+        int8: Whether matrices become 8-bit integers (onnx). The accuracy on the test split is printed before and after.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
-        ValueError: If the model cannot be written in this format, or the file answers otherwise than longseq.
+        ValueError: If the model cannot be written in this format, or the file's answers differ from longseq's.
         CheckpointError: If the checkpoint cannot be read.
         DataError: If the inputs to check with cannot be read.
     """
@@ -72,7 +72,7 @@ def export(
         what = "must be of a model that takes pixels in their order, and the data of this one permutes them"
         raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
     model = predictor.model
-    batch, what = _real_inputs(predictor, input)
+    batch, origin = _real_inputs(predictor, input)
     program = Program(model, predictor.data.inputs)
     write = write_onnx if format == "onnx" else write_torch
     with replacing(path) as part:  # an older file stays until this one is checked
@@ -82,8 +82,8 @@ def export(
         print(f"{path}: {_size(part)}")
         print(_what_it_takes(program, format))
         difference = largest_difference(model, program, run, batch)
-        print(f"largest difference of a probability: {difference:.1e}, on {what}")
-        if not difference <= tolerance:  # NaN is refused too
+        print(f"largest difference of a probability: {difference:.1e}, on {origin}")
+        if not difference <= tolerance:  # this refuses NaN too
             raise ArgumentError(
                 "tolerance", f"must be {difference:.1e} or more for this model, got {tolerance:g}; raise it"
             )
@@ -117,8 +117,7 @@ def facts_of(predictor: Predictor) -> dict[str, Any]:
 
 @torch.inference_mode()
 def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> float:
-    """How far the probabilities of a batch are at most from longseq's: the batch as it is, and its first input
-    alone."""
+    """The largest difference of a probability from longseq's, for a batch and for its first input alone."""
     largest = 0.0
     for inputs in (batch, _first(batch)):
         expected = model.predict_step(inputs, 0)
@@ -128,8 +127,8 @@ def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> fl
 
 @torch.inference_mode()
 def refuse_bound(program: Program, run: Run, format: str, tolerance: float) -> None:
-    """Check that a file of a model for inputs of any length takes others than those that it was traced with, and
-    answers as the model does.
+    """Check that the file of a model for inputs of any length takes other lengths than it was traced with, and gives
+    the model's answers.
 
     Raises:
         ValueError: If it does not.
@@ -138,7 +137,7 @@ def refuse_bound(program: Program, run: Run, format: str, tolerance: float) -> N
         try:
             difference = float((run(*arguments) - program(*arguments)).abs().max())
             reason = f"a probability differs by {difference:.1e}"
-        except Exception as error:  # any operator may refuse a size, with an error of its own
+        except Exception as error:  # any operator may refuse a size, with its own kind of error
             difference, reason = math.inf, str(error).strip().split("\n")[0]
         if not difference <= tolerance:
             size = " x ".join(map(str, arguments[0].shape[1:]))
@@ -148,7 +147,7 @@ def refuse_bound(program: Program, run: Run, format: str, tolerance: float) -> N
 
 @torch.inference_mode()
 def _test_figure(predictor: Predictor, program: Program, run: Run) -> float:
-    """The figure of the test split that the task calls its best, from the probabilities that a file gives."""
+    """The task's best figure (``task.best``) on the test split, from the probabilities that a file gives."""
     model, data = predictor.model, predictor.data
     data.setup("test")
     metric = model.task.own_metrics(model.num_classes)[model.task.best]
@@ -158,7 +157,7 @@ def _test_figure(predictor: Predictor, program: Program, run: Run) -> float:
 
 
 def _real_inputs(predictor: Predictor, path: str | None) -> tuple[Any, str]:
-    """A batch to check with, and what it is."""
+    """A batch to check with, and its description."""
     data = predictor.data
     if path is not None:
         refuse_no_file(path)

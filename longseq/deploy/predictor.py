@@ -34,23 +34,23 @@ from longseq.training.answers.predictions import (
 from longseq.training.classifier import Answers, Classifier
 from longseq.training.data import InputSpec, lacking
 
-_LOUDEST = 100.0  # of a waveform with full scale 1: no recorder has 40 dB more; larger values have another unit
+_LOUDEST = 100.0  # no recording with full scale 1 is 40 dB louder: larger values have another unit
 
 
 class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     """A trained model with the data module that reads its inputs. ``longseq.load`` makes one.
 
-    Its answers are those of the command ``predict``. Its methods save_pretrained, from_pretrained and push_to_hub are
-    those of huggingface_hub: they write and read model.safetensors, config.json and the model card README.md, none of
-    which can hold code. Several threads may ask it at the same time.
+    It gives the same answers as the command ``predict``. Its methods save_pretrained, from_pretrained and push_to_hub
+    come from huggingface_hub. They write and read model.safetensors, config.json and the model card README.md; none of
+    these files can hold code. Several threads may use it at the same time.
 
     Args:
         model: The classifier.
         data: A data module that fulfils DataContract.
-        source: The checkpoint or the folder that it comes from; the model card beside it is shared too.
+        source: The checkpoint or the folder that it was loaded from; the model card beside it is shared too.
 
     Attributes:
-        model, data, source: The same.
+        model, data, source: As in Args.
         class_names: The names of the classes.
     """
 
@@ -64,10 +64,10 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         """Predict the classes of files or arrays.
 
         Args:
-            inputs: A path or an array, or a list of them. An array is what the data module says of an input: a waveform
-                (samples,) of floats at the model's rate, whose full scale is 1, an image (channels, height, width), 0
-                to 255, or what else a module of one's own reads.
-            window: Hear sound files in windows of so many seconds, each with a prediction of its own.
+            inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats at the model's
+                rate, with full scale 1, or an image (channels, height, width), 0 to 255. A user's own data module may
+                define other arrays.
+            window: Seconds of a window. Sound files are split into windows, each with its own prediction.
             hop: Seconds from one window to the next.
             top: How many classes to name, the most probable first.
 
@@ -76,15 +76,15 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
         Raises:
             DataError: If a file cannot be read.
-            ValueError: If a window or a number of classes is out of its range, or an array is none of these.
+            ValueError: If a window or a number of classes is out of its range, or an array has another form.
         """
         predictions: list[Prediction] = []
         has_times = window is not None or hop is not None
         for source in _listed(inputs):
             answered = self._answers(source, window, hop)
-            gathering = FilePredictions(self.model, has_times, top)
-            for of_part in answered:
-                predictions += gathering.add(of_part)
+            of_file = FilePredictions(self.model, has_times, top)
+            for answer in answered:
+                predictions += of_file.add(answer)
         return predictions
 
     def events(
@@ -97,36 +97,36 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         gap: float = Settings().gap,
         shortest: float = Settings().shortest,
     ) -> list[Event]:
-        """What is heard in a recording, and when.
+        """Find the events in a recording, with their times.
 
         Args:
             recording: A path, or a waveform as predict takes it.
-            threshold: The probability that an event reaches, and it goes on while it has half of it; None for that of
-                the model.
-            window: Hear it in windows of so many seconds.
+            threshold: The probability that an event must reach. It lasts while its probability is at least half of
+                that. None means the model's own threshold.
+            window: Seconds of a window; the recording is split into windows.
             hop: Seconds from one window to the next.
             smooth: Seconds over which probabilities are averaged.
             gap: Seconds of silence that do not end an event.
-            shortest: Events that are shorter, in seconds, are left out.
+            shortest: Events shorter than this, in seconds, are left out.
 
         Raises:
             DataError: If the file cannot be read.
-            ValueError: If a setting is out of its range, the model sees images, or an array is no waveform.
+            ValueError: If a setting is out of its range, the model takes images, or an array is not a waveform.
         """
         answered = self._answers(recording, window, hop, scores=True)
-        hearing = EventDetector(self.model, Settings(threshold, smooth, gap, shortest))
-        for of_part in answered:
-            hearing.add(of_part)
-        (heard,) = hearing.heard()
-        return heard.events
+        detector = EventDetector(self.model, Settings(threshold, smooth, gap, shortest))
+        for answer in answered:
+            detector.add(answer)
+        (result,) = detector.heard()
+        return result.events
 
     def embed(self, inputs: Any, window: float | None = None, hop: float | None = None) -> Float[Tensor, "inputs dim"]:
-        """The features of files or arrays, before the head: (inputs, dim). Those of a file that is heard in windows are
+        """The features of files or arrays before the head, (inputs, dim). The features of a file split into windows are
         their mean. Arguments and errors are those of predict."""
         rows = []
         for source in _listed(inputs):
             answered = self._answers(source, window, hop, probabilities=False, features=True)
-            rows += [row for _, row in features_of_files((of_part.part, of_part.features) for of_part in answered)]
+            rows += [row for _, row in features_of_files((answer.part, answer.features) for answer in answered)]
         return torch.stack(rows) if rows else torch.empty(0, self.model.encoder.dim)
 
     def _answers(self, source: Any, window: float | None, hop: float | None, **wanted: bool) -> Iterator[Answers]:
@@ -160,10 +160,10 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
         Args:
             save_directory: The folder.
-            options: Those of huggingface_hub.
+            options: Options of huggingface_hub.
 
         Raises:
-            ValueError: If it holds files of these names that longseq has not written.
+            ValueError: If the folder holds files of these names that longseq did not write.
         """
         refuse_others_files(Path(save_directory), "save_directory")
         return super().save_pretrained(Path(save_directory), **options)
@@ -199,12 +199,12 @@ def load(
     Args:
         source: A checkpoint of fit, a folder that ``export --format safetensors`` or save_pretrained has written, or
             the name of a model on the Hugging Face Hub, such as ``someone/birds``.
-        device: Where it computes.
+        device: The device that it runs on.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
         root: Folder of the data that it was trained with, if it has moved; predictions do not need it.
 
     Raises:
-        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
+        CheckpointError: If the source is not a checkpoint, or does not describe its model and its data.
 
     Example:
         >>> model = longseq.load("runs/fsdd/0/best.ckpt")
@@ -222,13 +222,13 @@ def load(
     if missing:
         raise CheckpointError(f"{source}: its data module lacks {', '.join(missing)}; give another checkpoint")
     if hasattr(data, "download"):
-        data.download = False  # to answer, it needs no data set
-    data.num_workers = 0  # to start processes for each file takes longer than to read it
+        data.download = False  # predictions need no data set
+    data.num_workers = 0  # starting processes for each file would take longer than reading it
     return Predictor(model.to(device), data, source)
 
 
 def refuse_others_files(folder: Path, argument: str) -> None:
-    """Check that sharing a model overwrites no file that longseq has not written.
+    """Check that sharing a model overwrites no file that longseq did not write.
 
     Raises:
         ValueError: If it would; the message names the argument.
@@ -238,7 +238,7 @@ def refuse_others_files(folder: Path, argument: str) -> None:
 
 
 def permutes_pixels(data: Any) -> bool:
-    """Whether a data module puts the pixels of the files that it reads into another order, as MNIST may."""
+    """Whether a data module permutes the pixels of the files that it reads, as MNIST may."""
     return getattr(data, "permutation", None) is not None
 
 
@@ -254,7 +254,7 @@ def refuse_no_file(path: str) -> None:
 
 
 def _refuse_no_pixels(values: Tensor) -> None:
-    """Check an array that is to be seen.
+    """Check an array of pixels.
 
     Raises:
         ValueError: If its numbers are not in 0..255, or are floats in 0..1, as torchvision's ToTensor makes them.
@@ -285,10 +285,10 @@ def _refuse_other_numbers(values: Tensor, inputs: InputSpec) -> None:
 
 
 def _refuse_no_waveform(values: Tensor) -> None:
-    """Check an array that is to be heard, as files are checked.
+    """Check a waveform, as files are checked.
 
     Raises:
-        ValueError: If it is no waveform of floats with full scale 1.
+        ValueError: If it is not a waveform of floats with full scale 1.
     """
     if values.ndim != 1 or not len(values):
         raise ArgumentError("inputs", f"must be (samples,), got {tuple(values.shape)}; average channels first")
@@ -300,18 +300,19 @@ def _refuse_no_waveform(values: Tensor) -> None:
 
 
 def _tensor_of(array: Any) -> Tensor:
-    if isinstance(array, np.ndarray):  # torch takes no strides below 0, no other byte order, nothing read-only
+    if isinstance(array, np.ndarray):  # torch does not take negative strides, another byte order or a read-only array
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     try:
         values = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"must be paths or arrays, or a list of them, got {type(array).__name__}"
-        raise ArgumentError("inputs", f"{what}; make an array or a list of it") from error
-    return values.long() if values.dtype in (torch.uint16, torch.uint32, torch.uint64) else values  # torch has few of
+        raise ArgumentError("inputs", f"{what}; pass a path or an array") from error
+    # torch has few operations on these types
+    return values.long() if values.dtype in (torch.uint16, torch.uint32, torch.uint64) else values
 
 
 def _listed(inputs: Any) -> list[Any]:
-    """One input, or each of several."""
+    """The inputs as a list."""
     if isinstance(inputs, str | PathLike | Tensor | np.ndarray) or not isinstance(inputs, Iterable):
         return [inputs]
     return list(inputs)

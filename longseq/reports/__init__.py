@@ -1,1 +1,1 @@
-"""Measurements that write a table and a picture; each is a command, and a module of the same name."""
+"""Commands that measure something and write a table and a figure. Each has a module of its name."""

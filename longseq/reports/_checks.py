@@ -11,7 +11,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def require_positive(**arguments: float | Sequence[int] | Sequence[float]) -> None:
-    """Check numbers, and lists of lengths or durations, by their names.
+    """Check numbers, and lists of lengths or durations. Errors name them by their keywords.
 
     Raises:
         ValueError: If a number is not positive, or a list is empty or holds a number twice.
@@ -30,7 +30,7 @@ def require_device(device: Device) -> None:
     """Check that this machine has a device.
 
     Raises:
-        ValueError: If it has not.
+        ValueError: If it does not.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", "must be available on this machine, got cuda; leave it out to measure the CPU")

@@ -26,9 +26,9 @@ def approximation(
 
     Queries, keys and values are Gaussian; keys and values are smooth along the tokens, like neighbouring pixels or
     frames. The table compares several E and F: means over windows (mean); matrices trained for this error (learned);
-    E = F = R with R = N(0, 1/k) (gaussian); and the theorems' delta R and exp(-delta) R with delta = 2^-n (theorem).
-    With the theorems' matrices every logit vanishes and the softmax is uniform, so the table also has the error of a
-    uniform softmax over all tokens (uniform). Linformer's theorem 2 promises an error of epsilon for
+    E = F = R with entries from N(0, 1/k) (gaussian); and the theorems' delta R and exp(-delta) R with delta = 2^-n
+    (theorem). With the theorems' matrices every logit vanishes and the softmax is uniform, so the table also has the
+    error of a uniform softmax over all tokens (uniform). Linformer's theorem 2 promises an error of epsilon for
     k = min(9 c log c, 5 log n) / epsilon^2, up to a constant; the table has epsilon for constant 1.
 
     Args:
@@ -41,7 +41,8 @@ def approximation(
         out: Folder for table.md, table.csv and approximation.png.
 
     Raises:
-        ValueError: If a number is out of its range, a list is empty or holds a number twice, or an n has no k.
+        ValueError: If a number is out of its range, a list is empty or holds a number twice, or no k is at most the
+            shortest n.
     """
     require_positive(n=n, k=k, channels=channels, draws=draws, steps=steps)
     if not 0 <= smoothness < math.inf:
@@ -69,7 +70,7 @@ def approximation(
 def random_inputs(
     n: int, channels: int, smoothness: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (n, c) of variance 1, keys and values smoothed along the tokens by a Gaussian."""
+    """Queries, keys and values (n, c) of variance 1. A Gaussian smooths keys and values along the tokens."""
     queries, keys, values = torch.randn(3, n, channels, dtype=torch.float64, generator=generator)
     if smoothness:
         distance = torch.arange(n)[:, None] - torch.arange(n)
@@ -84,7 +85,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "n c"
 
 
 def relative_error(pair: tuple[Tensor, Tensor], n: int, channels: int, smoothness: float, draws: int) -> float:
-    """||Y - softmax(Q (E K)') F V|| / ||Y||, in Frobenius' norm, over inputs that no E has seen."""
+    """||Y - softmax(Q (E K)') F V|| / ||Y||, in the Frobenius norm: the mean over inputs that E and F were not trained
+    on."""
     E, F = pair
     generator = torch.Generator().manual_seed(1)
     errors = []

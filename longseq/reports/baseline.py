@@ -1,8 +1,8 @@
-"""What a simple model reaches on the same splits within seconds: whether a training was worth its time.
+"""A simple model on the same splits, fitted in seconds: it shows whether a training was worth its time.
 
-Images: their pixels, at 16 x 16 at most, by a support vector machine and by the nearest neighbours. Sounds: statistics
-over time of a log-mel spectrogram, by a logistic regression and by extra trees (Geurts et al., 2006), a random forest
-that takes an eighth of the time.
+Images are classified by their pixels, at most 16 x 16, with a support vector machine and with nearest neighbours.
+Sounds are classified by statistics over time of a log-mel spectrogram, with a logistic regression and with extra trees
+(Geurts et al., 2006), a random forest that takes an eighth of the time.
 """
 
 import time
@@ -22,9 +22,9 @@ from longseq.encoders.spectrogram import LogMel
 from longseq.training.data import InputSpec
 
 MOST = 10_000  # samples in all splits: with more, the models would take minutes
-_VERSION = 1  # goes up when the models or what they see of an input change
-_SECONDS = 30.0  # for reading the inputs: large images and slow disks would take more than all else
-_AT_ONCE = 16  # samples: large images and long sounds must not fill the memory
+_VERSION = 1  # increase it when the models or their features change; otherwise old results are reused
+_SECONDS = 30.0  # for reading the inputs: large images on a slow disk would take longer than all other work
+_AT_ONCE = 16  # samples read at once: large images and long sounds must not fill the memory
 _SIDE = 16  # pixels
 _BANDS, _PARTS = 64, 5  # of a spectrogram: mel bands, and parts in time
 
@@ -34,7 +34,7 @@ class BaselineError(Exception):
 
 
 class Baseline(NamedTuple):
-    """A simple model: its name, its accuracy on the validation and on the test split, and the seconds that all took."""
+    """A simple model: its name, its accuracy on the validation and on the test split, and the seconds of all models."""
 
     name: str
     val: float
@@ -48,35 +48,35 @@ class Baseline(NamedTuple):
 
 
 def fit_baseline(data: Any) -> Baseline | None:
-    """Fit simple models to the training split, without augmentation, and test the one that is the best on the
-    validation split. The data module remembers the result.
+    """Fit simple models to the training split, without augmentation, choose one on the validation split, and test it.
+    The data module remembers the result.
 
     Args:
         data: The data module, after setup; each sample has one class.
 
     Returns:
-        None if there are more than 10,000 samples, or if inputs are neither images nor sounds as longseq hears them.
+        None if there are more than 10,000 samples, or if inputs are neither images nor waveforms.
 
     Raises:
-        BaselineError: If the samples cannot be read any more or not within half a minute, if they are neither images
-            nor sounds, or if all samples of the training split are of one class.
+        BaselineError: If the samples can no longer be read or not within half a minute, if they are neither images nor
+            sounds, or if all samples of the training split are of one class.
     """
     rate = _rate_of_sounds(data.inputs)
     is_known = rate is not None or data.inputs.kind == "images"
     if not is_known or sum(map(len, data.splits().values())) > MOST:
         return None
-    what = f"baseline {_VERSION} at {rate} Hz of {dict(data.identity)}"
+    key = f"baseline {_VERSION} at {rate} Hz of {dict(data.identity)}"
     try:
-        return Baseline(**data.remember(what, lambda: _fit(rate, data.splits())._asdict()))
+        return Baseline(**data.remember(key, lambda: _fit(rate, data.splits())._asdict()))
     except Exception as error:
-        # a file is gone since the training has read it, or the cache is on a full disk; all else is a defect
+        # a file was removed after the training read it, or the cache's disk is full; other errors are defects
         if hasattr(error, "exit_code") or isinstance(error, OSError | ArgumentError) or is_out_of_memory(error):
             raise BaselineError(" ".join(str(error).split()) or type(error).__name__) from error
         raise
 
 
 def _rate_of_sounds(inputs: InputSpec) -> int | None:
-    """The samples a second of waveforms; None for other inputs."""
+    """The sample rate of waveforms in Hz; None for other inputs."""
     return None if inputs.shape != (None,) or inputs.rate_hz is None else int(inputs.rate_hz)
 
 
@@ -98,12 +98,12 @@ def _fit(rate: int | None, splits: Any) -> Baseline:
     models = _models_of_images(features["train"]) if rate is None else _models_of_sounds()
     fitted = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a regression that has not quite converged is as good
+        warnings.simplefilter("ignore")  # a regression that has not fully converged is as good
         inputs = {name: values.flatten(1).numpy() for name, values in features.items()}
         for name, model in models.items():
             model.fit(inputs["train"], labels["train"])
             fitted.append((name, model, float(model.score(inputs["val"], labels["val"]))))
-        name, model, val = max(fitted, key=itemgetter(2))  # the test chooses nothing
+        name, model, val = max(fitted, key=itemgetter(2))  # the test split chooses no model
         test = float(model.score(inputs["test"], labels["test"]))
     return Baseline(name, val, test, time.perf_counter() - begin)
 
@@ -137,7 +137,7 @@ def _models_of_images(train: Float[Tensor, "n c h w"]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _features(rate: int | None, split: Any) -> Iterator[Float[Tensor, "b _ ..."]]:
-    """What the models see of a split, a few samples at a time."""
+    """The features of a split, a few samples at a time."""
     log_mel = None if rate is None else LogMel(rate, _BANDS, hop=max(rate // 100, 1), window=max(rate // 40, 1))
     for begin in range(0, len(split), _AT_ONCE):
         inputs, _ = split.__getitems__(list(range(begin, min(begin + _AT_ONCE, len(split)))))

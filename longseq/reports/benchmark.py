@@ -17,7 +17,7 @@ from longseq.reports.plots import COLOURS, Report, colour_of, machine, markdown,
 
 _BASELINES = ("softmax-written", "softmax")
 _HEADER = ["mechanism", "n", "k", "seconds", "spread", "peak MiB", "predicted", "largest batch"]
-_SHARE = 0.7  # share of the free memory that a cell may be expected to take
+_SHARE = 0.7  # of the free memory: a cell that is expected to take more is predicted
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def benchmark(
     take too long, is not tried: its figures are predicted from the shorter lengths of the same column, and marked.
 
     Args:
-        n: Sequence lengths, ascending.
+        n: Sequence lengths.
         k: Projected lengths, for the mechanisms that take k.
         mechanisms: Mechanisms to measure; the two softmax ones are the baselines.
         dim: Width of a token.
@@ -66,7 +66,7 @@ def benchmark(
         device: Where to measure.
         precision: float32, or bfloat16 by autocast.
         repeats: Timed steps of each cell; their median counts.
-        seconds_per_step: The longest step that is measured and not predicted.
+        seconds_per_step: Seconds of the longest step to measure; longer steps are predicted.
         largest_batch: Whether to search, on a GPU, for the largest batch that fits; this takes most of the time there.
         out: Folder for table.md, benchmark.png, and table.csv, which is written after each cell.
 

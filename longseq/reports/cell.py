@@ -1,6 +1,6 @@
 """One cell of an efficiency table, measured in a process of its own: python -m longseq.reports.cell JSON.
 
-In a process of its own, nothing else adds to the peak of memory.
+Nothing else in that process adds to the peak of memory.
 """
 
 import gc
@@ -102,7 +102,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a cell: seconds of each repeat, peak bytes above those of model and inputs, and on a GPU the most
+    """Figures of a cell: seconds of each repeat, and peak bytes above those of model and inputs. On a GPU also the most
     sequences that fit at once."""
 
     seconds: list[float]
@@ -130,7 +130,7 @@ def benchmark_cell(cell: Cell) -> Result:
             out.float().square().mean().backward()
             model.zero_grad()
 
-    few = min(cell.n, 64)  # libraries take their own memory at the first call
+    few = min(cell.n, 64)  # otherwise memory that libraries take at their first call would count
     step(tokens[:1, :few], replace(cell, n=few, k=cell.k and min(cell.k, few)).blocks().to(device))
     gc.collect()
     peak_since = peak_of(device)
@@ -181,7 +181,7 @@ def peak_of(device: torch.device) -> Callable[[], int]:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         return lambda: torch.cuda.max_memory_allocated(device) - before
-    give_back_freed_memory()  # else freed memory would count as memory in use
+    give_back_freed_memory()  # otherwise freed memory would count as memory in use
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
     before = _status("VmRSS")

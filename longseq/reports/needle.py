@@ -1,4 +1,4 @@
-"""How long a recording may be in which a model still hears a second: accuracy against duration."""
+"""In how long a recording a model still finds a sound of one second: accuracy against duration."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -28,27 +28,27 @@ def needle(
     out: str = "needle",
     allow_class: list[str] = [],  # noqa: B006
 ) -> None:
-    """Measure the accuracy of a model of Needles on recordings of the test's digits and backgrounds, by duration.
+    """Measure the accuracy of a model of Needles by duration, on recordings of the test split's digits and backgrounds.
 
-    The model hears each recording as one sequence; it must take any length (any_length). With --window it also hears
-    it in windows that overlap by half, as any model can, and the class with the highest probability in a window is its
-    answer; a model of bounded clips hears windows only. The interval is Wilson's, for 95 %. Time is the median of a
-    pass over one recording, spectrogram included, and memory the peak so far: of the process, or on the GPU.
+    A model for any length (any_length) processes each recording as one sequence. With --window any model also processes
+    each in windows that overlap by half, and answers with the class that has the highest probability in a window. A
+    model of bounded clips then processes windows only. The interval is Wilson's, for 95 %. Time is the median of a pass
+    over one recording, spectrogram included. Memory is the peak so far, of the process or on the GPU.
 
     Args:
         ckpt_path: A checkpoint of a training on Needles.
         seconds: Durations of the recordings.
         trials: Recordings of each duration.
-        window: Length of the windows in seconds; if absent, none are heard.
+        window: Length of the windows in seconds; by default there are no windows.
         root: Folder of the data, if it has moved.
-        device: Where the model hears; the recordings are made on the CPU.
+        device: Where the model runs; the recordings are made on the CPU.
         out: Folder for table.md, table.csv and needle.png.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
-        ValueError: If a number is not positive, seconds hold none or one twice, the device is absent, or the model
-            cannot hear recordings of these durations.
-        CheckpointError: If the checkpoint cannot be read, or its data makes no recordings of any duration.
+        ValueError: If a number is not positive, seconds is empty or holds a number twice, the device is absent, or the
+            model cannot process recordings of these durations.
+        CheckpointError: If the checkpoint cannot be read, or its data cannot make recordings of any duration.
         SettingError: If its task predicts no classes.
     """
     require_positive(seconds=seconds, trials=trials, window=1 if window is None else window)
@@ -67,7 +67,7 @@ def needle(
         ways[f"in windows of {window:g} s"] = round(window * data.sample_rate_hz)
     data.setup("test")
     model.to(device)
-    keep_freed_memory()  # or every pass over an hour would ask for its gigabytes anew, page by page
+    keep_freed_memory()  # otherwise each pass over an hour would request its gigabytes again, page by page
     settings = f"{data.question}, {data.level_db:g} dB, {data.background}, trained up to {data.seconds:g} s"
     report = Report(out, f"{model.encoder.attention!r}; Needles ({settings}); {machine(device)}")
     header = ["seconds", "heard", "tokens", "right", "trials"]
@@ -93,7 +93,7 @@ def needle(
 
 
 def answer(model: Any, waveform: Tensor, window: int | None) -> int:
-    """The label that a model gives a recording, heard whole or in windows of so many samples."""
+    """The label that a model gives a recording, as one sequence or in windows of so many samples."""
     window, hop = (len(waveform),) * 2 if window is None else (window, max(window // 2, 1))
     missing = max(window - len(waveform), -(len(waveform) - window) % hop)
     windows = torch.nn.functional.pad(waveform, (0, missing)).unfold(0, window, hop)
@@ -109,13 +109,14 @@ def _inputs(waveforms: Tensor) -> dict[str, Tensor]:
 
 @styled
 def draw(rows: Sequence[Sequence[Any]], chance: float, title: str) -> Any:
-    """Accuracy with its interval against duration, a line for each way of hearing, from the rows of the table."""
+    """Draw accuracy with its interval against duration, with a line for each way of processing, from the table's
+    rows."""
     figure, (axes,) = panels(1, width=5.0)
     for way in dict.fromkeys(row[1] for row in rows):
-        heard = [row for row in rows if row[1] == way]
+        of_way = [row for row in rows if row[1] == way]
         colour = COLOURS[3 if str(way).startswith("in windows") else 2]
-        x, y = [float(row[0]) for row in heard], [float(row[5]) for row in heard]
-        low, high = zip(*(map(float, row[6].split(" to ")) for row in heard), strict=True)
+        x, y = [float(row[0]) for row in of_way], [float(row[5]) for row in of_way]
+        low, high = zip(*(map(float, row[6].split(" to ")) for row in of_way), strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(x, y, "o-", color=colour, label=f"heard {way}")
     axes.axhline(chance, color=COLOURS[1], linestyle=":", label="chance")

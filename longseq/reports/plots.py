@@ -43,10 +43,10 @@ def can_be_drawn(path: str) -> bool:
 
 
 def refuse_foreign_picture(path: Path, argument: str) -> None:
-    """Check that no picture of somebody else is overwritten.
+    """Check that a path holds no picture that longseq did not draw.
 
     Raises:
-        ValueError: If one would be; the message names the argument.
+        ValueError: If it does; the message names the argument.
     """
     refuse_foreign(path, argument, _MARK.encode())
 
@@ -70,7 +70,7 @@ def colour_of(name: str, names: Sequence[str]) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table of Markdown; numbers are written as they are given."""
+    """A table in Markdown; numbers are written as they are given."""
     return "".join([markdown_row(header), "|" + "---|" * len(header) + "\n", *map(markdown_row, rows)])
 
 
@@ -79,12 +79,12 @@ def markdown_row(cells: Sequence[Any]) -> str:
 
 
 class Report:
-    """A folder, which is made, with table.csv and table.md of what is measured, and with a figure of it at the end.
+    """A folder with table.csv and table.md of a measurement, and a figure of it at the end. The folder is made.
 
     Args:
         out: The folder.
-        about: What is measured, and on what machine: the paragraph above the table.
-        command: The words after ``python`` that measure it, for the first line; without words there is no such line.
+        about: What is measured, and on which machine: the paragraph above the table.
+        command: The command line after ``python``, for the first line of table.md; if empty, there is no such line.
     """
 
     def __init__(self, out: str | Path, about: str, command: Sequence[str] = ()) -> None:
@@ -94,20 +94,20 @@ class Report:
         self.above = "".join(f"{part}\n\n" for part in (first, about) if part)
 
     def write(self, header: Sequence[str], rows: Sequence[Sequence[Any]], text: str | None = None) -> str:
-        """Write the rows that are there, and return what is in table.md: the table, or a text in its place."""
+        """Write the rows so far, and return the content of table.md: the table, or ``text`` instead of it."""
         write_csv(self.folder / "table.csv", header, rows)
         whole = self.above + (markdown(header, rows) if text is None else text)
         write_text(self.folder / "table.md", whole)
         return whole
 
     def end(self, whole: str, figure: Figure, *names: str) -> None:
-        """Save the figure under the first of the names, and print what ``write`` has returned, and where all is."""
+        """Save the figure under the first name, and print what ``write`` returned and the names of all files."""
         figure.savefig(self.folder / names[0])
         print(f"\n{whole}\n{self.folder}/" + ", ".join(["table.md", "table.csv", *names]))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a table; another process that reads it finds the old one or the new one, whole."""
+    """Write a table. A process that reads it meanwhile finds the whole old table or the whole new one."""
     with replacing(path) as part, open(part, "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(header)

@@ -32,7 +32,7 @@ def result_of_python(*arguments: str) -> dict[str, Any] | None:
 
 
 def print_result(compute: Callable[[], dict[str, Any]]) -> None:
-    """Print a result as JSON for ``result_of_python``, or end with the exit code that tells it of a lack of memory."""
+    """Print a result as JSON for ``result_of_python``, or exit with the code that means a lack of memory."""
     try:
         print(json.dumps(compute()))
     except (RuntimeError, MemoryError) as error:

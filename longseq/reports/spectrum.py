@@ -108,7 +108,7 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
         model(inputs)
     for layer, (x, present, rope) in zip(layers, seen, strict=True):
         with watched(layer) as calls, torch.no_grad():
-            # all queries by the formula, as the model may take short cuts
+            # attend uses the formula for all queries; the layer itself may take a shortcut
             AttentionLayer.attend(layer, Tokens(x, x, present, rope))
         most = max(heads.keys.shape[2] for heads in calls)
         formula = layer.formula
@@ -129,8 +129,9 @@ def context_matrices(model: Classifier, inputs: Any) -> Iterator[tuple[Float[Ten
 def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
     """The cumulative sum of singular values, as a share of their whole sum.
 
-    For matrices larger than EXACT, a randomised SVD gives the leading singular values. The whole sum then includes the
-    most that the others can sum to (Cauchy-Schwarz, from the rest of the Frobenius norm): the shares are lower bounds.
+    For matrices larger than EXACT, a randomised SVD gives the leading singular values. The whole sum then includes an
+    upper bound of the sum of the others (Cauchy-Schwarz, from the rest of the Frobenius norm), so the shares are lower
+    bounds.
     """
     if min(matrices.shape[1:]) <= EXACT:
         values = torch.linalg.svdvals(matrices)
@@ -142,8 +143,8 @@ def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
 
 
 def stacked(curves: list[Float[Tensor, "*of _"]]) -> Float[Tensor, "_ *of m"]:
-    """Stack curves of layers or inputs, whose lengths may differ: a shorter curve goes on with its last value, which is
-    1 unless only the leading singular values are known."""
+    """Stack curves of layers or inputs, whose lengths may differ. A shorter curve is extended with its last value,
+    which is 1 unless only the leading singular values are known."""
     longest = max(curve.shape[-1] for curve in curves)
     return torch.stack([torch.cat([c, c[..., -1:].expand(*c.shape[:-1], longest - c.shape[-1])], -1) for c in curves])
 

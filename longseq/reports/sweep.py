@@ -39,35 +39,35 @@ def sweep(
 ) -> None:
     """Train every setting of a grid with several seeds, one after the other, and write a table, a CSV and a figure.
 
-    The settings are compared on the validation split. The best one is tested, and so is the baseline; no other is.
+    Settings are compared on the validation split. Only the best setting and the baseline are tested.
 
-    A sweep that was stopped goes on when it is started again: finished runs are kept, and an interrupted run is
-    resumed. For a search over many settings rather than a grid of few, give Optuna the same command lines.
+    A stopped sweep continues when it is started again: finished runs are kept, and an interrupted run is resumed. To
+    search many settings instead of a small grid, give Optuna the same command lines.
 
     Args:
         config: Configuration files of the experiment.
         grid: Flags and their values, such as model.encoder.attention.k=8,16,32; every combination is trained.
         seeds: Trainings of each setting; their seeds 0, 1, ... decide weights, order and validation split.
         baseline: One more setting, key=value, to compare the others with, such as model.encoder.attention=Softmax.
-        mean_over: A key of the grid whose values are repetitions, like seeds, and not settings: the folds of a data
-            set, for example. Mean and range are then over these values too.
-        metric: The figure of each run's metrics.json that the table and the picture show, such as val/f1; by default
+        mean_over: A key of the grid whose values are repetitions, like seeds, for example the folds of a data set. Mean
+            and range are then over these values too.
+        metric: The metric, from each run's metrics.json, that the table and the figure show, such as val/f1; by default
             the one that chooses the best checkpoint of a training. With test/accuracy every run is tested, and no
-            setting is chosen: the best of many test figures is better than its setting.
-        seconds: Time for the training steps of each run, so that a faster setting takes more of them. The speed of
-            every setting is measured before the first run; its steps are kept in steps.json. None leaves the length
-            to the configuration.
+            setting is chosen, because the best of many test results overestimates its setting.
+        seconds: Time for the training steps of each run, so that a faster setting takes more steps. The speed of every
+            setting is measured before the first run; its number of steps is stored in steps.json. None leaves the
+            length to the configuration.
         flags: Further arguments of every training, passed on as they are. Those of data, model and trainer may also
             be given directly: --data.root DIR.
-        init_from: Folder of another sweep, one of pretraining, say. Each run starts from the weights at the end of the
-            run there that has its setting and seed.
+        init_from: Folder of another sweep, for example of pretraining. Each run starts from the final weights of that
+            sweep's run with the same setting and seed.
         out: Folder for the runs, table.md, table.csv and sweep.png.
 
     Raises:
-        ValueError: If a file is not there, a grid is not of the form key=value,value, mean_over is not a key of it,
-            seeds or seconds are not positive, the folder holds runs of another configuration, other flags or other
-            keys, or step times of another machine, the other sweep lacks a run, a training fails, or its metrics.json
-            does not have the metric. A training that diverges is no such failure: its result is nan.
+        ValueError: If a file is missing, grid is not of the form key=value,value, mean_over is not one of its keys, or
+            seeds or seconds are not positive. If the folder holds runs of another configuration, other flags or other
+            keys, or step times of another machine. If the other sweep lacks a run, a training fails, or its
+            metrics.json does not have the metric. A training that diverges does not fail: its result is nan.
     """
     if seeds < 1:
         raise ArgumentError("seeds", f"must be positive, got {seeds}; 3 show the spread")
@@ -100,7 +100,7 @@ def sweep(
     for setting in all_settings:
         figures[setting] = [runs.result(setting, seed, lengths.get(setting, [])) for seed in range(seeds)]
         print(f"{_title(setting)}: " + ", ".join(f"{result:.4f}" for result in figures[setting]), flush=True)
-    shown = runs.metric or "val/accuracy"  # all have diverged
+    shown = runs.metric or "val/accuracy"  # if all have diverged
     means = averaged(figures, mean_over)
     header, rows = _table(means, shown, None if mean_over else steps, "each seed" if mean_over is None else "each")
     options = {"baseline": baseline, "mean_over": mean_over, "metric": metric}
@@ -109,7 +109,7 @@ def sweep(
     command = ["train.py", "sweep", "--config", *config, "--grid", *grid, "--seeds", str(seeds)]
     command += [word for name, value in options.items() if value for word in (f"--{name}", str(value))]
     report, text = Report(folder, here, command), markdown(header, rows) + "\n"
-    report.write(header, rows, text)  # tests of the best come, and may fail
+    report.write(header, rows, text)  # the tests of the best setting, which follow, may fail
     if shown.startswith("test/"):
         text += "These are figures of the test split: they choose no setting.\n"
     elif runs.metric is not None and (best := _best(means, runs.is_lowest_best(), reference)) is not None:
@@ -148,7 +148,7 @@ def combinations(grid: Sequence[str]) -> list[Setting]:
 
 
 def _split(values: str) -> list[str]:
-    """The parts between the commas that are in no bracket or brace."""
+    """Split at the commas that are outside brackets and braces."""
     parts, depth = [""], 0
     for letter in values:
         depth += (letter in "[{") - (letter in "]}")
@@ -160,7 +160,7 @@ def _split(values: str) -> list[str]:
 
 
 def averaged(figures: dict[Setting, list[float]], mean_over: str | None) -> dict[Setting, list[float]]:
-    """The results of each setting without the key ``mean_over``; the results of all its values are put together."""
+    """The results of each setting without the key ``mean_over``, with the results of all its values in one list."""
     together: dict[Setting, list[float]] = {}
     for setting, results in figures.items():
         others = tuple((key, value) for key, value in setting if key != mean_over)
@@ -169,7 +169,7 @@ def averaged(figures: dict[Setting, list[float]], mean_over: str | None) -> dict
 
 
 def _best(means: dict[Setting, list[float]], is_lowest_best: bool, baseline: Setting | None) -> Setting | None:
-    """The setting with the best mean; None if every one has diverged."""
+    """The setting with the best mean; None if every setting has diverged."""
     mean_of = {setting: statistics.mean(results) for setting, results in means.items() if setting != baseline}
     trained = [setting for setting, mean in mean_of.items() if not math.isnan(mean)]
     return (min if is_lowest_best else max)(trained, key=mean_of.__getitem__, default=None)
@@ -195,8 +195,8 @@ def _words(metric: str) -> str:
 def _table(
     means: dict[Setting, list[float]], metric: str, steps: dict[str, int] | None, per_run: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a column for each key of the settings, one for their steps if they are of equal time, and the
-    figures."""
+    """Header and rows: a column for each key of the settings, one for the steps if settings have equal time, and the
+    results."""
     keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
     header = [*keys, *([] if steps is None else ["steps"]), f"{_words(metric)}, mean", "highest less lowest"]
     rows = []
@@ -210,7 +210,7 @@ def _table(
 
 
 def _texts(paths: Iterable[str]) -> dict[str, str]:
-    """What is in those that are files; others are names of configurations that come with longseq."""
+    """The text of each path that is a file. Other paths are names of configurations that come with longseq."""
     return {path: Path(path).read_text() for path in paths if Path(path).is_file()}
 
 
@@ -252,12 +252,12 @@ class _Runs:
     folder: Path
     config: Sequence[str]
     flags: Sequence[str]
-    others: Path | None  # the folder of the sweep whose weights they start from
+    others: Path | None  # the folder of the sweep that gives the initial weights
     machine: str
     metric: str | None
 
     def result(self, setting: Setting, seed: int, length: Sequence[str]) -> float:
-        """The metric of a run; the run is trained first if it has no result yet. One that diverged keeps its error."""
+        """The metric of a run, which is trained first if it has no result yet. A run that diverged keeps its error."""
         is_of_test = (self.metric or "").startswith("test/")
         name = _name(setting, seed)
         results, diverged = self._results(name), self.folder / "runs" / name / "diverged.txt"
@@ -280,29 +280,29 @@ class _Runs:
         return float(figures[self.metric])
 
     def tested(self, setting: Setting, seed: int, length: Sequence[str]) -> float | None:
-        """The same metric on the test split; None if the flags want no test."""
+        """The same metric on the test split; None if the flags turn the test off."""
         assert self.metric is not None
         return self._tested_figures(setting, seed, length).get(_of_test(self.metric))
 
     def _tested_figures(self, setting: Setting, seed: int, length: Sequence[str]) -> dict[str, float]:
-        """The figures of a run that has ended; it is tested first if it was not yet."""
+        """The figures of a run that has ended, which is tested first if it is not tested yet."""
         (*_, result) = self._results(_name(setting, seed))
         is_tested = any(name.startswith("test/") for name in _read(result))
         if not is_tested and (limit := self._limit_of_tests(setting)) != "0":
             flags = ["--resume", str(result.parent), *length, "--trainer.limit_test_batches", limit]
-            self._train_here(setting, seed, *flags)  # it has ended, and goes on with its test
+            self._train_here(setting, seed, *flags)  # the training has ended, so this only tests
         return _read(result)
 
     def is_lowest_best(self) -> bool:
-        """Whether the lowest value of the metric is the best: of a loss, and of a figure of which the runs say so since
-        it chooses their best checkpoints."""
+        """Whether the lowest value of the metric is the best. The runs say so for the metric that chooses their best
+        checkpoints; any other metric must be a loss."""
         assert self.metric is not None
         (result, *_) = (self.folder / "runs").glob("*/*/metrics.json")
         watched, is_lowest = _watched(result)
         return is_lowest if watched == self.metric else self.metric.endswith("loss")
 
     def _limit_of_tests(self, setting: Setting) -> str:
-        """What the configurations, the grid and the flags of a training say of the batches of its test."""
+        """trainer.limit_test_batches of a training, from the configurations, the grid and the flags."""
         limits = []
         for text in _texts([*self.config, *_configs_in(self.flags)]).values():
             trainer = (yaml.safe_load(text) or {}).get("trainer") or {}
@@ -313,7 +313,7 @@ class _Runs:
         return limits[-1] if limits else "1.0"
 
     def require_weights(self, settings: Sequence[Setting], seeds: int) -> None:
-        """Refuse another sweep that lacks a run from which one of these is yet to start."""
+        """Refuse another sweep if it lacks a run from which a run of this sweep must still start."""
         if self.others is not None:
             for setting, seed in itertools.product(settings, range(seeds)):
                 if not self._results(_name(setting, seed)):
@@ -331,7 +331,8 @@ class _Runs:
         return str(checkpoints[-1])
 
     def steps(self, settings: Sequence[Setting], seconds: float) -> dict[str, int]:
-        """How many optimizer steps every setting takes in a time, measured once, on one machine, and kept in a file."""
+        """How many optimizer steps every setting takes in so many seconds: measured once, on one machine, and stored in
+        a file."""
         record = self.folder / "steps.json"
         measured = json.loads(record.read_text()) if record.exists() else {"measured on": self.machine, "steps": {}}
         steps: dict[str, int] = measured["steps"]
@@ -342,7 +343,7 @@ class _Runs:
                     what = f"must be a folder whose steps were measured on {self.machine}, got {self.folder}"
                     raise ArgumentError("out", f"{what}, of {measured['measured on']}; go on there, or give another")
                 trials = self.folder / "speed"
-                shutil.rmtree(trials / "runs" / name, ignore_errors=True)  # of a sweep that was stopped here
+                shutil.rmtree(trials / "runs" / name, ignore_errors=True)  # left by a sweep that was stopped here
                 self._train(setting, 0, trials, "--experiment", name, *TRIAL)
                 steps[name] = steps_within(seconds, trials / "runs" / name / "0")
                 write_text(record, json.dumps(measured, indent=1))
@@ -360,7 +361,7 @@ class _Runs:
         command += [f"--{key}={value}" for key, value in sorted(setting, key=lambda flag: flag[0].count("."))]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), *self.flags]
         command += ["--trainer.default_root_dir", str(root), "--trainer.enable_progress_bar", "false", *more]
-        command += ["--baseline", "false"]  # one for all runs would be enough, and their output is not seen
+        command += ["--baseline", "false"]  # all runs have the same one, and their output is not seen
         process = run_python(*command)
         if process.returncode:
             message = process.stderr.strip().split("\n")[-1].removeprefix("error: ")
@@ -380,7 +381,7 @@ def _watched(result: Path) -> tuple[str, bool]:
 
 
 class _DivergedError(ArgumentError):
-    """A training of a sweep has diverged; the others can go on."""
+    """A training of a sweep has diverged; the sweep continues with the others."""
 
 
 def _length(steps: int) -> list[str]:
@@ -397,7 +398,7 @@ def _experiment(setting: Setting) -> str:
 
 
 def _refuse_settings_alike(settings: Sequence[Setting]) -> None:
-    """Refuse seeds in the grid, and two settings whose runs would have one name and be taken for one."""
+    """Refuse seeds in the grid, and two settings whose runs would have the same name."""
     by_name: dict[str, Setting] = {}
     for setting in settings:
         for key, _ in setting:
@@ -416,7 +417,8 @@ def _title(setting: Setting) -> str:
 
 @styled
 def draw(figures: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "val accuracy") -> Any:
-    """Draw a metric against the grid's first key, a line for each combination of the others; bars span the seeds."""
+    """Draw a metric against the grid's first key, with a line for each combination of the others; bars span the
+    seeds."""
     figure, (axes,) = panels(1, width=5.0)
     if baseline is not None:
         figures = dict(figures)

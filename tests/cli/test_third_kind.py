@@ -107,7 +107,8 @@ def test_every_command_takes_inputs_of_a_third_kind(signals: Path, command) -> N
     assert (done.code, Path("preview.png").exists()) == (0, True), done.err
     done = command("explain", *checkpoint, "--input", "ecg/fast/0.npy", "--out", "why.png")
     assert done.code == 0, done.err
-    assert re.search(r"^fast [0-9.]+: half of what decided is in \d+ of 120 numbers$", done.out, re.MULTILINE), done.out
+    line = r"^fast [0-9.]+: half of the attribution lies in \d+ of 120 numbers$"
+    assert re.search(line, done.out, re.MULTILINE), done.out
 
     done = command("export", *checkpoint, "--format", "onnx", "--out", "ecg.onnx")
     assert done.code == 0, done.err

@@ -143,7 +143,7 @@ def test_an_image_is_explained(command, digits_run: Path, tmp_path: Path) -> Non
     flags = ["--ckpt_path", digits_run / "best.ckpt", "--input", tmp_path / "grey.png"]
     done = command("explain", *flags, "--top", "2", "--out", tmp_path / "new/explained.png")
     assert done.code == 0, done.err
-    assert len(re.findall(r"\d 0\.\d\d: half of what decided is in \d+ of 64 pixels", done.out)) == 2
+    assert len(re.findall(r"\d 0\.\d\d: half of the attribution lies in \d+ of 64 pixels", done.out)) == 2
     assert Image.open(tmp_path / "new/explained.png").width > 600
     again = command("explain", *flags, "--top", "2", "--out", tmp_path / "new/explained.png")
     assert (again.code, again.out) == (0, done.out), again.err
