@@ -252,8 +252,7 @@ class Images:
 
 
 class Sounds:
-    """Clips of one length, as log-mel spectrograms. Augmentation shifts and masks the clips, changes their volume, adds
-    noise, and mixes them."""
+    """Clips of one length, as log-mel spectrograms. Augmentation shifts, scales, masks and mixes, and adds noise."""
 
     def __init__(self, folder: Path, source: Set) -> None:
         first = next((folder / "train").glob("*/*"))

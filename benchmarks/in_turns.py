@@ -60,8 +60,7 @@ def layer_step(bench: Bench, layer: nn.Module, n: int) -> Step:
 
 
 def as_measured(encoder: ImageEncoder) -> ImageEncoder:
-    """An encoder that takes images as they are. It does not measure the first batch, which would break the graph of
-    torch.compile."""
+    """An encoder that takes images as they are: to measure the first batch would break torch.compile's graph."""
     encoder.set_statistics(encoder.mean, encoder.std)
     return encoder
 

@@ -231,8 +231,7 @@ def core_hours(settings: Sequence[Setting]) -> float:
 
 
 def results(jobs: int, work: Callable[..., Result], *arguments: Sequence[object]) -> Iterator[Result]:
-    """Like ``map``, but with ``jobs`` calls at a time: each result comes as soon as it and those before it are
-    ready."""
+    """Like ``map``, with ``jobs`` calls at a time: each result comes when it and those before it are ready."""
     if jobs == 1:
         yield from map(work, *arguments)
     else:

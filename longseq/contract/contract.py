@@ -34,8 +34,7 @@ def contract(
 
     Args:
         class_path: The class, such as pooled.Pooled.
-        init_args: Arguments of its constructor, such as --init_args.root DIR. If given, only the object made of them is
-            tested.
+        init_args: Arguments of its constructor, such as --init_args.root DIR; if given, only this object is tested.
         allow_class: Packages whose classes may be named, besides ours.
 
     Raises:

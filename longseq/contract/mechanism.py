@@ -175,8 +175,7 @@ def gradients_of_large_tokens_are_finite(mechanism: Mechanism) -> None:
 
 
 def learned(mechanism: Mechanism) -> Any:
-    """A layer with weights as large as after a training. Initial weights are so small that the output hardly depends on
-    the queries."""
+    """A layer with large weights, as after a training: with initial ones its output hardly depends on the queries."""
     layer, generator = layer_of(mechanism).eval(), torch.Generator().manual_seed(1)
     for weight in layer.parameters():
         if weight.ndim == 2:
@@ -264,8 +263,7 @@ def it_has_shapes_on_the_meta_device(mechanism: Mechanism) -> None:
 
 @promise("trained weights are carried to and from other mechanisms", "override carry for weights that depend on n")
 def it_is_carried_to_and_from_others(mechanism: Mechanism) -> None:
-    """``carry`` copies all weights that both have, except the projections, and returns the names of those that start
-    anew."""
+    """``carry`` copies all weights that both have, except the projections, and names those that start anew."""
     for before, after in [*((mechanism, other) for other in _PLAIN), *((other, mechanism) for other in _PLAIN)]:
         trained, new = model(before), model(after)
         for weight in trained.parameters():

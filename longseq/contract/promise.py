@@ -55,8 +55,7 @@ def require(holds: bool, otherwise: str) -> None:
 def require_close(
     value: torch.Tensor, expected: torch.Tensor, what: str, rtol: float | None = None, atol: float | None = None
 ) -> None:
-    """Raise an error that says by how much two tensors differ, unless they are close. Without tolerances, those of
-    ``torch.testing`` apply."""
+    """Raise by how much two tensors differ, unless they are close; torch.testing has the default tolerances."""
     try:
         torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol if atol is None else atol)
     except AssertionError as error:

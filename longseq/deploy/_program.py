@@ -68,8 +68,7 @@ class Program(nn.Module):
 
     def examples(self) -> tuple[Tensor, ...]:
         """Two inputs to trace with. Sounds are shorter than the longest clip, which would skip some operations. Images
-        of any size have at least two rows and columns of tokens, because torch.export treats a dimension of 1 as
-        fixed."""
+        of any size have two rows and columns of tokens or more: torch.export treats a dimension of 1 as fixed."""
         encoder: Any = self.model.encoder
         if not self.has_lengths:
             channels, height, width = encoder.picture_shape
@@ -121,8 +120,7 @@ class Program(nn.Module):
 
 
 def _filled(waveforms: Float[Tensor, "b samples"], length: int) -> Float[Tensor, "b length"]:
-    """Waveforms padded with silence to a length. All lengths take the same operations, because a tracer records only
-    one path."""
+    """Waveforms padded with silence to a length, by the same operations for all lengths, as a tracer needs them."""
     return torch.cat([waveforms, waveforms.new_zeros(waveforms.shape[0], length)], dim=1)[:, :length]
 
 

@@ -46,8 +46,7 @@ def write_card(
         data: The data module, after setup.
         figures: Figures of the best validation and of the test.
         by_class: Figures of each class in the test, by their names.
-        confusions: How often the model predicted each class (column) for each true class (row) in the test; None if
-            this is not counted.
+        confusions: Counts of true class (row) and predicted class (column) in the test; None if they are not counted.
         tested: The checkpoint that was tested.
         command: The command that trained it.
         baseline: A simple model on the same splits, if there is one.

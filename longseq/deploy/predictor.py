@@ -65,8 +65,8 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
 
         Args:
             inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats at the model's
-                rate, with full scale 1, or an image (channels, height, width), 0 to 255. A user's own data module may
-                define other arrays.
+                rate, with full scale 1, or an image (channels, height, width), 0 to 255, or what a user's data module
+                defines.
             window: Seconds of a window. Sound files are split into windows, each with its own prediction.
             hop: Seconds from one window to the next.
             top: How many classes to name, the most probable first.

@@ -41,8 +41,7 @@ def approximation(
         out: Folder for table.md, table.csv and approximation.png.
 
     Raises:
-        ValueError: If a number is out of its range, a list is empty or holds a number twice, or no k is at most the
-            shortest n.
+        ValueError: If a number is out of its range, a list is empty or repeats a number, or an n is shorter than all k.
     """
     require_positive(n=n, k=k, channels=channels, draws=draws, steps=steps)
     if not 0 <= smoothness < math.inf:
@@ -85,8 +84,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "n c"
 
 
 def relative_error(pair: tuple[Tensor, Tensor], n: int, channels: int, smoothness: float, draws: int) -> float:
-    """||Y - softmax(Q (E K)') F V|| / ||Y||, in the Frobenius norm: the mean over inputs that E and F were not trained
-    on."""
+    """||Y - softmax(Q (E K)') F V|| / ||Y||, in the Frobenius norm, the mean over inputs unseen in training."""
     E, F = pair
     generator = torch.Generator().manual_seed(1)
     errors = []

@@ -109,8 +109,7 @@ def _inputs(waveforms: Tensor) -> dict[str, Tensor]:
 
 @styled
 def draw(rows: Sequence[Sequence[Any]], chance: float, title: str) -> Any:
-    """Draw accuracy with its interval against duration, with a line for each way of processing, from the table's
-    rows."""
+    """Draw accuracy with its interval against duration, a line for each way of processing, from the table's rows."""
     figure, (axes,) = panels(1, width=5.0)
     for way in dict.fromkeys(row[1] for row in rows):
         of_way = [row for row in rows if row[1] == way]

@@ -195,8 +195,7 @@ def _words(metric: str) -> str:
 def _table(
     means: dict[Setting, list[float]], metric: str, steps: dict[str, int] | None, per_run: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a column for each key of the settings, one for the steps if settings have equal time, and the
-    results."""
+    """Header and rows: a column for each key, one for the steps of settings with equal time, and the results."""
     keys = list(dict.fromkeys(key for setting in reversed(means) for key, _ in setting))
     header = [*keys, *([] if steps is None else ["steps"]), f"{_words(metric)}, mean", "highest less lowest"]
     rows = []
@@ -331,8 +330,7 @@ class _Runs:
         return str(checkpoints[-1])
 
     def steps(self, settings: Sequence[Setting], seconds: float) -> dict[str, int]:
-        """How many optimizer steps every setting takes in so many seconds: measured once, on one machine, and stored in
-        a file."""
+        """How many optimizer steps each setting takes in so many seconds, measured once on one machine and stored."""
         record = self.folder / "steps.json"
         measured = json.loads(record.read_text()) if record.exists() else {"measured on": self.machine, "steps": {}}
         steps: dict[str, int] = measured["steps"]
@@ -417,8 +415,7 @@ def _title(setting: Setting) -> str:
 
 @styled
 def draw(figures: dict[Setting, list[float]], baseline: Setting | None = None, metric: str = "val accuracy") -> Any:
-    """Draw a metric against the grid's first key, with a line for each combination of the others; bars span the
-    seeds."""
+    """Draw a metric against the grid's first key, a line for each combination of the others; bars span the seeds."""
     figure, (axes,) = panels(1, width=5.0)
     if baseline is not None:
         figures = dict(figures)
