@@ -219,8 +219,15 @@ class DataModule(pl.LightningDataModule, ABC):
         return [(path, 0.0, None)]
 
     def read_part(self, part: Part) -> Shaped[Tensor, "..."]:
-        """One model input from a part of a file, as `parts` returns it."""
-        return self.read(part[0])
+        """One model input from a part of a file, as `parts` returns it.
+
+        Raises:
+            DataError: If the file cannot be read, or does not contain finite numbers.
+        """
+        inputs = self.read(part[0])
+        if inputs.is_floating_point() and not inputs.isfinite().all():
+            raise DataError(f"{part[0]}: contains NaN or infinity; remove such values")
+        return inputs
 
     def split_validation(self, train: Samples) -> Split:
         """The indices of `train` to train on and to validate on: the same share of every class, and whole groups."""
@@ -390,13 +397,14 @@ class DataModule(pl.LightningDataModule, ABC):
         }
 
     def remember(self, what: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A result of the training set. It is cached by the content of the training set.
+        """A result of the training set. It is cached by the content of the training set and what its inputs are.
 
         Args:
             what: Names the result and everything that it depends on, except for the training set.
             compute: Returns tensors and plain values.
         """
-        return cached("statistics", f"{what}\n{self.train_set.digest()}", compute)
+        inputs = f"{self.inputs.shape} {self.inputs.dtype}"  # the digest does not tell (1, 12, n) from (12, 1, n)
+        return cached("statistics", f"{what}\n{inputs}\n{self.train_set.digest()}", compute)
 
     def write_shards(self, folder: Path, samples_per_shard: int) -> int:
         """Write every split as tar archives (archives/write_shards.py), after setup. Returns the number of archives.

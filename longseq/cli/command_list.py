@@ -34,7 +34,7 @@ COMMANDS = {
     "sweep": Command("Train a grid of settings with several seeds, and tabulate their accuracies.", "longseq.reports"),
     "needle": Command("Measure the longest recording in which a model still finds one word.", "longseq.reports"),
     "contract": Command(
-        "Test that your own mechanism, projection or data module does what longseq requires.", "longseq.contract"
+        "Test that your own mechanism, projection, task or data module does what longseq requires.", "longseq.contract"
     ),
     "explain": Command(
         "Draw which pixels or moments of a file decided for each of its most probable classes.", "longseq.deploy"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from longseq.arguments import SettingError
+from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import Mechanism, Projection
 from longseq.contract import data, mechanism, projection, task
 from longseq.contract.promise import BrokenPromise, Promise
@@ -38,9 +38,14 @@ def contract(
         allow_class: Packages whose classes may be named, besides ours.
 
     Raises:
+        ValueError: If the class is named without its package.
         SettingError: If the class does not exist, cannot be made, or breaks a promise.
     """
     allow_classes(allow_class)
+    if "." not in class_path:
+        raise ArgumentError(
+            "class_path", f"must name the package too, got {class_path}; longseq.attention.Linformer does"
+        )
     try:
         kind: Any = class_named(class_path, tuple(KINDS), "class_path")
         plans = planned_arguments(kind, init_args, kind, "init_args")

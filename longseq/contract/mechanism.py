@@ -153,7 +153,7 @@ def fewer_queries_have_the_same_outcome(mechanism: Mechanism) -> None:
             require_close(layer(x, mask, num_queries=3), whole[:, :3], f"{where} outcomes of 3 and of 65 queries")
 
 
-@promise("padding changes nothing", "use the masks: absent values are zero, but absent keys are not")
+@promise("padding changes nothing", "use the masks: absent values are zero, but absent keys and queries are not")
 def padding_changes_nothing(mechanism: Mechanism) -> None:
     plugged, x = model(mechanism).double().eval(), tokens(dtype=torch.float64)
     mask = (torch.arange(65) < 40)[None, None, None].expand(2, 1, 1, 65)

@@ -29,9 +29,8 @@ from longseq.training.answers.predictions import (
     answers,
     batches_of,
     features_of_files,
-    model_and_data,
 )
-from longseq.training.classifier import Answers, Classifier
+from longseq.training.classifier import Answers, Classifier, model_and_data
 from longseq.training.data import InputSpec, lacking
 
 _LOUDEST = 100.0  # no recording with full scale 1 is 40 dB louder: larger values have another unit

@@ -12,7 +12,8 @@ from longseq.files.checkpoint import CheckpointError
 from longseq.reports._checks import Device, require_device, require_positive
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
-from longseq.training.answers.predictions import answers, model_and_data
+from longseq.training.answers.predictions import answers
+from longseq.training.classifier import model_and_data
 from longseq.training.data import Part
 from longseq.training.memory import keep_freed_memory
 from longseq.training.throughput import peak_memory_gib, timed

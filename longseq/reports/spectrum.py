@@ -19,7 +19,7 @@ from longseq.attention.sources import inputs_of, watched
 from longseq.files.checkpoint import CheckpointError
 from longseq.reports.plots import Report, machine, markdown, panels, styled
 from longseq.training import Classifier
-from longseq.training.answers.predictions import model_and_data
+from longseq.training.classifier import model_and_data
 
 EXACT = 4096  # tokens up to which all singular values are computed
 _LEADING = 512  # how many are computed for longer sequences

@@ -27,7 +27,8 @@ from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.forward_pass import shard_of
 from longseq.files.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
-from longseq.files.description import build_from, describe, naming
+from longseq.files.checkpoint import data_of as data_described_by
+from longseq.files.description import allow_classes, build, build_from, describe, naming
 from longseq.tasks import SingleLabel, Task
 from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
@@ -475,3 +476,26 @@ def _numbers(num_classes: int) -> list[str]:
 def _mixers_of(model: pl.LightningModule) -> dict[str, TokenMixer]:
     """The layers that mix tokens, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, TokenMixer)}
+
+
+def model_and_data(
+    ckpt_path: str | PathLike, allow_class: Sequence[str] = (), root: str | None = None
+) -> tuple[Classifier, Any]:
+    """The model of a checkpoint, in evaluation, and the data module that it was trained with.
+
+    Args:
+        ckpt_path: A checkpoint of fit.
+        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        root: Folder of the data, if it has moved.
+
+    Raises:
+        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
+    """
+    allow_classes(list(allow_class))
+    checkpoint = read_checkpoint(ckpt_path)
+    description = data_described_by(checkpoint, ckpt_path)
+    model = Classifier.from_checkpoint(checkpoint).eval()
+    if root is not None:
+        description = {**description, "init_args": {**description["init_args"], "root": root}}
+    with naming(ckpt_path):
+        return model, build(description, pl.LightningDataModule)

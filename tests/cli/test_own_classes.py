@@ -222,6 +222,7 @@ def test_a_data_module_gets_its_arguments_by_name_and_missing_data_is_the_usual_
     [
         (["mine.Pooled"], "class_path: mine.Pooled may not be named; --allow_class mine if you trust it"),
         (["mine.Pooled", "--allow_class", "mine"], "class_path: mine.Pooled is no Mechanism or Projection or "),
+        (["Linformer"], "class_path: must name the package too, got Linformer; give one such as longseq.attention.L"),
         (["datamodules.FSDD"], "init_args: FSDD.__init__() missing 1 required positional argument: 'root'; give"),
         (["datamodules.Digits", "--init_args.size", "0"], "init_args.size: must be in 1..1024, got 0; 8 is"),
         ([], "class_path: "),

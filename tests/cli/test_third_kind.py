@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import longseq
+from datamodules.errors import ArgumentError
+from datamodules.inputs import InputSpec
 
 ECG = '''
 import hashlib
@@ -132,3 +134,35 @@ def test_every_command_takes_inputs_of_a_third_kind(signals: Path, command) -> N
     ):
         with pytest.raises(ValueError, match=what):
             model.predict(wrong)
+    array[0, 1, 7] = np.nan
+    np.save("nan.npy", array[0])
+    done = command("predict", *checkpoint, "--input", "nan.npy")
+    assert done.code == 3
+    assert done.err.splitlines()[-1] == "error: nan.npy: contains NaN or infinity; remove such values"
+
+
+def test_statistics_of_the_same_numbers_in_another_shape_are_measured_anew(signals: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(signals.parent))
+    import ecg_by_me
+
+    class Flat(ecg_by_me.Signals):
+        """Leads as channels."""
+
+        shape = (3, 1, 40)
+
+        def read(self, path):
+            return super().read(path)[0][:, None]
+
+    shapes = []
+    for kind in (ecg_by_me.Signals, Flat):
+        data = kind(root=str(signals))
+        data.setup()
+        remembered = data.remember("shape", lambda data=data: {"shape": list(data.train_set.sample(0).shape)})
+        shapes.append(remembered["shape"])
+    assert shapes == [[1, 3, 40], [3, 1, 40]]
+
+
+def test_a_specification_with_an_axis_that_varies_is_refused_unless_it_is_that_of_sounds() -> None:
+    assert InputSpec("sounds", torch.float32, (None,)).shape == (None,)
+    with pytest.raises(ArgumentError, match=r"inputs.shape must be \(None,\) or a size for each axis"):
+        InputSpec("signals", torch.float32, (1, 12, None))

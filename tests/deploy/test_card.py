@@ -14,7 +14,7 @@ from PIL import Image
 import longseq
 from longseq.deploy.card import _classes, _draw
 from longseq.reports.interval import wilson
-from longseq.training.answers.predictions import model_and_data
+from longseq.training.classifier import model_and_data
 
 pytestmark = pytest.mark.draws
 

@@ -21,7 +21,7 @@ from longseq.files.description import describe
 from longseq.files.model_folder import write_model_folder
 from longseq.reports.cell import peak_of
 from longseq.training import Classifier
-from longseq.training.answers.predictions import model_and_data
+from longseq.training.classifier import model_and_data
 
 
 @pytest.fixture

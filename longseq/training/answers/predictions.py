@@ -4,10 +4,8 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
-from os import PathLike
 from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
 from jaxtyping import Float
 from lightning_fabric.utilities.apply_func import move_data_to_device
@@ -15,8 +13,6 @@ from torch import Tensor
 
 from longseq.arguments import ArgumentError
 from longseq.encoders.patches import stride_of
-from longseq.files.checkpoint import data_of, read_checkpoint
-from longseq.files.description import allow_classes, build, naming
 from longseq.tasks.task import Answer
 from longseq.training.answers.events import Event, EventFinder, Settings, Stitching, row_probabilities, thresholds_of
 from longseq.training.classifier import Answers, Classifier
@@ -224,26 +220,3 @@ class EventDetector:
         self._finder.add(rows)
         if self.keeps_rows:
             self._rows.append(rows)
-
-
-def model_and_data(
-    ckpt_path: str | PathLike, allow_class: Sequence[str] = (), root: str | None = None
-) -> tuple[Classifier, Any]:
-    """The model of a checkpoint, in evaluation, and the data module that it was trained with.
-
-    Args:
-        ckpt_path: A checkpoint of fit.
-        allow_class: Packages whose classes the checkpoint may name, besides ours.
-        root: Folder of the data, if it has moved.
-
-    Raises:
-        CheckpointError: If it is no checkpoint, or does not describe its model and its data.
-    """
-    allow_classes(list(allow_class))
-    checkpoint = read_checkpoint(ckpt_path)
-    description = data_of(checkpoint, ckpt_path)
-    model = Classifier.from_checkpoint(checkpoint).eval()
-    if root is not None:
-        description = {**description, "init_args": {**description["init_args"], "root": root}}
-    with naming(ckpt_path):
-        return model, build(description, pl.LightningDataModule)
