@@ -43,9 +43,8 @@ def contract(
     """
     allow_classes(allow_class)
     if "." not in class_path:
-        raise ArgumentError(
-            "class_path", f"must name the package too, got {class_path}; longseq.attention.Linformer does"
-        )
+        what = f"must name the package too, got {class_path}"
+        raise ArgumentError("class_path", f"{what}; give one such as longseq.attention.Linformer")
     try:
         kind: Any = class_named(class_path, tuple(KINDS), "class_path")
         plans = planned_arguments(kind, init_args, kind, "init_args")
