@@ -435,7 +435,7 @@ def test_images_too(command, tmp_path: Path) -> None:
     (expected,) = model.predict(image.flip(1))
     for found in (of_turned, of_still):
         torch.testing.assert_close(found.probabilities, expected.probabilities)
-    with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got object; make an"):
+    with pytest.raises(ValueError, match="^inputs must be paths or arrays, or a list of them, got object; pass a"):
         model.predict(object())
     with pytest.raises(ValueError, match="^events must be of sounds, but this model sees images; leave it out"):
         model.events(image)
