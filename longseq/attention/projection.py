@@ -261,8 +261,9 @@ def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> Pr
 
 
 def short_product(E: Float[Tensor, "k n"], tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
-    """E X for each sample. ``E @ tokens`` would first copy all tokens, transposed, if there are several samples."""
-    if torch.compiler.is_exporting():  # other programs multiply one matrix by many, and would store E once a sample
+    """E X for each sample. With several samples ``E @ tokens`` would first copy all tokens, transposed."""
+    # an exported program multiplies one matrix by many, and would hold E once for each sample
+    if torch.compiler.is_exporting() or len(tokens) == 1:
         return E @ tokens
     return torch.bmm(E.to(tokens.dtype).expand(len(tokens), -1, -1), tokens)
 
