@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import TrainerFn
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require_positive
 from longseq.compat.lightning import (
     count_from_what_is_validated,
     is_accumulating,
@@ -49,8 +49,7 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs those after 
 
     def __init__(self, last: Path, minutes: float) -> None:
         super().__init__()
-        if minutes <= 0:
-            raise ArgumentError("checkpoint_minutes", f"must be positive, got {minutes}; 10 loses ten minutes at worst")
+        require_positive("10 loses ten minutes at worst", checkpoint_minutes=minutes)
         self.last, self.minutes = last, minutes
         self._saved_at = 0.0
         self._received = 0  # the number of the signal that arrived

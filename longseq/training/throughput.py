@@ -14,7 +14,7 @@ import torch
 from lightning_fabric.utilities.throughput import Throughput
 from torch import Tensor
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require_positive
 from longseq.training.classifier import Classifier
 from longseq.training.devices.processes import copies
 from longseq.training.flops import flops_per_sample, peak_flops
@@ -50,8 +50,8 @@ class ThroughputLogger(pl.Callback):
 
     def __init__(self, peak_flops: float | None = None) -> None:
         super().__init__()
-        if peak_flops is not None and peak_flops <= 0:
-            raise ArgumentError("peak_flops", f"must be positive, got {peak_flops}; an H200 has 989e12 in bfloat16")
+        if peak_flops is not None:
+            require_positive("an H200 has 989e12 in bfloat16", peak_flops=peak_flops)
         self.peak_flops = peak_flops
         self._since: float | None = None  # when time was last counted; None while the clock is stopped
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require_positive
 from longseq.training.answers.attribution import token_maps
 from longseq.training.board.pictures import draw_token_maps, pictures_of
 from longseq.training.board.tensorboard import View, add_sound, board_of, show, step_of
@@ -56,8 +56,7 @@ class Mistakes(View):
 
     def __init__(self, num_samples: int = 8) -> None:
         super().__init__()
-        if num_samples < 1:
-            raise ArgumentError("num_samples", f"must be positive, got {num_samples}; 8 are usual")
+        require_positive("8 are usual", num_samples=num_samples)
         self.num_samples = num_samples
         self._worst: list[Mistake] = []
 
@@ -123,9 +122,7 @@ class AttentionMaps(View):
 
     def __init__(self, every_n_epochs: int = 5, blocks: int = 6) -> None:
         super().__init__()
-        for name, value in {"every_n_epochs": every_n_epochs, "blocks": blocks}.items():
-            if value < 1:
-                raise ArgumentError(name, f"must be positive, got {value}; 5 is usual")
+        require_positive("5 is usual", every_n_epochs=every_n_epochs, blocks=blocks)
         self.every_n_epochs, self.blocks = every_n_epochs, blocks
 
     def see(self, trainer: pl.Trainer, model: Classifier, seen: Mapping[str, Tensor], batch: Any, number: int) -> None:
@@ -159,8 +156,7 @@ class Embeddings(View):
 
     def __init__(self, num_samples: int = 1000) -> None:
         super().__init__()
-        if num_samples < 1:
-            raise ArgumentError("num_samples", f"must be positive, got {num_samples}; 1000 are usual")
+        require_positive("1000 are usual", num_samples=num_samples)
         self.num_samples = num_samples
         self._rows: list[tuple[Tensor, list[list[str]], Tensor | None]] = []
         self._features: Tensor | None = None

@@ -22,7 +22,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import require_positive
 from longseq.compat.lightning import callbacks_of
 from longseq.files.description import settings_of
 from longseq.training.board.pictures import draw_confusions, draw_inputs
@@ -135,10 +135,7 @@ class InputSamples(pl.Callback):
 
     def __init__(self, num_samples: int = 8) -> None:
         super().__init__()
-        if num_samples < 1:
-            raise ArgumentError(
-                "num_samples", f"must be positive, got {num_samples}; leave the callback out to show none"
-            )
+        require_positive("leave the callback out to show none", num_samples=num_samples)
         self.num_samples = num_samples
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require_positive
 from longseq.attention.shard import Split
 from longseq.compat.lightning import callbacks_of
 from longseq.compat.torch import is_compiled
@@ -40,8 +40,7 @@ class SequenceParallel(DDPStrategy):
 
     def __init__(self, tokens: int = 2, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if tokens < 1:
-            raise ArgumentError("tokens", f"must be positive, got {tokens}; 2 devices share a sequence then")
+        require_positive("2 devices share a sequence then", tokens=tokens)
         self.tokens = tokens
         self.data_group: Any = None  # the processes that have the same rows of other samples
         self._token_group: Any = None
