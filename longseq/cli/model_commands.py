@@ -73,6 +73,7 @@ from longseq.cli.settings import (
 from longseq.cli.trainer_flags import (
     refuse_other_number_of_tasks,
     refuse_wrong_numbers,
+    use_tensor_cores,
     warn_of_slow_precision,
     wrong_flag,
 )
@@ -348,6 +349,7 @@ class Commands(CommandLine):
         except Exception as error:  # only Lightning's code runs here, so a flag of the trainer is wrong
             raise wrong_flag(error, self.settings.trainer) from error
         refuse_other_number_of_tasks(trainer)
+        use_tensor_cores(trainer)
         name_awaited_ranks(trainer, clean_up)
         if self.asked.checkpoint is not None:
             restore_within(trainer, refuse_damaged_content)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
+import torch
 from jsonargparse import Namespace
 from pytorch_lightning.accelerators import AcceleratorRegistry
 from pytorch_lightning.plugins.environments import SLURMEnvironment
@@ -88,6 +89,13 @@ def warn_of_slow_precision(trainer: pl.Trainer) -> None:
     if trainer.strategy.root_device.type == "cpu" and name.startswith("bf16") and not has_bfloat16():
         without = "this processor has no instructions for bfloat16, and takes about ten times as long as with 32-true"
         rank_zero_warn(f"trainer.precision: {name}: {without}")
+
+
+def use_tensor_cores(trainer: pl.Trainer) -> None:
+    """Let a GPU multiply float32 matrices in TF32, which keeps 10 bits of each factor. NVIDIA_TF32_OVERRIDE=0 in the
+    environment turns it off."""
+    if trainer.strategy.root_device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
 
 
 def refuse_missing_devices(settings: Namespace) -> None:

@@ -19,6 +19,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from pytorch_lightning.tuner.lr_finder import _LRCallback
+from torch.optim import Optimizer
 
 _Kind = TypeVar("_Kind")
 
@@ -167,6 +168,12 @@ def hand_on_exact_inputs(trainer: pl.Trainer) -> None:
 
 def _unchanged(data: Any) -> Any:
     return data
+
+
+def leave_unscaling_to_lightning(optimizer: Optimizer) -> None:
+    """Let gradients of a fused optimizer be clipped under mixed precision. Such an optimizer offers to unscale the
+    gradients itself, and Lightning then refuses to clip them, in bfloat16 too, which has no scale."""
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def is_accumulating(trainer: pl.Trainer) -> bool:

@@ -1,5 +1,6 @@
 """The optimizer and the learning rate schedule."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,13 +10,13 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
-from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
 from torch import nn
 from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR
 
 from longseq.arguments import ArgumentError, SettingError
-from longseq.compat.lightning import callbacks_of
+from longseq.compat.lightning import callbacks_of, leave_unscaling_to_lightning
 
 # The learning rate after its warm-up: its share of the peak, by the share of the steps that are done.
 _COURSES: dict[str, Callable[[float], float]] = {
@@ -113,6 +114,8 @@ class Optimization:
             raise SettingError(f"model.betas: {name} has {wanted}, got {len(betas)}; leave them out, or choose adamw")
         options: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
         options |= {"lr": self.learning_rate, "weight_decay": self.weight_decay, "layer_decay": self.layer_decay}
+        if _is_fused(name, model):
+            options["fused"] = True
         try:
             optimizer = create_optimizer_v2(model, name, **options)
         except (AssertionError, ImportError, RuntimeError) as error:  # some of timm's optimizers need other packages
@@ -127,6 +130,7 @@ class Optimization:
             group["params"], *others = of_rate.values()
             for weights in others:
                 optimizer.add_param_group({**group, "params": weights})
+        leave_unscaling_to_lightning(optimizer)
         set_rates(model, optimizer, self.learning_rate)
         return optimizer
 
@@ -157,6 +161,12 @@ class Optimization:
             return course(min((done - warmup) / (whole - warmup or 1), 1.0))
 
         return {"scheduler": _Course(optimizer, factor), "interval": "step", "frequency": 1}
+
+
+def _is_fused(name: str, model: nn.Module) -> bool:
+    """Whether one kernel steps all weights: on a GPU, with those of torch's optimizers that have such a kernel."""
+    is_on_gpu = any(weight.is_cuda for weight in model.parameters())
+    return is_on_gpu and "fused" in inspect.signature(get_optimizer_class(name, bind_defaults=False)).parameters
 
 
 def set_rates(model: nn.Module, optimizer: Optimizer, learning_rate: float) -> None:

@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import (
     WeightAveraging,
 )
 from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -179,6 +180,18 @@ def test_a_checkpoint_says_by_which_figure_the_best_one_was_chosen(tmp_path) -> 
             "val/x",
             mode == "min",
         )
+
+
+def test_gradients_of_a_fused_optimizer_are_clipped_under_mixed_precision() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    precision = MixedPrecision("bf16-mixed", "cpu")
+    with pytest.raises(RuntimeError, match="fused"):
+        precision.clip_gradients(optimizer, 1.0)
+    lightning.leave_unscaling_to_lightning(optimizer)
+    weight.grad = torch.full((1,), 4.0)
+    precision.clip_gradients(optimizer, 1.0)
+    assert weight.grad == pytest.approx(1.0)
 
 
 def test_averages_over_steps_are_those_of_the_model_until_their_first_update(tmp_path) -> None:

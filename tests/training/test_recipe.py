@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import fake_gpu, move
 from jsonargparse import ArgumentParser
 
 from longseq.arguments import argument_hints, argument_names
@@ -55,6 +56,16 @@ def test_the_optimizer_has_what_attributes_say_when_it_is_made() -> None:
     model.weight_decay = 0.25  # type: ignore[assignment]
     groups = model.recipe.make_optimizer(model).param_groups
     assert {group["lr"] for group in groups} == {0.5} and {group["weight_decay"] for group in groups} == {0.0, 0.25}
+
+
+@pytest.mark.parametrize(("name", "is_fused"), [("adamw", True), ("sgd", True), ("lion", False)])
+def test_weights_on_a_gpu_are_stepped_by_one_kernel_where_torch_has_one(name: str, is_fused: bool) -> None:
+    with fake_gpu():
+        model = move(classifier(optimizer=name))
+        groups = model.recipe.make_optimizer(model).param_groups
+    assert all(bool(group.get("fused")) is is_fused for group in groups)
+    on_cpu = classifier(optimizer=name)
+    assert not any(group.get("fused") for group in on_cpu.recipe.make_optimizer(on_cpu).param_groups)
 
 
 def test_a_recipe_goes_by_name_alone_and_cannot_be_changed_after_it_was_checked() -> None:
