@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from timm.layers.attention import Attention
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from longseq import ImageEncoder
 from longseq.attention import Mechanism
@@ -66,17 +68,26 @@ def as_measured(encoder: ImageEncoder) -> ImageEncoder:
 
 
 def training_step(
-    bench: Bench, model: nn.Module, height: int, width: int, precision: str, compiles: bool = False
+    bench: Bench,
+    model: nn.Module,
+    height: int,
+    width: int,
+    precision: str,
+    compiles: bool = False,
+    batch: int = 1,
+    mode: str | None = None,
 ) -> Step:
-    """A whole step of training on one image, every pixel a token: forward, backward and AdamW."""
+    """A whole step of training on a batch of images, every pixel a token: forward, backward and AdamW. ``mode`` is one
+    of torch.compile's."""
     model = model.to(bench.device).train()
-    model.compile() if bench.compiles or compiles else None
+    model.compile(mode=mode) if bench.compiles or compiles else None
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    image = torch.randn(1, 3, height, width, device=bench.device)
-    label = torch.zeros(1, dtype=torch.long, device=bench.device)
+    image = torch.randn(batch, 3, height, width, device=bench.device)
+    label = torch.zeros(batch, dtype=torch.long, device=bench.device)
 
     def step() -> None:
         optimizer.zero_grad()
+        torch.compiler.cudagraph_mark_step_begin()
         with autocast(bench, precision):
             logits = model(image)
         F.cross_entropy(logits.float(), label).backward()
@@ -104,6 +115,63 @@ def compare(bench: Bench, ours: Step, theirs: Step, rounds: int) -> list[str]:
     pairs = [(seconds_of(bench, ours), seconds_of(bench, theirs)) for _ in range(rounds)]
     mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
     return [f"{1e3 * mine:.3g} ms", f"{1e3 * other:.3g} ms", *spread([b / a for a, b in pairs])]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a step takes, in milliseconds.
+
+    Attributes:
+        queued: From step to step, if none is waited for: this is what a training takes.
+        host: Until the host has started the step's last kernel.
+        kernels: The sum of the GPU's kernels; None on a CPU.
+        count: The number of these kernels.
+    """
+
+    queued: float
+    host: float
+    kernels: float | None = None
+    count: int = 0
+
+    def __str__(self) -> str:
+        if self.kernels is None:
+            return f"{self.queued:.3g} ms"
+        return f"{self.queued:.3g} ms (host {self.host:.3g}, {self.count} kernels {self.kernels:.3g})"
+
+
+def compare_queued(bench: Bench, ours: Step, theirs: Step, rounds: int) -> list[str]:
+    """Both sides' rates, theirs over ours, and the ratio's spread over the rounds. Steps are queued, as in a training:
+    ``compare`` waits after each one, and so measures the host where a step is short."""
+    sides = ours, theirs
+    for step in sides * 3:
+        step()
+    number = 4 if bench.device == "cpu" else max(4, round(0.15 / min(seconds_of(bench, step) for step in sides)))
+    pairs = [[queued(bench, step, number) for step in sides] for _ in range(rounds)]
+    figures = []
+    for step, times in zip(sides, zip(*pairs, strict=True), strict=True):
+        mine, host = (1e3 * statistics.median(part) for part in zip(*times, strict=True))
+        figures.append(str(Rates(mine, host, *_kernels(step)) if bench.device == "cuda" else Rates(mine, host)))
+    return [*figures, *spread([other[0] / own[0] for own, other in pairs])]
+
+
+def queued(bench: Bench, step: Step, number: int) -> tuple[float, float]:
+    """Seconds a step of this many, one after the other, and seconds of the host alone."""
+    seconds: list[float] = []
+    with timed(seconds, bench.device):
+        begin = time.perf_counter()
+        for _ in range(number):
+            step()
+        host = time.perf_counter() - begin
+    return seconds[0] / number, host / number
+
+
+def _kernels(step: Step) -> tuple[float, int]:
+    """Milliseconds of a step's kernels on a GPU, and their number."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        step()
+        torch.cuda.synchronize()
+    kernels = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
+    return sum(kernel.device_time for kernel in kernels) / 1e3, len(kernels)
 
 
 def spread(ratios: Sequence[float]) -> list[str]:
