@@ -101,8 +101,8 @@ def encode_tokens(
     present, shard = None, shard_of(trunk)
     embed: Any = trunk.patch_embed
     any_length = not embed.strict_img_size
-    # an exported program takes the same path for any batch size
-    if any_length and rows is not None and not torch.compiler.is_exporting() and len(rows) == 1:
+    # a compiled graph cannot read the length, and an exported program takes the same path for any batch size
+    if any_length and rows is not None and not torch.compiler.is_compiling() and len(rows) == 1:
         picture = picture[:, :, : int(rows)]
         picture = F.pad(picture, (0, 0, 0, -picture.shape[2] % embed.patch_size[0]))
     elif rows is not None:

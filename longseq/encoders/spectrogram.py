@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
-from torchaudio.functional import spectrogram as spectrogram_of
 from torchaudio.transforms import MelSpectrogram
 
 from longseq.arguments import ArgumentError, require, require_positive
@@ -213,9 +212,12 @@ class LogMel(nn.Module):
             for begin in range(0, frames, _FRAMES):  # an hour's spectrum would take gigabytes
                 end = min(begin + _FRAMES, frames)
                 of_part = padded[:, begin * hop : (end - 1) * hop + bins]
-                power = spectrogram_of(
-                    of_part, 0, spectrogram.window, bins, hop, spectrogram.win_length, 2.0, False, center=False
+                # torchaudio's own function breaks the graph of torch.compile
+                spectrum = torch.stft(
+                    of_part, bins, hop, spectrogram.win_length, spectrogram.window, center=False, return_complex=True
                 )
+                real, imaginary = torch.view_as_real(spectrum).unbind(-1)
+                power = torch.addcmul(real.square(), imaginary, imaginary)
                 parts.append((self.mel.mel_scale(power) + 1e-6).log())
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 

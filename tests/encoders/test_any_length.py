@@ -130,7 +130,7 @@ def test_a_spectrogram_in_parts_is_the_spectrogram(monkeypatch: pytest.MonkeyPat
     log_mel = LogMel(8000, 20, 80, 200).double()
     waveforms = torch.randn(2, 80 * 50 + 17, dtype=torch.float64)
     whole = (log_mel.mel(waveforms) + 1e-6).log()
-    assert torch.equal(log_mel(waveforms), whole)
+    torch.testing.assert_close(log_mel(waveforms), whole, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr(spectrogram, "_FRAMES", 7)
     torch.testing.assert_close(log_mel(waveforms), whole, rtol=1e-12, atol=1e-12)
 

@@ -6,7 +6,7 @@ import torch
 
 from longseq.attention import Linformer, Softmax
 from longseq.encoders import SpectrogramEncoder
-from longseq.encoders.spectrogram import fft_length
+from longseq.encoders.spectrogram import LogMel, fft_length
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
 
@@ -40,6 +40,29 @@ def test_the_log_mel_is_that_of_a_short_time_fourier_transform_by_hand() -> None
 
     ours = model.front_end(torch.from_numpy(wave).float()[None])[0, 0].T
     torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "mels", "hop", "window"), [(8000, 20, 80, 200), (44100, 128, 441, 1102), (4000, 8, 3, 7)]
+)
+def test_the_log_mel_and_its_gradient_are_those_of_torchaudio(rate: int, mels: int, hop: int, window: int) -> None:
+    """With random sounds, of which some are shorter than a window."""
+    for dtype, exactness in ((torch.float32, 2e-6), (torch.float64, 1e-11)):
+        log_mel = LogMel(rate, mels, hop, window).to(dtype)
+        for samples in (1, hop, window, rate // 3 + 1):
+            waves = (0.1 * torch.randn(3, samples, dtype=dtype)).requires_grad_()
+            pair = log_mel(waves), (log_mel.mel(waves) + 1e-6).log()
+            torch.testing.assert_close(*pair, rtol=1e-6, atol=exactness)
+            if dtype == torch.float64:
+                weights = torch.randn_like(pair[0])
+                gradients = (torch.autograd.grad((weights * side).sum(), waves)[0] for side in pair)
+                torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+def test_silence_has_a_gradient_of_zeros() -> None:
+    waves = torch.zeros(1, 800, requires_grad=True)
+    (gradient,) = torch.autograd.grad(LogMel(8000, 20, 80, 200)(waves).sum(), waves)
+    assert torch.equal(gradient, torch.zeros(1, 800))
 
 
 def test_a_tone_lights_the_band_of_its_frequency() -> None:
