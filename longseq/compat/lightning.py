@@ -176,6 +176,11 @@ def leave_unscaling_to_lightning(optimizer: Optimizer) -> None:
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
+def trainer_of(model: pl.LightningModule) -> pl.Trainer | None:
+    """The model's trainer; None if it has none. Lightning's own property raises an error then."""
+    return model._trainer
+
+
 def is_accumulating(trainer: pl.Trainer) -> bool:
     """Whether the gradients of the finished batch are accumulated: the optimizer waits for another batch."""
     return trainer.fit_loop._should_accumulate()

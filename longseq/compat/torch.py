@@ -2,6 +2,8 @@
 
 import platform
 import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +31,37 @@ def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Whether its compile method was called."""
     return module._compiled_call_impl is not None
+
+
+def plain_call(module: nn.Module) -> Callable[..., Any]:
+    """What a call of the module runs if it is not compiled, with hooks: a function of the module and the arguments."""
+    return type(module)._call_impl
+
+
+def replace_call(module: nn.Module, call: Callable[..., Any]) -> None:
+    """Let calls of the module run a function of the arguments instead, as its compile method does. The function is not
+    part of a copy."""
+    module._compiled_call_impl = call
+
+
+def compile_for_shapes(function: Callable[..., Any], most: int, **options: Any) -> Callable[..., Any]:
+    """torch.compile, with a graph for each shape.
+
+    Args:
+        function: The function.
+        most: The number of graphs. After 8, torch by itself runs the function without compiling it. (timm raises that
+            number for the whole process, but does not promise it.)
+        options: Further arguments of torch.compile.
+    """
+    # the Fourier transform is a call of a library, compiled or not
+    warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex operators")
+    compiled = torch.compile(function, dynamic=False, **options)
+
+    def call(*arguments: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=max(most, torch._dynamo.config.recompile_limit)):
+            return compiled(*arguments)
+
+    return call
 
 
 def is_transformed() -> bool:

@@ -171,8 +171,7 @@ class Encoder(nn.Module, ABC):
         number of rows of each before its padding."""
         picture, rows = self.front_end(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
-        if self.training and not self._is_measured:
-            self._measure_first_batch(inputs)
+        self.measure_if_new(inputs)
         picture = (picture - self.mean) / self.std
         if self.training and is_augmented:
             picture = self.augment(picture)
@@ -235,9 +234,11 @@ class Encoder(nn.Module, ABC):
         super()._load_from_state_dict(*arguments)
         self._is_measured = self._has_statistics()
 
-    def _measure_first_batch(self, inputs: Any) -> None:
+    def measure_if_new(self, inputs: Any) -> None:
         """Measure the first batch of a training without a data module. With DistributedDataParallel each process
         measures its own batch; before the second step all receive the values of the first process."""
+        if not self.training or self._is_measured:
+            return
         if self._has_statistics():  # the buffers were set directly
             self._is_measured = True
             return

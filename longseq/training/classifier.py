@@ -22,6 +22,7 @@ from longseq.compat.lightning import (
     is_resumed_averaging,
     keep_unbegun_averages,
     running_averages,
+    trainer_of,
 )
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder
@@ -34,6 +35,7 @@ from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
 from longseq.training._freezing import freeze_encoder, keep_frozen_statistics
 from longseq.training._initial_weights import start_from_checkpoint, start_from_data
+from longseq.training.compiled import compile_encoder, samples_of_a_batch
 from longseq.training.data import data_of
 from longseq.training.devices.processes import Loss, is_spare_batch, loss_of_step
 from longseq.training.distillation import Teacher
@@ -77,7 +79,8 @@ class Classifier(pl.LightningModule):
         task: What is learned; if absent, SingleLabel: one class for each sample.
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
             length, position embeddings and projections are resampled. If it had other classes, the head starts anew.
-        compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same.
+        compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same. Smaller
+            batches and shorter sounds are padded, so that it is seldom compiled anew (training/compiled.py).
         freeze: What is not trained: ``encoder`` (linear probing: only the head is trained), ``stem``, or a number: the
             embedding, a stem, and that many of the first blocks. If absent, nothing is frozen. Frozen BatchNorm keeps
             its statistics.
@@ -199,9 +202,7 @@ class Classifier(pl.LightningModule):
             if self.trainer.ckpt_path is None and not gets_parts:
                 start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and not is_compiled(self.encoder):
-            self.encoder.compile()
-            self.encoder.token_features = torch.compile(self.encoder.token_features)
-            self.encoder.all_features = torch.compile(self.encoder.all_features)
+            compile_encoder(self.encoder, lambda: samples_of_a_batch(trainer_of(self)))
 
     def _learn_labels(self) -> None:
         names = getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or []

@@ -1,5 +1,6 @@
 """longseq uses parts of libraries that the libraries do not promise to keep: a test fails when a part changes."""
 
+import copy
 import inspect
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from torch._inductor import lowering
 from torchmetrics.classification import MulticlassAccuracy
 
 from datamodules import Digits
@@ -290,6 +292,47 @@ def test_a_module_that_was_compiled_is_known() -> None:
     assert not of_torch.is_compiled(module)
     module.compile()
     assert of_torch.is_compiled(module)
+
+
+def test_the_call_of_a_module_can_be_replaced_and_a_copy_has_its_own() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_forward_hook(lambda *_: torch.ones(3))
+    plain = of_torch.plain_call(module)
+    of_torch.replace_call(module, lambda inputs: 2 * plain(module, inputs))
+    assert of_torch.is_compiled(module)
+    assert torch.equal(module(torch.zeros(2)), 2 * torch.ones(3))
+    assert torch.equal(copy.deepcopy(module)(torch.zeros(2)), torch.ones(3))
+
+
+def test_torch_compiles_for_as_many_shapes_as_asked_for_and_of_itself_for_eight() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    for most, expected in ((1, 8), (10, 10)):
+        torch.compiler.reset()
+        graphs.clear()
+        compiled = of_torch.compile_for_shapes(twice, most, backend=backend)
+        with torch._dynamo.config.patch(recompile_limit=8):  # torch's own; timm raises it
+            assert all(torch.equal(compiled(torch.ones(size)), 2 * torch.ones(size)) for size in range(2, 14))
+        assert len(graphs) == expected
+
+
+def test_torch_warns_in_the_known_words_that_it_calls_a_library_for_a_fourier_transform() -> None:
+    assert "Torchinductor does not support code generation for complex operators" in inspect.getsource(lowering)
+
+
+def test_lightning_tells_the_trainer_of_a_model(tmp_path) -> None:
+    untrained = model()
+    assert lightning.trainer_of(untrained) is None
+    trainer = trainer_of(tmp_path, enable_checkpointing=False)
+    trainer.fit(untrained, datamodule=Digits())
+    assert lightning.trainer_of(untrained) is trainer
 
 
 def test_libgomps_threads_spin_briefly_while_there_are_more_of_them_than_cpus(

@@ -1,0 +1,117 @@
+"""A compiled encoder that meets few shapes, because torch.compile compiles anew for every shape.
+
+A batch with fewer samples than a whole one, such as the last one of an epoch, is filled with copies of its last sample.
+Sounds are followed by silence, up to one of a few lengths. The outputs are those of the given samples: samples do not
+depend on each other, and padding is masked. Both depend on the loader and on the batch alone, and not on earlier
+batches: so a training that is resumed in the middle of an epoch computes the same numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import IterableDataset
+
+from longseq.compat.torch import compile_for_shapes, plain_call, replace_call
+from longseq.encoders import Encoder
+from longseq.encoders.sound import SoundEncoder
+
+_LENGTHS = 8  # of sounds; each takes a compilation, and on average padding of a 16th of the longest clip
+_SHAPES = 64  # compilations of a function: lengths, in training and in evaluation, and other batch sizes
+
+
+def compile_encoder(encoder: Encoder, whole_batch: Callable[[], int | None], **options: Any) -> None:
+    """Compile an encoder in place, so that names in checkpoints stay the same.
+
+    Args:
+        encoder: The encoder: its calls, ``token_features`` and ``all_features`` are compiled.
+        whole_batch: Returns the number of samples in a whole batch of the current loader; None if it is not known.
+        options: Arguments of torch.compile.
+    """
+    replace_call(encoder, _FewShapes(encoder, plain_call(encoder), whole_batch, options))
+    for name in ("token_features", "all_features"):
+        setattr(encoder, name, _FewShapes(encoder, getattr(type(encoder), name), whole_batch, options))
+
+
+def samples_of_a_batch(trainer: pl.Trainer | None) -> int | None:
+    """The number of samples in a whole batch of the loader in use; None if no loader is in use, or if it does not say.
+    A loader with fewer samples has one batch of all."""
+    if trainer is None:
+        return None
+    loaders: Any = None
+    if trainer.training:
+        loaders = trainer.train_dataloader
+    elif trainer.validating or trainer.sanity_checking:
+        loaders = trainer.val_dataloaders
+    elif trainer.testing:
+        loaders = trainer.test_dataloaders
+    elif trainer.predicting:
+        loaders = trainer.predict_dataloaders
+    sizes = [_samples_of_a_batch(loader) for loader in tree_leaves(loaders)]
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def _samples_of_a_batch(loader: Any) -> int | None:
+    size = getattr(loader, "batch_size", None)
+    if size is None or isinstance(loader.dataset, IterableDataset):
+        return size
+    return min(size, len(loader.sampler))  # the sampler has the samples of this process
+
+
+class _FewShapes:
+    """A compiled function of an encoder and a batch. The function is not bound to the encoder, so a copy of the encoder
+    computes with its own weights."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        function: Callable[..., Any],
+        whole_batch: Callable[[], int | None],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._encoder, self._plain, self._whole_batch = encoder, function, whole_batch
+        self._compiled = compile_for_shapes(function, _SHAPES, **options)
+        self._norms = [part for part in encoder.modules() if isinstance(part, _BatchNorm)]
+
+    def __call__(self, inputs: Any) -> Any:
+        encoder = self._encoder
+        encoder.measure_if_new(inputs)  # without padding, and not in the graph
+        if isinstance(encoder, SoundEncoder):
+            is_longer = _samples(inputs) > encoder.num_samples
+            if is_longer and not (encoder.training and encoder.any_length):
+                return self._plain(encoder, inputs)  # the length of a recording seldom comes twice
+            inputs = _lengthened(inputs, encoder)
+        number, whole = len(tree_leaves(inputs)[0]), self._whole_batch()
+        if whole is None or whole <= number or any(norm.training for norm in self._norms):
+            return self._compiled(encoder, inputs)
+        outputs = self._compiled(encoder, tree_map_only(Tensor, lambda part: _filled(part, whole), inputs))
+        return tree_map_only(Tensor, lambda part: part[:number], outputs)
+
+
+def _samples(inputs: Any) -> int:
+    """The number of samples of the longest waveform."""
+    return (inputs["waveforms"] if isinstance(inputs, Mapping) else inputs).shape[-1]
+
+
+def _lengthened(inputs: Any, encoder: SoundEncoder) -> Any:
+    """Sounds that are followed by silence up to the next eighth of the longest clip."""
+    longest, samples = encoder.num_samples, _samples(inputs)
+    step = -(-longest // _LENGTHS)
+    length = -(-samples // step) * step
+    if samples <= longest:
+        length = min(length, longest)
+    if length == samples:
+        return inputs
+    if not isinstance(inputs, Mapping):
+        inputs = {"waveforms": inputs, "lengths": torch.full((len(inputs),), samples, device=inputs.device)}
+    return {**inputs, "waveforms": F.pad(inputs["waveforms"], (0, length - samples))}
+
+
+def _filled(part: Tensor, whole: int) -> Tensor:
+    """A tensor of a whole batch, with copies of the last sample."""
+    return torch.cat([part, part[-1:].expand(whole - len(part), *part.shape[1:])])
