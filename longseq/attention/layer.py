@@ -11,6 +11,7 @@ from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError, require
+from longseq.attention.few_keys import attend_to_few, suits_few_keys
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Formula, Heads, Tokens
 from longseq.attention.mixer import TokenMixer, blank, copy_weights, masked_scores, present_tokens
@@ -273,6 +274,8 @@ def softmax_formula(heads: Heads) -> Float[Tensor, "b h q c"]:
             scores = queries @ scaled.mT
             weights = masked_scores(scores, key_mask).softmax(dim=-1)
             return F.dropout(weights, dropout) @ values.to(queries.dtype)
+    if suits_few_keys(heads):
+        return attend_to_few(heads)
     return attend_in_groups(heads, groups_for(queries, keys))
 
 

@@ -1,0 +1,267 @@
+"""softmax(Q K' / sqrt(c)) V of many queries and few keys by one kernel on a GPU, forward and backward.
+
+The keys and values of a head stay on chip, so neither the n x k matrix of weights nor its sums are stored: the backward
+pass computes the weights again. Queries, keys and values are read where the layer has put them, without a copy. The
+gradients of keys and values are sums over tokens: each program of the GPU writes a partial sum, so nothing depends on
+the order in which programs finish.
+"""
+
+import math
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from longseq.attention.heads import Heads
+from longseq.attention.mixer import masked_scores
+from longseq.compat.torch import is_transformed
+
+# When the kernel is used, and how it is launched (settings_for). Not yet measured on a GPU.
+_MOST_KEYS = 256
+_QUERIES_A_KEY = 4  # with fewer queries for each key, torch's fused kernel has enough work for all processors
+_CHANNELS = range(16, 129)  # of a head
+_MOST_NUMBERS = 16384  # of a head's padded keys: two sums of this size must fit into registers
+_SPARE = (
+    1.5  # Triton's shared memory over what _shared_memory counts: at most 1.34, for four architectures and ten sizes
+)
+_HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
+
+
+class Settings(NamedTuple):
+    """How a kernel is launched.
+
+    Attributes:
+        block: Queries of a tile.
+        warps: Groups of 32 threads in a program.
+        stages: Tiles in flight; while one is computed, the next ones are read.
+        programs: Wanted programs for each processor of the GPU. More programs share the work more evenly; fewer read
+            the keys less often and leave fewer partial sums.
+    """
+
+    block: int
+    warps: int
+    stages: int
+    programs: int
+
+
+def settings_for(dtype: torch.dtype, c: int, k: int, is_backward: bool) -> Settings:
+    """How the kernels are launched for heads of c channels and k keys."""
+    if not is_backward:
+        return Settings(64, 4, 2, 8)
+    is_large = _padded(c) * _padded(k) * dtype.itemsize > 16384
+    return Settings(32 if is_large else 64, 8, 2, 4)
+
+
+def suits_few_keys(heads: Heads) -> bool:
+    """Whether ``attend_to_few`` can compute these heads, and is expected to be faster than torch's fused kernel. It
+    depends on shapes, types and the device only, so a compiler sees no branch."""
+    queries, keys, values, _, key_mask, dropout = heads
+    if queries.device.type != "cuda" or not _HAS_TRITON or dropout or is_transformed():
+        return False
+    if torch.compiler.is_exporting():  # an exported program must run without longseq
+        return False
+    (_, _, n, c), k = queries.shape, keys.shape[2]
+    if not (1 <= k <= _MOST_KEYS and n >= _QUERIES_A_KEY * k and c in _CHANNELS and keys.shape == values.shape):
+        return False
+    if key_mask is not None and key_mask.shape[1:] != (1, 1, k):
+        return False
+    dtypes = {_dtype(part) for part in (queries, keys, values)}
+    if len(dtypes) > 1 or _padded(k) * _padded(c) > _MOST_NUMBERS:
+        return False
+    (dtype,) = dtypes
+    is_fast = dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and _allows_tf32())
+    return is_fast and _SPARE * _shared_memory(dtype, c, k) <= _shared_memory_of(queries.device.index or 0)
+
+
+def attend_to_few(heads: Heads) -> Tensor:
+    """softmax(Q K' / sqrt(c)) V, (b, h, n, c), stored token by token; under autocast in its precision."""
+    queries, keys, values = (part.to(_dtype(part)) for part in heads[:3])
+    return few_keys(queries, keys, values, heads.key_mask)
+
+
+@torch.library.custom_op("longseq::few_keys", mutates_args=())
+def few_keys(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(Q K' / sqrt(c)) V with a mask of keys (b, 1, 1, k) or (1, 1, 1, k), False at keys without weight. A query
+    without any key gets zeros."""
+    settings = settings_for(queries.dtype, queries.shape[3], keys.shape[2], is_backward=False)
+    return run_forward(queries, keys, values, mask, settings)
+
+
+@torch.library.custom_op("longseq::few_keys_backward", mutates_args=())
+def few_keys_backward(
+    grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the queries, (b, h, n, c), and of keys and values, (2, b, k, h, c)."""
+    settings = settings_for(queries.dtype, queries.shape[3], keys.shape[2], is_backward=True)
+    return run_backward(grad, queries, keys, values, mask, settings)
+
+
+def run_forward(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, settings: Settings) -> Tensor:
+    """few_keys, launched in this way."""
+    queries, keys, values = (_with_adjacent_channels(part) for part in (queries, keys, values))
+    out = _by_token(queries)
+    programs, tiles = _share(queries, settings.block, settings.programs)
+    (b, h, n, _), k = queries.shape, keys.shape[2]
+    pointer, step = _of_mask(mask, queries)
+    strides = [stride for part in (queries, keys, values) for stride in part.stride()[:3]]
+    with torch.cuda.device_of(queries):
+        _kernels().attend[(programs * b * h,)](
+            queries, keys, values, pointer, out, n, k, tiles, h, programs, *strides, step, *out.stride()[:3],
+            **_constants(queries, keys, mask, settings),
+        )  # fmt: skip
+    return out
+
+
+def run_backward(
+    grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """few_keys_backward, launched in this way."""
+    grad, queries, keys, values = (_with_adjacent_channels(part) for part in (grad, queries, keys, values))
+    grad_queries = _by_token(queries)
+    programs, tiles = _share(queries, settings.block, settings.programs)
+    (b, h, n, c), k = queries.shape, keys.shape[2]
+    pointer, step = _of_mask(mask, queries)
+    strides = [stride for part in (queries, keys, values) for stride in part.stride()[:3]]
+    parts = keys.new_empty(2, programs, b, k, h, c, dtype=keys.dtype if programs == 1 else torch.float32)
+    with torch.cuda.device_of(queries):
+        _kernels().attend_backward[(programs * b * h,)](
+            queries, keys, values, pointer, grad, grad_queries, parts, n, k, tiles, h, programs, b, *strides, step,
+            *grad.stride()[:3], *grad_queries.stride()[:3], **_constants(queries, keys, mask, settings),
+        )  # fmt: skip
+    return grad_queries, parts[:, 0] if programs == 1 else parts.sum(1).to(keys.dtype)
+
+
+@few_keys.register_fake
+def _(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    return _by_token(queries)
+
+
+@few_keys_backward.register_fake
+def _(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    b, h, k, c = keys.shape
+    return _by_token(queries), keys.new_empty(2, b, k, h, c)
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    queries, keys, values, mask = ctx.saved_tensors
+    if torch.is_grad_enabled():  # for second derivatives, which only autograd can compute
+        return *_gradients_by_autograd([queries, keys, values], mask, grad, ctx.needs_input_grad), None
+    of_queries, of_few = few_keys_backward(grad, queries, keys, values, mask)
+    of_keys, of_values = of_few.transpose(2, 3)
+    return of_queries, of_keys, of_values, None
+
+
+few_keys.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+def _gradients_by_autograd(
+    parts: list[Tensor], mask: Tensor | None, grad: Tensor, needed: tuple[bool, ...]
+) -> list[Tensor | None]:
+    parts = [part.view_as(part) for part in parts]  # without views a gradient would also flow through the inputs' own
+    queries, keys, values = parts
+    scores = masked_scores(queries @ keys.mT * queries.shape[-1] ** -0.5, mask)
+    mixed = scores.softmax(-1) @ values
+    wanted = [part for part, is_needed in zip(parts, needed, strict=False) if is_needed]
+    gradients = iter(torch.autograd.grad(mixed, wanted, grad, create_graph=True))
+    return [next(gradients) if is_needed else None for is_needed in needed[:3]]
+
+
+@register_flop_formula(torch.ops.longseq.few_keys)
+def _flops(queries: torch.Size, keys: torch.Size, *_: Any, **__: Any) -> int:
+    """Two products of n x c and c x k in each head."""
+    return 4 * math.prod(queries) * keys[2]
+
+
+@register_flop_formula(torch.ops.longseq.few_keys_backward)
+def _flops_backward(grad: torch.Size, queries: torch.Size, keys: torch.Size, *_: Any, **__: Any) -> int:
+    """Four products. The fifth, which computes the weights again, is not the model's work."""
+    return 8 * math.prod(queries) * keys[2]
+
+
+def _kernels() -> Any:
+    from longseq.attention import _few_keys_kernels  # here, because torch for CPUs comes without Triton
+
+    return _few_keys_kernels
+
+
+def _dtype(part: Tensor) -> torch.dtype:
+    """The type in which a product of this tensor is computed."""
+    device = part.device.type
+    is_cast = torch.is_autocast_enabled(device) and part.is_floating_point() and part.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if is_cast else part.dtype
+
+
+def _padded(size: int) -> int:
+    """The next power of two, at least the 16 of a tensor core."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _by_token(queries: Tensor) -> Tensor:
+    """An empty tensor (b, h, n, c) that is stored token by token."""
+    b, h, n, c = queries.shape
+    return queries.new_empty(b, n, h, c).transpose(1, 2)
+
+
+def _with_adjacent_channels(part: Tensor) -> Tensor:
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+def _of_mask(mask: Tensor | None, queries: Tensor) -> tuple[Tensor, int]:
+    """A mask's bytes and their step from one sample to the next; with no mask any tensor, which is not read."""
+    if mask is None:
+        return queries, 0
+    mask = mask[:, 0, 0].contiguous()
+    return mask.view(torch.uint8), mask.stride(0) if len(mask) > 1 else 0
+
+
+def _share(queries: Tensor, block: int, wanted: int) -> tuple[int, int]:
+    """The number of programs for each head of a sample, and the most tiles of queries that one of them computes."""
+    b, h, n, _ = queries.shape
+    tiles = -(-n // block)
+    programs = min(tiles, -(-wanted * _processors(queries.device) // (b * h)))
+    of_program = -(-tiles // programs)
+    return -(-tiles // of_program), of_program
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _shared_memory(dtype: torch.dtype, c: int, k: int) -> int:
+    """Bytes of keys and values, of the tiles in flight, and of a tile's weights, in the backward pass."""
+    block, _, stages, _ = settings_for(dtype, c, k, is_backward=True)
+    c, k = _padded(c), _padded(k)
+    return (2 * k * c + 2 * stages * block * c + block * k) * dtype.itemsize
+
+
+@torch.compiler.assume_constant_result
+def _shared_memory_of(index: int) -> int:
+    """Bytes that a program may have on this GPU; 0 without one."""
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin if torch.cuda.is_available() else 0
+
+
+def _constants(queries: Tensor, keys: Tensor, mask: Tensor | None, settings: Settings) -> dict[str, Any]:
+    c, k = queries.shape[3], keys.shape[2]
+    return {
+        "C": c,
+        "CHANNELS": _padded(c),
+        "KEYS": _padded(k),
+        "SCALE": c**-0.5 * math.log2(math.e),
+        "IS_MASKED": mask is not None,
+        "HAS_GAPS": mask is not None or k != _padded(k),
+        "BLOCK": settings.block,
+        "PRECISION": "tf32" if _allows_tf32() else "ieee",  # of float32; other types are multiplied as they are
+        "num_warps": settings.warps,
+        "num_stages": settings.stages,
+    }
+
+
+@torch.compiler.assume_constant_result
+def _allows_tf32() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
