@@ -1,0 +1,57 @@
+"""What a compiled training step asks of an H100, by TorchInductor's own plan: kernels, bytes, and graph breaks."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/schedule.py"
+# the plan is read from classes inside TorchInductor, which change from release to release
+REASON = "benchmarks/schedule.py reads TorchInductor's plan as of torch 2.14"
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(torch.__version__ < "2.14", reason=REASON)]
+
+
+def plans(out: Path, *flags: Any) -> list[dict[str, str]]:
+    """The rows of the script's table. It replaces functions of torch.cuda, so it runs in a process of its own."""
+    done = forked.run(SCRIPT, *flags, "--out", out, cwd=SCRIPT.parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return list(csv.DictReader((out / "table.csv").open()))
+
+
+def test_a_block_is_one_graph_of_few_kernels_and_little_traffic(tmp_path: Path) -> None:
+    n, d, k = 16384, 768, 128
+    size = ["--n", n, "--width", d, "--local", "no"]
+    (block,) = plans(tmp_path, "--parts", "block", "--attention", "Linformer", *size)
+    assert (block["graphs"], block["breaks"]) == ("1", "0")
+    # forward: queries, output and MLP; E X; keys and values. The backward pass has two products for each
+    products = 3 * (20 * n * d * d + 2 * n * k * d + 4 * k * d * d)
+    assert float(block["GFLOP"]) == pytest.approx(products / 1e9, rel=5e-3)
+    assert int(block["kernels"]) <= 56
+    assert int(block["elementwise, MB"]) <= 1760
+
+
+def test_local_mixing_adds_few_kernels(tmp_path: Path) -> None:
+    size = ["--n", 16384, "--width", 768, "--local", "yes"]
+    (block,) = plans(tmp_path, "--parts", "block", "--attention", "Linformer", *size)
+    assert block["graphs"] == "1"
+    assert int(block["kernels"]) <= 83
+    assert int(block["elementwise, MB"]) <= 3300
+
+
+@pytest.mark.parametrize(
+    ("part", "attention", "kernels", "graphs"),
+    [
+        ("block", "Verma", 66, 1),
+        ("image", "Linformer", 100, 1),
+        ("image", "Verma", 110, 1),
+        ("sound", "Linformer", 100, 7),
+    ],
+)
+def test_a_step_has_few_kernels(tmp_path: Path, part: str, attention: str, kernels: int, graphs: int) -> None:
+    size = ["--n", 4096, "--width", 768, "--depth", 1, "--local", "no"]
+    (step,) = plans(tmp_path, "--parts", part, "--attention", attention, *size)
+    assert int(step["kernels"]) <= kernels
+    assert int(step["graphs"]) <= graphs
