@@ -263,8 +263,10 @@ def _linear(weight: Float[Tensor, "h k n"], heads: int | None, kind: type) -> Pr
 def short_product(E: Float[Tensor, "k n"], tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b k d"]:
     """E X for each sample. With several samples ``E @ tokens`` would first copy all tokens, transposed."""
     # an exported program multiplies one matrix by many, and would hold E once for each sample
-    if torch.compiler.is_exporting() or len(tokens) == 1:
+    if torch.compiler.is_exporting():
         return E @ tokens
+    if len(tokens) == 1:  # E @ tokens would multiply the transposes, and so do its gradients
+        return torch.mm(E.to(tokens.dtype), tokens.squeeze(0))[None]
     return torch.bmm(E.to(tokens.dtype).expand(len(tokens), -1, -1), tokens)
 
 
