@@ -41,6 +41,15 @@ def checked_size(size: int, original: int) -> int:
     return size
 
 
+def sides_for(sizes: Int64[Tensor, "n 2"]) -> list[int]:
+    """Height and width of the inputs, if `size` is not given, for images of these heights and widths."""
+    if len(sizes.unique(dim=0)) == 1 and sizes.max() <= _LONGEST_SIDE:
+        sides = sizes[0].tolist()
+    else:
+        sides = [min(int(sizes.amin(1).median()), _LONGEST_SIDE)] * 2
+    return [(side + 4) // 8 * 8 if side > 8 else side for side in sides]
+
+
 class ImageDataModule(DataModule):
     """Images as uint8 (channels, height, width), 0 black and 255 white; one channel is grey, three are RGB.
 
@@ -73,12 +82,16 @@ class ImageDataModule(DataModule):
             DataError: If the file is missing, broken, of an unknown format, or too large.
         """
         with opened(path, self.made_of) as image:
-            height, width = self.made_of(image.height, image.width)
-            # resizing the rows of each band and then all columns gives the same bits as resizing in one call
-            rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
-            for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB", self.white):
-                rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
-            resized = scale(rows, height, width)
+            return self.input_of(image)
+
+    def input_of(self, image: Image.Image) -> UInt8[Tensor, "c h w"]:
+        """The input that `read` makes of a decoded image."""
+        height, width = self.made_of(image.height, image.width)
+        # resizing the rows of each band and then all columns gives the same bits as resizing in one call
+        rows = torch.empty(image.height, width, self.shape[0], dtype=torch.uint8).permute(2, 0, 1)
+        for top, band in bands(image, "L" if self.shape[0] == 1 else "RGB", self.white):
+            rows[:, top : top + band.shape[1]] = scale(band, band.shape[1], width)
+        resized = scale(rows, height, width)
         return functional.center_crop(resized, list(self.shape[1:])).clone()  # a view would keep all of it in memory
 
     def made_of(self, height: int, width: int) -> tuple[int, int]:
@@ -165,12 +178,7 @@ class ImagesOfAnySize(OnDisk, ImageDataModule):
     @property
     def size(self) -> list[int]:
         if self._sides is None:
-            sizes = self.sizes()
-            if len(sizes.unique(dim=0)) == 1 and sizes.max() <= _LONGEST_SIDE:
-                sides = sizes[0].tolist()
-            else:
-                sides = [min(int(sizes.amin(1).median()), _LONGEST_SIDE)] * 2
-            self._sides = [(side + 4) // 8 * 8 if side > 8 else side for side in sides]
+            self._sides = sides_for(self.sizes())
         return self._sides
 
     @property

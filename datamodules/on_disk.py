@@ -103,6 +103,10 @@ class OnDisk(DataModule):
         """All inputs, to stay in memory. The digest identifies their content and how it is read."""
         return in_threads(self.read_item, list(sources), f"reading {self.root}")
 
+    def stay_in_memory(self, sources: Any) -> bool:
+        """Whether the inputs of these sources are decoded once and stay in memory."""
+        return self.bytes_of(sources) <= _IN_MEMORY_BYTES if self.in_memory is None else self.in_memory
+
     def details(self, sources: Any) -> dict[str, Any]:
         """Further keyword arguments of samples_of for these sources."""
         return {}
@@ -135,8 +139,7 @@ class OnDisk(DataModule):
         sources = chosen(table.sources, rows)
         content = f"{self.settings_of_reading()} ".encode() + self.content_of(sources)
         digest = hashlib.sha256(content).hexdigest()
-        in_memory = self.bytes_of(sources) <= _IN_MEMORY_BYTES if self.in_memory is None else self.in_memory
-        inputs = self.read_all(sources, digest) if in_memory else Files(sources, self.read_item)
+        inputs = self.read_all(sources, digest) if self.stay_in_memory(sources) else Files(sources, self.read_item)
         return self.samples_of(inputs, table.labels[rows], chosen(table.names, rows), digest, **self.details(sources))
 
     def setup(self, stage: str | None = None) -> None:

@@ -178,19 +178,31 @@ def examine_image(path: Source) -> dict[str, Any]:
         DataError: If the image cannot be read; see `opened`.
     """
     with opened(path) as image:
-        facts: dict[str, Any] = {"height": image.height, "width": image.width}
-        if (pages := _pages(path)) > 1:
-            facts["pages"] = pages
-        if image.mode in _WHITE:  # any value may be wrong
-            ends = [float(end(np.asarray(crop))) for _, crop in _crops(image) for end in (np.min, np.max)]
-            if not all(map(math.isfinite, ends)):  # NumPy's min and max of values with NaN are NaN
-                raise ValueError("values that are not finite")
-            return {**facts, "lowest": min(ends), "highest": max(ends), "white": _WHITE[image.mode]}
-        is_deep = ";16" in image.info[_UNPACKING]
-        _pixels(image.crop((0, 0, 1, 1)), "RGB")  # one pixel shows whether Pillow can convert the mode
-        if is_deep:
-            facts["upper_byte"] = max(int(crop.max()) for _, crop in bands(image, "RGB"))
-        return facts
+        return facts_of(image, path)
+
+
+def facts_of(image: Image.Image, path: Source) -> dict[str, Any]:
+    """The facts that `examine_image` returns, of an image that `opened` decoded from this path."""
+    facts: dict[str, Any] = {"height": image.height, "width": image.width}
+    if image.format != "JPEG" and (pages := _pages(path)) > 1:  # JPEG with several images has another format, MPO
+        facts["pages"] = pages
+    if image.mode in _WHITE:  # any value may be wrong
+        ends = [float(end(np.asarray(crop))) for _, crop in _crops(image) for end in (np.min, np.max)]
+        if not all(map(math.isfinite, ends)):  # NumPy's min and max of values with NaN are NaN
+            raise ValueError("values that are not finite")
+        return {**facts, "lowest": min(ends), "highest": max(ends), "white": _WHITE[image.mode]}
+    is_deep = ";16" in image.info[_UNPACKING]
+    _pixels(image.crop((0, 0, 1, 1)), "RGB")  # one pixel shows whether Pillow can convert the mode
+    if is_deep:
+        facts["upper_byte"] = max(int(crop.max()) for _, crop in bands(image, "RGB"))
+    return facts
+
+
+def size_in_header(path: Source) -> tuple[int, int] | None:
+    """Height and width of an image before any rotation, without decoding it; None if it cannot be read."""
+    with suppress(Exception), Image.open(path, formats=_formats(path)) as image:  # hostile bytes raise anything
+        return image.height, image.width
+    return None
 
 
 def _pages(path: Source) -> int:
@@ -222,10 +234,12 @@ def too_bright(facts: dict[str, Any], white: float | None) -> str:
         facts: The facts of the image, from examine_image.
         white: See `bands`.
     """
-    white = facts.get("white") if white is None else white
-    if white is None or facts["highest"] <= _BRIGHTEST * white:
+    if "white" not in facts:  # not a deep grey image, so its white is 255
         return ""
+    white = float(facts["white"] if white is None else white)
     highest = facts["highest"]
+    if highest <= _BRIGHTEST * white:
+        return ""
     return f"values up to {highest:g}, where {white:g} is white; divide them, or give the value of white, --data.white"
 
 

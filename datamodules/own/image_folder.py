@@ -1,5 +1,7 @@
 """The user's own images: a folder of class folders, or a table of paths and labels."""
 
+from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -7,11 +9,22 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from datamodules.decoding.image_files import examine_image, remark_on_pages, remarks_on_depth, too_bright, too_large
-from datamodules.images import ImagesOfAnySize
+from datamodules.decoding.image_files import (
+    examine_image,
+    facts_of,
+    opened,
+    remark_on_pages,
+    remarks_on_depth,
+    size_in_header,
+    too_bright,
+    too_large,
+)
+from datamodules.images import ImagesOfAnySize, sides_for
 from datamodules.own.files import FileDataModule, Item
 from datamodules.own.own_files import OwnFiles
 from datamodules.own.scan import Facts
+
+_FEW = 100  # headers that tell the size of the inputs before the scan
 
 
 class ImageFiles(FileDataModule, ImagesOfAnySize):
@@ -26,8 +39,48 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
     def sizes(self) -> Int64[Tensor, "n 2"]:
         return torch.tensor([(facts["height"], facts["width"]) for facts in self._readable().values()])
 
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        self._decoded.clear()  # inputs of the scan that no split took
+
+    @cached_property
+    def _decoded(self) -> dict[Path, UInt8[Tensor, "c h w"]]:
+        """Inputs that the scan made of the files that it decoded, until the splits take them."""
+        return {}
+
+    @cached_property
+    def facts(self) -> dict[str, Facts]:
+        self._reader = self._reader_in_scan()
+        return super().facts
+
+    def _reader_in_scan(self) -> "ImageFiles | None":
+        """A copy that knows the size of its inputs before the scan; None if inputs do not stay in memory.
+
+        A few headers tell the size. If the scan then finds another size, files are decoded again.
+        """
+        reader = copy(self)
+        if self._sides is None:
+            few = self.items[:: len(self.items) // _FEW + 1]
+            sizes = [size for item in few if (size := size_in_header(self.folder / item.path))]
+            if not sizes:
+                return None
+            reader._sides = sides_for(torch.tensor(sizes))
+        return reader if reader.stay_in_memory(self.items) else None
+
     def examine(self, path: Path) -> Facts:
-        return examine_image(path)
+        reader = self._reader
+        if reader is None:
+            return examine_image(path)
+
+        def made_of(height: int, width: int) -> tuple[int, int]:
+            is_input = not too_large(height, width, reader.made_of)
+            return reader.made_of(height, width) if is_input else (height, width)
+
+        with opened(path, made_of) as image:
+            facts = facts_of(image, path)
+            if not (too_large(image.height, image.width, reader.made_of) or too_bright(facts, self.white)):
+                self._decoded[path] = reader.input_of(image)
+        return facts
 
     def wrong_part(self, item: Item) -> str:
         facts = self.facts[item.path]
@@ -41,7 +94,9 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
         return good
 
     def read_item(self, item: Item) -> UInt8[Tensor, "c h w"]:
-        return self.read(self.folder / item.path)
+        path = self.folder / item.path
+        decoded = self._decoded.pop(path, None)
+        return self.read(path) if decoded is None or decoded.shape != self.shape else decoded
 
 
 class ImageFolder(OwnFiles, ImageFiles):
