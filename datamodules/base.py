@@ -26,7 +26,7 @@ from datamodules.hold_out import Split, folds_of, hold_out
 from datamodules.inputs import InputSpec
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
-from datamodules.samples import Files, ForTraining, LabelledTensors, Samples
+from datamodules.samples import Files, ForTraining, LabelledTensors, Samples, Unfinished
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
@@ -35,6 +35,9 @@ __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", 
 _LARGEST_BATCH = 2**20
 # A smaller share is a mistake too: it holds out one sample of each class, which measures nothing.
 _SMALLEST_SHARE = 1e-4
+_SHARE_ON_GPU = (
+    0.1  # of the free memory of a GPU: the training set takes no more, so that batches may be as large as without
+)
 
 
 Part = tuple[str, float, float | None]  # a path, and the start and end in seconds; None is the end of the file
@@ -140,6 +143,7 @@ class DataModule(pl.LightningDataModule, ABC):
         self.predict_parts: list[Part] = []
         self.remarks: list[str] = []
         self._start = (0, 0)
+        self._training: ForTraining | None = None
 
     def state_dict(self) -> dict[str, int]:
         """The position in a training: the epoch, its finished batches, the batch size and the number of processes."""
@@ -428,7 +432,34 @@ class DataModule(pl.LightningDataModule, ABC):
         labels = train.labels if self.balanced else None
         sampler = CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels, self._ranks)
         sampler.start(*self._start)
-        return self._loader(ForTraining(train, self.augment, self.seed), sampler=sampler)
+        gpu = self._gpu()
+        training = ForTraining(train, self.augment, self.seed, is_deferred=gpu is not None)
+        if gpu is not None:
+            training.is_on_device = training.num_bytes <= _SHARE_ON_GPU * self._free_bytes(gpu)
+        self._training = training
+        options = {"num_workers": 0, "persistent_workers": False} if training.is_on_device else {}
+        return self._loader(training, sampler=sampler, **options)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Finish a training batch on the GPU; other batches do not change."""
+        if not isinstance(batch, Unfinished):
+            return batch
+        assert self._training is not None
+        return self._training.finish(batch)
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Give back the GPU's memory of the training set."""
+        self._training = None
+
+    def _gpu(self) -> torch.device | None:
+        """The GPU of a training, which finishes batches; None on a CPU, where the loader does it."""
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return None
+        device = self.trainer.strategy.root_device
+        return device if device.type == "cuda" else None
+
+    def _free_bytes(self, gpu: torch.device) -> int:
+        return torch.cuda.mem_get_info(gpu)[0]
 
     def val_dataloader(self) -> DataLoader:
         return self._loader(self.val_set, sampler=RankSampler(len(self.val_set), self.val_set.lengths, self._ranks))
@@ -460,13 +491,12 @@ class DataModule(pl.LightningDataModule, ABC):
         return all_ranks() if asked is None else (asked["rank"], asked["num_replicas"])
 
     def _loader(self, dataset: Any, **options: Any) -> DataLoader:
+        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
         return DataLoader(
             dataset,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             # seeds the workers; without it the loader would draw from the generator of the training
             generator=torch.Generator().manual_seed(self.seed),
             # the data set returns whole batches
-            **{"batch_size": self.batch_size, "collate_fn": _as_it_is, **options},
+            **{**workers, "batch_size": self.batch_size, "collate_fn": _as_it_is, **options},
         )

@@ -1,13 +1,12 @@
-"""Random changes of an image in training that do not change its class. They use torch's generator."""
+"""Random changes of an image in training that do not change its class."""
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
-from torchvision.transforms import v2
 
+from datamodules.batch_augment import BatchTransform, Flip
 from datamodules.errors import require
 from datamodules.mirroring import MOST, Mirrored, mirrored_accuracy
 
@@ -15,38 +14,35 @@ if TYPE_CHECKING:
     from datamodules.base import DataModule
 
 
-class ImageTransform(v2.Transform, ABC):
-    """A random change of an image (c, h, w) that keeps its size."""
-
-    @abstractmethod
-    def forward(self, image: UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:
-        """Change an image at random."""
-
-
-class Shift(ImageTransform):
+class Shift(BatchTransform):
     """Shift the image by up to a fraction of its height and of its width. The border is filled by reflection.
 
     Args:
         fraction: The largest shift, in 0..0.5 (0 excluded).
     """
 
+    num_draws = 2
+
     def __init__(self, fraction: float = 0.125) -> None:
         super().__init__()
         require(0 < fraction <= 0.5, "fraction", "in 0..0.5 (0 excluded)", fraction, "0.125 is an eighth of the image")
         self.fraction = fraction
 
-    def forward(self, image: UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:
-        for axis in (1, 2):
-            image = image.index_select(axis, self._places(image.shape[axis]))
-        return image
+    def change(self, images: UInt8[Tensor, "b c h w"], draws: Float64[Tensor, "b m"]) -> UInt8[Tensor, "b c h w"]:
+        (height, width), (of_rows, of_columns) = images.shape[-2:], draws.unbind(1)
+        rows, columns = self._places(height, of_rows), self._places(width, of_columns)
+        places = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
+        return images.flatten(2).gather(2, places[:, None].expand(-1, images.shape[1], -1)).view_as(images)
 
-    def _places(self, side: int) -> Tensor:
+    def _places(self, side: int, draws: Float64[Tensor, " b"]) -> Int64[Tensor, "b {side}"]:
+        """Where the pixels of a row or column come from."""
         most = min(round(self.fraction * side), side - 1)
-        places = (torch.arange(side) + torch.randint(-most, most + 1, ())).abs()
+        shifts = (draws * (2 * most + 1)).long() - most
+        places = (torch.arange(side, device=draws.device) + shifts[:, None]).abs()
         return torch.where(places < side, places, 2 * side - 2 - places)
 
 
-class Mirror(ImageTransform):
+class Mirror(Flip):
     """Mirror half of the images from left to right, unless that changes their classes.
 
     Mirroring changes a digit, a letter or an arrow, but not most things in photographs. The training split decides
@@ -56,7 +52,7 @@ class Mirror(ImageTransform):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(-1, 0.5)
         self._is_on = True
 
     def look_at(self, data: "DataModule") -> str | None:
@@ -82,5 +78,5 @@ class Mirror(ImageTransform):
         figures = f"an SVM recognises {plain:.2f} of held-out images, and {mirrored:.2f} mirrored"
         return f"no image is mirrored in training, which would change classes: {figures}"
 
-    def forward(self, image: UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:
-        return image.flip(2) if self._is_on and torch.rand(()) < 0.5 else image
+    def change(self, images: UInt8[Tensor, "b c h w"], draws: Float64[Tensor, "b m"]) -> UInt8[Tensor, "b c h w"]:
+        return super().change(images, draws) if self._is_on else images

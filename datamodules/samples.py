@@ -1,16 +1,19 @@
 """The data sets of a data module's loaders: labelled inputs in memory or in files, and how they become batches."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float32, Int64, Shaped
+from jaxtyping import Float32, Float64, Int64, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from datamodules.batch_augment import changed, divided, draws_of
 from datamodules.cache import sha256_of_text
+from datamodules.errors import say
 from datamodules.labels import Labels
 
 
@@ -185,6 +188,20 @@ class Files(Sequence[Result]):
         return map(self.read, self.sources)
 
 
+class Unfinished(NamedTuple):
+    """A training batch that `ForTraining.finish` completes on the device of the training.
+
+    Attributes:
+        inputs: (b, *shape), or if the whole training set is on the device, indices (b,).
+        labels: The label of each sample.
+        draws: The random numbers of each sample.
+    """
+
+    inputs: Tensor
+    labels: Labels
+    draws: Float64[Tensor, "b m"]
+
+
 class ForTraining(Dataset):
     """The samples of a training epoch, cropped at random and augmented: (seed, epoch, index) decide the changes.
 
@@ -192,27 +209,70 @@ class ForTraining(Dataset):
 
     Args:
         samples: The samples without changes.
-        transforms: Applied to each input in turn; they draw from torch's own generator.
+        transforms: Applied to each input in turn; they draw from torch's own generator. The last ones are applied to
+            whole batches where that gives the same (batch_augment.py).
         seed: The seed of crops and transforms.
+        is_deferred: Whether a batch is `Unfinished` where possible, so that its last changes happen on another device.
+
+    Attributes:
+        is_on_device: Whether a batch is of indices, and `finish` takes their inputs from a copy of all samples on the
+            device.
     """
 
-    def __init__(self, samples: Samples, transforms: Sequence[Callable[[Tensor], Tensor]], seed: int) -> None:
-        self.samples, self.transforms, self.seed = samples, transforms, seed
+    def __init__(
+        self,
+        samples: Samples,
+        transforms: Sequence[Callable[[Tensor], Tensor]],
+        seed: int,
+        is_deferred: bool = False,
+    ) -> None:
+        self.samples, self.seed, self.is_deferred = samples, seed, is_deferred
+        is_tensor = type(samples).collate is Samples.collate  # a batch of inputs
+        self.transforms, self._of_batches = divided(transforms) if is_tensor else (transforms, [])
+        self._num_draws = sum(transform.num_draws for transform in self._of_batches)
+        self.is_on_device = False
+        self._on_device: Tensor | None = None
         self.labels, self.names, self.collate = samples.labels, samples.names, samples.collate
+
+    @property
+    def num_bytes(self) -> float:
+        """The size of a copy of all samples on the device; infinity if batches cannot be made of one."""
+        is_enough = isinstance(self.samples, LabelledTensors) and not self.transforms
+        return self.samples.inputs.nbytes if is_enough else math.inf  # type: ignore[union-attr]
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitems__(self, keys: list[int]) -> tuple[Any, Tensor]:
-        indices = [key % len(self) for key in keys]
-        if not (self.transforms or self.samples.is_cropped):
-            return self.samples.__getitems__(indices)
-        with torch.random.fork_rng(devices=[]):
-            inputs = [self.draw(key) for key in keys]
-        return self.samples.collate(inputs), self.labels[indices]
+    def __getitems__(self, keys: list[int]) -> tuple[Any, Tensor] | Unfinished:
+        places = [divmod(key, len(self)) for key in keys]
+        indices = [index for _, index in places]
+        if self.is_on_device:
+            inputs: Any = torch.tensor(indices)
+        elif self.transforms or self.samples.is_cropped:
+            with torch.random.fork_rng(devices=[]):
+                inputs = self.samples.collate([self.draw(key) for key in keys])
+        else:
+            inputs, _ = self.samples.__getitems__(indices)
+        labels = self.labels[indices]
+        if not (self._of_batches or self.is_on_device):
+            return inputs, labels
+        batch = Unfinished(inputs, labels, draws_of(self.seed, places, self._num_draws))
+        return batch if self.is_deferred else self.finish(batch)
+
+    def finish(self, batch: Unfinished) -> tuple[Tensor, Labels]:
+        """The batch with its inputs, changed on the device that they are on."""
+        inputs, labels, draws = batch
+        if self.is_on_device:
+            if self._on_device is None:
+                assert isinstance(self.samples.inputs, Tensor)
+                self._on_device = self.samples.inputs.to(inputs.device)
+                size = f"{self.num_bytes / 1e6:.1f} MB"
+                say(f"data: the training set ({size}) stays on the GPU, where its batches are made")
+            inputs = self._on_device[inputs]
+        return changed(inputs, self._of_batches, draws), labels
 
     def draw(self, key: int) -> Tensor:
-        """One input, cropped and augmented. This seeds torch's generator."""
+        """One input, cropped and changed by the transforms of single inputs. This seeds torch's generator."""
         epoch, index = divmod(key, len(self))
         generator = torch.default_generator.manual_seed(mix(self.seed, epoch, index))
         values = self.samples.sample(index, generator)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.tensorboard import SummaryWriter
 
+from datamodules import Digits, Shift
 from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
@@ -205,6 +206,26 @@ def test_images_are_shown_once_and_the_training_order_stays_the_same(tmp_path: P
     seen.append([])
     fit(tmp_path / "without", [Order()])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_images_that_a_gpu_makes_of_indices_are_shown_as_the_loader_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(folder: Path) -> bytes:
+        torch.manual_seed(0)
+        data = Digits(augment=[Shift(0.5)])
+        model = Classifier(ImageEncoder(data.shape, Linformer(4), dim=8, depth=1, heads=1), 10)
+        trainer = pl.Trainer(
+            accelerator="cpu", max_steps=1, limit_val_batches=0, enable_model_summary=False, enable_checkpointing=False,
+            logger=TensorBoardLogger(folder, "", "run", default_hp_metric=False), callbacks=[InputSamples(3)],
+        )  # fmt: skip
+        trainer.fit(model, datamodule=data)
+        return read(folder).Images("inputs/samples")[0].encoded_image_string
+
+    by_loader = shown(tmp_path / "loader")
+    monkeypatch.setattr(Digits, "_gpu", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(Digits, "_free_bytes", lambda *_: 2**30)
+    assert shown(tmp_path / "device") == by_loader
 
 
 def test_sounds_can_be_heard_at_their_rate_and_full_volume(tmp_path: Path) -> None:

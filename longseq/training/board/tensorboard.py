@@ -150,8 +150,8 @@ class InputSamples(pl.Callback):
         chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[: self.num_samples]
         samples = DataLoader(Subset(dataset, chosen.tolist()), len(chosen), collate_fn=loader.collate_fn)
         with isolate_rng():  # a data set may augment at random
-            inputs, labels = next(iter(samples))
-            seen = move_data_to_device(inputs, pl_module.device)
+            seen, labels = trainer.strategy.batch_to_device(next(iter(samples)))  # where the data may finish a batch
+            inputs, labels = move_data_to_device((seen, labels), torch.device("cpu"))
             figure = draw_inputs(pl_module, seen, labels, limits_of(trainer))
         logger.experiment.add_figure("inputs/samples", figure, step_of(trainer), close=False)
         for number, (clip, label) in enumerate(zip(pl_module.encoder.sounds(inputs), labels, strict=False)):
