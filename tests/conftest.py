@@ -31,10 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
             importlib.import_module(name)
         import torch
 
-        for absent in (torch.cuda, torch.xpu, torch.mtia):  # each would keep every seed for later, with a stack trace
+        absent_devices = () if os.environ.get("TESTS_GPU") else (torch.cuda, torch.xpu, torch.mtia)
+        for absent in absent_devices:  # each would keep every seed for later, with a stack trace
             absent.manual_seed_all = lambda seed: None
     forked.sync_nothing()
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only a CPU gives the same results bit for bit
+    if not os.environ.get("TESTS_GPU"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only a CPU gives the same results bit for bit
     os.environ["LONGSEQ_CACHE"] = tempfile.mkdtemp(prefix="longseq-cache-")
 
 

@@ -49,10 +49,17 @@ def _namespaces() -> str:
     return _permission("network namespaces", ["ip", "netns", "add", name], ["ip", "netns", "delete", name])
 
 
+def _gpu() -> str:
+    import torch
+
+    return "" if torch.cuda.is_available() else "needs a CUDA GPU; give TESTS_GPU=1 where there is one"
+
+
 MISSING: dict[str, Callable[[], str]] = {
     "chromium": partial(_program, "chromium", "chromium"),
     "ffmpeg": partial(_program, "ffmpeg", "ffmpeg"),
     "codecs": _codecs,
+    "gpu": _gpu,
     "mounts": _mounts,
     "namespaces": _namespaces,
 }

@@ -35,7 +35,7 @@ from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
 from longseq.training._freezing import freeze_encoder, keep_frozen_statistics
 from longseq.training._initial_weights import start_from_checkpoint, start_from_data
-from longseq.training.compiled import compile_encoder, samples_of_a_batch
+from longseq.training.compiled import Compile, begin_step, compile_encoder, keep_gradients, samples_of_a_batch
 from longseq.training.data import data_of
 from longseq.training.devices.processes import Loss, is_spare_batch, loss_of_step
 from longseq.training.distillation import Teacher
@@ -81,6 +81,7 @@ class Classifier(pl.LightningModule):
             length, position embeddings and projections are resampled. If it had other classes, the head starts anew.
         compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same. Smaller
             batches and shorter sounds are padded, so that it is seldom compiled anew (training/compiled.py).
+            ``reduce-overhead`` also records CUDA graphs, so that the host starts all kernels of a pass at once.
         freeze: What is not trained: ``encoder`` (linear probing: only the head is trained), ``stem``, or a number: the
             embedding, a stem, and that many of the first blocks. If absent, nothing is frozen. Frozen BatchNorm keeps
             its statistics.
@@ -106,7 +107,7 @@ class Classifier(pl.LightningModule):
         task: Task | None = None,
         *,
         init_from: str | None = None,
-        compile: bool = False,
+        compile: Compile = False,
         freeze: Literal["encoder", "stem"] | int | None = None,
         pool: Pool | None = None,
         **recipe: Annotated[Any, Recipe],
@@ -202,7 +203,7 @@ class Classifier(pl.LightningModule):
             if self.trainer.ckpt_path is None and not gets_parts:
                 start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and not is_compiled(self.encoder):
-            compile_encoder(self.encoder, lambda: samples_of_a_batch(trainer_of(self)))
+            compile_encoder(self.encoder, self._compile, lambda: samples_of_a_batch(trainer_of(self)))
 
     def _learn_labels(self) -> None:
         names = getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or []
@@ -267,6 +268,17 @@ class Classifier(pl.LightningModule):
             for mixer, averaged in zip(mixers, _mixers_of(average).values(), strict=True):
                 for ours, theirs in zip(mixer.buffers(), averaged.buffers(), strict=True):
                     theirs.copy_(ours)
+        if self._compile:
+            begin_step()
+        if self._accumulates_in_graphs:
+            keep_gradients(self)
+
+    @property
+    def _accumulates_in_graphs(self) -> bool:
+        return self._compile == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=not self._accumulates_in_graphs)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
         inputs, labels = batch

@@ -7,12 +7,12 @@ batches: so a training that is resumed in the middle of an epoch computes the sa
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import IterableDataset
@@ -21,21 +21,39 @@ from longseq.compat.torch import compile_for_shapes, plain_call, replace_call
 from longseq.encoders import Encoder
 from longseq.encoders.sound import SoundEncoder
 
+Compile = bool | Literal["reduce-overhead"]
+
 _LENGTHS = 8  # of sounds; each takes a compilation, and on average padding of a 16th of the longest clip
 _SHAPES = 64  # compilations of a function: lengths, in training and in evaluation, and other batch sizes
 
 
-def compile_encoder(encoder: Encoder, whole_batch: Callable[[], int | None], **options: Any) -> None:
+def compile_encoder(encoder: Encoder, how: Compile, whole_batch: Callable[[], int | None], **options: Any) -> None:
     """Compile an encoder in place, so that names in checkpoints stay the same.
 
     Args:
         encoder: The encoder: its calls, ``token_features`` and ``all_features`` are compiled.
+        how: ``reduce-overhead`` for CUDA graphs.
         whole_batch: Returns the number of samples in a whole batch of the current loader; None if it is not known.
         options: Arguments of torch.compile.
     """
+    if how == "reduce-overhead":
+        options["mode"] = how
     replace_call(encoder, _FewShapes(encoder, plain_call(encoder), whole_batch, options))
     for name in ("token_features", "all_features"):
         setattr(encoder, name, _FewShapes(encoder, getattr(type(encoder), name), whole_batch, options))
+
+
+def begin_step() -> None:
+    """Tell CUDA graphs that a training step begins: they overwrite what the step before has left in their memory."""
+    torch.compiler.cudagraph_mark_step_begin()
+
+
+def keep_gradients(model: nn.Module) -> None:
+    """Make a gradient of zeros for each weight that has none. Gradients are then added to it in place. Otherwise the
+    first one would lie in the memory of a CUDA graph, which overwrites it before the next one is added."""
+    for weight in model.parameters():
+        if weight.requires_grad and weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
 
 
 def samples_of_a_batch(trainer: pl.Trainer | None) -> int | None:
@@ -76,6 +94,7 @@ class _FewShapes:
     ) -> None:
         self._encoder, self._plain, self._whole_batch = encoder, function, whole_batch
         self._compiled = compile_for_shapes(function, _SHAPES, **options)
+        self._has_graphs = options.get("mode") == "reduce-overhead"
         self._norms = [part for part in encoder.modules() if isinstance(part, _BatchNorm)]
 
     def __call__(self, inputs: Any) -> Any:
@@ -87,10 +106,13 @@ class _FewShapes:
                 return self._plain(encoder, inputs)  # the length of a recording seldom comes twice
             inputs = _lengthened(inputs, encoder)
         number, whole = len(tree_leaves(inputs)[0]), self._whole_batch()
-        if whole is None or whole <= number or any(norm.training for norm in self._norms):
-            return self._compiled(encoder, inputs)
-        outputs = self._compiled(encoder, tree_map_only(Tensor, lambda part: _filled(part, whole), inputs))
-        return tree_map_only(Tensor, lambda part: part[:number], outputs)
+        is_padded = whole is not None and number < whole and not any(norm.training for norm in self._norms)
+        if is_padded:
+            inputs = tree_map_only(Tensor, lambda part: _filled(part, whole), inputs)
+        outputs = self._compiled(encoder, inputs)
+        if self._has_graphs and not torch.is_grad_enabled():  # the next pass overwrites them
+            outputs = tree_map_only(Tensor, Tensor.clone, outputs)
+        return tree_map_only(Tensor, lambda part: part[:number], outputs) if is_padded else outputs
 
 
 def _samples(inputs: Any) -> int:

@@ -19,7 +19,7 @@ from longseq import Linformer, Softmax, Verma
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.encoders.sound import padded_clips
-from longseq.training import Classifier, classifier
+from longseq.training import Classifier, classifier, compiled
 from longseq.training.compiled import compile_encoder
 from longseq.training.generators import GeneratorStates
 
@@ -131,7 +131,7 @@ def test_features_and_gradients_are_those_without_padding(kind: Any, mechanism: 
             batches = [padded_clips(longest * 5 // 9, longest // 4, 3), torch.randn(2, longest * 2 // 3)]
             batches = [tree_map(lambda part: part.double() if part.is_floating_point() else part, b) for b in batches]
         expected = [outputs_and_gradients(encoder, batch) for batch in batches]
-        compile_encoder(encoder, lambda: 5, disable=True)  # the compiler does nothing, but the batches are padded
+        compile_encoder(encoder, True, lambda: 5, disable=True)  # the compiler does nothing, but the batches are padded
         for batch, values in zip(batches, expected, strict=True):
             ours = outputs_and_gradients(encoder, batch)
             for value, other in zip(ours, values, strict=True):
@@ -156,7 +156,7 @@ def test_ten_lengths_of_clips_are_eight_at_most_and_all_are_compiled(graphs: Gra
     encoder = WaveformEncoder(8000, 0.05, Verma(), patch_size=4, dim=8, depth=1, heads=2, positions="none")
     encoder.set_statistics(encoder.mean, encoder.std)
     plain = copy.deepcopy(encoder)
-    compile_encoder(encoder, lambda: 3, backend=graphs)
+    compile_encoder(encoder, True, lambda: 3, backend=graphs)
     for samples in range(40, 401, 40):
         clips = padded_clips(samples, 30, 7)
         torch.testing.assert_close(encoder(clips), plain(clips), rtol=1e-4, atol=1e-5)
@@ -172,7 +172,7 @@ def test_clips_are_padded_to_the_longest_at_most_and_recordings_run_as_they_are(
     encoder = WaveformEncoder(1000, 0.1, Verma(), **sizes)
     encoder.set_statistics(encoder.mean, encoder.std)
     seen = shapes_seen(encoder)
-    compile_encoder(encoder.eval(), lambda: 2, disable=True)
+    compile_encoder(encoder.eval(), True, lambda: 2, disable=True)
     for samples in (13, 14, 99, 100, 101, 555):
         encoder(torch.randn(1, samples))
     assert seen == [(2, 13), (2, 26), (2, 100), (2, 100), (1, 101), (1, 555)]
@@ -187,7 +187,7 @@ def test_a_batch_is_not_padded_if_its_samples_depend_on_each_other_or_a_whole_on
     seen = shapes_seen(encoder)
     whole: int | None = 5
 
-    compile_encoder(encoder, lambda: whole, disable=True)
+    compile_encoder(encoder, True, lambda: whole, disable=True)
     encoder(images)
     encoder.eval()(images)
     whole = None
@@ -202,7 +202,7 @@ def test_an_encoder_is_measured_on_the_samples_alone(graphs: Graphs) -> None:
     clips = padded_clips(2000, 1000, 90)
     expected = copy.deepcopy(encoder)
     expected.measure([clips])
-    compile_encoder(encoder, lambda: 9, backend=graphs)
+    compile_encoder(encoder, True, lambda: 9, backend=graphs)
     with pytest.warns(UserWarning, match="never measured"):
         encoder(clips)
     assert torch.equal(encoder.mean, expected.mean)
@@ -211,7 +211,7 @@ def test_an_encoder_is_measured_on_the_samples_alone(graphs: Graphs) -> None:
 
 def test_a_copy_of_a_compiled_encoder_has_weights_of_its_own() -> None:
     encoder = encoder_of_images().eval()
-    compile_encoder(encoder, lambda: 4, disable=True)
+    compile_encoder(encoder, True, lambda: 4, disable=True)
     twin, images = copy.deepcopy(encoder), torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
     before = encoder.token_features(images)[0]
     with torch.no_grad():
@@ -220,3 +220,36 @@ def test_a_copy_of_a_compiled_encoder_has_weights_of_its_own() -> None:
     assert torch.equal(twin.token_features(images)[0], before)
     assert is_compiled(encoder)
     assert list(twin.state_dict()) == list(encoder_of_images().state_dict())
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_gradients_that_are_accumulated_stay_where_they_are_under_cuda_graphs(accumulated: int, tmp_path: Path) -> None:
+    """A graph overwrites what it has made, so gradients are added to tensors of their own; the training is the same."""
+    trained = []
+    for how in (False, "reduce-overhead"):
+        model = Classifier(encoder_of_images(), 3, compile=how, optimizer="sgd")  # type: ignore[arg-type]
+        places: list[set[int]] = []
+        watch = pl.callbacks.LambdaCallback(
+            on_before_optimizer_step=lambda _, model, __, places=places: places.append(
+                {weight.grad.data_ptr() for weight in model.parameters()}
+            )
+        )
+        options = {"callbacks": [watch], "enable_checkpointing": False, "accumulate_grad_batches": accumulated}
+        with pytest.warns(UserWarning, match="never measured"):
+            trainer_of(tmp_path, **options).fit(model, loader(12, 2))
+        trained.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+        if how and accumulated > 1:
+            assert len(set(map(frozenset, places))) == 1, "gradients moved"
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-4, atol=1e-6)
+
+
+def test_outputs_of_an_evaluation_are_not_in_a_graphs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = torch.zeros(2, 8)
+    monkeypatch.setattr(
+        compiled, "compile_for_shapes", lambda *_, **__: lambda encoder, inputs: memory.fill_(inputs[0, 0, 0, 0])
+    )
+    encoder = encoder_of_images().eval()
+    compile_encoder(encoder, "reduce-overhead", lambda: 2)
+    with torch.no_grad():
+        features = [encoder(torch.full((2, 1, 8, 8), value)) for value in (1.0, 2.0)]
+    assert [part[0, 0].item() for part in features] == [1.0, 2.0]
