@@ -21,7 +21,7 @@ from longseq.attention.projection import Linear, Projection, ProjectionLayer, Ra
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.shard import Shard, Split, exponentials, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
-from longseq.compat.torch import is_plain, is_transformed
+from longseq.compat.torch import at_least_float32, is_plain, is_transformed
 
 Normalize = Literal["rows", "columns"]
 
@@ -189,13 +189,15 @@ class VermaLayer(AttentionLayer):
         scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
         if self.shard is not None:
             return self._context_of_shards(exponentials(scores, 1, present, self.shard), x)
+        weight, bias = self.qkv.weight[2 * d :].unflatten(0, heads), self.qkv.bias
+        bias = None if bias is None else bias[2 * d :].unflatten(0, heads)[:, None]
+        if not (self.training and self.attn_drop.p) and not is_transformed():
+            context = MeanOfTokens.apply(scores, x, present)[0].unflatten(1, heads) @ weight.mT  # type: ignore[index]
+            return context if bias is None else context + bias
         L = self._token_weights(scores, present)
         low = L.to(x.dtype)
-        shortened = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads)
-        context = shortened @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
-        if self.qkv.bias is None:
-            return context
-        return context + L.sum(1).unflatten(1, heads)[..., None] * self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
+        context = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads) @ weight.mT
+        return context if bias is None else context + L.sum(1).unflatten(1, heads)[..., None] * bias
 
     def _context_of_shards(self, L: Float[Tensor, "b n hc"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h c c"]:
         """L V over the tokens of all processes, from exponentials. Processes exchange c + 1 numbers for each channel of
@@ -232,6 +234,34 @@ class OverTokens(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         L, x = ctx.saved_tensors
         return x @ grads[0].mT, L @ grads[0]
+
+
+class MeanOfTokens(torch.autograd.Function):
+    """L' X and L, where L is the softmax of scores (b, n, c) over the n tokens: weighted means of tokens X, (b, n, d).
+
+    The backward pass of a softmax needs the sums of L times its gradient X G', over the tokens. These are the sums of
+    (L' X) times G over the d channels, so no pass over the tokens is needed for them.
+    """
+
+    @staticmethod
+    def forward(scores: Tensor, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+        L = own_softmax(scores, 1, present).to(x.dtype)
+        return L.mT @ x, L
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)  # L has a gradient only in a second derivative
+        ctx.dtype = inputs[0].dtype
+        ctx.save_for_backward(inputs[1], *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, means, L = ctx.saved_tensors
+        of_means = torch.zeros_like(means) if grads[0] is None else grads[0]
+        of_L, sums = x @ of_means.mT, (at_least_float32(means) * of_means).sum(-1)
+        if grads[1] is not None:
+            of_L, sums = of_L + grads[1], sums + (L * grads[1]).sum(1)
+        return ((of_L - sums.to(L.dtype)[:, None]) * L).to(ctx.dtype), L @ of_means, None
 
 
 def _verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | None = None) -> Float[Tensor, "b h n c"]:

@@ -24,7 +24,7 @@ from longseq.attention import (
 from longseq.attention.heads import Heads
 from longseq.attention.layer import softmax_formula
 from longseq.attention.scaling import scaled_by_length
-from longseq.attention.verma import OverTokens
+from longseq.attention.verma import MeanOfTokens, OverTokens
 
 B, N, K, D, H = 2, 24, 5, 12, 3
 C = D // H
@@ -129,6 +129,25 @@ def test_the_product_over_tokens_has_gradients_that_lie_token_by_token_and_gradi
     assert all(gradient.is_contiguous() for gradient in gradients)
     part = torch.func.vmap(torch.func.grad(lambda *pair: OverTokens.apply(*pair).square().sum(), (0, 1)))(L, x)
     torch.testing.assert_close(part, gradients)
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_means_of_tokens_have_the_derivatives_of_a_softmax_and_a_product(is_padded: bool) -> None:
+    torch.manual_seed(0)
+    scores, x = (torch.randn(2, 6, width, dtype=torch.float64, requires_grad=True) for width in (3, 4))
+    present = (torch.arange(6) < torch.tensor([[6], [4]]))[..., None] if is_padded else None
+
+    def plain(scores: Tensor, x: Tensor) -> Tensor:
+        return (scores if present is None else scores.masked_fill(~present, -float("inf"))).softmax(1).mT @ x
+
+    cotangent = torch.randn(2, 3, 4, dtype=torch.float64)
+    results = []
+    for form in (plain, lambda *inputs: MeanOfTokens.apply(*inputs, present)[0]):
+        first = torch.autograd.grad(form(scores, x), (scores, x), cotangent, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (scores, x))
+        results.append([form(scores, x), *first, *second])
+    for expected, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
