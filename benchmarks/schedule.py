@@ -50,7 +50,7 @@ from longseq.attention import Mechanism
 from longseq.attention import layer as attention_layer
 from longseq.attention.grid import TokenGrid
 from longseq.attention.query_groups import num_groups
-from longseq.encoders import Conv1d, Conv2d
+from longseq.encoders import Conv1d, Conv2d, local
 from longseq.encoders._block import run_block
 from longseq.encoders.local import LocalBlock
 from longseq.reports.plots import Report, markdown
@@ -162,6 +162,7 @@ def _described_gpu() -> ExitStack:
     places += [(post_grad, "reinplace_inplaceable_ops", _always(None))]
     # what longseq itself decides by the device
     places += [(attention_layer, "_is_small", _always(False)), (attention_layer, "groups_for", _groups_for)]
+    places += [(local, "suits_local_kernel", _always(True))]
     stack = ExitStack()
     for where, name, value in places:
         stack.enter_context(patch.object(where, name, value, create=True))
@@ -350,8 +351,8 @@ def image(
             size, 1, num_classes=10, global_pool="avg", class_token=False, embed_dim=width, depth=depth, num_heads=heads  # type: ignore[arg-type]
         )  # fmt: skip
     else:
-        local = Conv2d() if is_local else None
-        encoder = ImageEncoder((3, *size), mechanism, dim=width, depth=depth, heads=heads, local=local)
+        mixing = Conv2d() if is_local else None
+        encoder = ImageEncoder((3, *size), mechanism, dim=width, depth=depth, heads=heads, local=mixing)
         model = nn.Sequential(as_measured(encoder), nn.Linear(width, 10))
     return Step(model), torch.empty(batch, 3, *size), torch.zeros(batch, dtype=torch.long)
 
@@ -376,8 +377,8 @@ MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
 
 def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     flags = arguments.parts, arguments.width, arguments.n, arguments.attention, arguments.local
-    for part, width, n, name, local in itertools.product(*flags):
-        is_local = local == "yes"
+    for part, width, n, name, has_local in itertools.product(*flags):
+        is_local = has_local == "yes"
         if name == "exact" and (is_local or part == "sound"):
             continue  # timm's blocks have no local mixing, and timm has no encoder of sounds
         module, *inputs = PARTS[part](MECHANISMS[name](n), is_local, n, width, arguments.batch, arguments.depth)
@@ -388,7 +389,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
         amounts = [f"{plan.megabytes:.0f}", f"{flops / 1e9:.3g}", f"{1e3 * best:.3g}", plan.graphs, len(plan.breaks)]
         if arguments.kernels:
             print_kernels(plan)
-        yield [str(cell) for cell in (what, name, local, n, width, *counts, *amounts)]
+        yield [str(cell) for cell in (what, name, has_local, n, width, *counts, *amounts)]
 
 
 def print_kernels(plan: Schedule) -> None:

@@ -21,7 +21,8 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.plug import token_grid
 from longseq.attention.shard import Split, with_halo
 from longseq.compat.timm import leaves_prefix_alone
-from longseq.compat.torch import without_autocast
+from longseq.compat.torch import is_plain, without_autocast
+from longseq.encoders.local_kernel import mixed_locally, suits_local_kernel
 
 
 class LocalLayer(Split):
@@ -51,14 +52,18 @@ class LocalLayer(Split):
     def forward(
         self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b 1 1 n"] | None = None, columns: int | None = None
     ) -> Tensor:
-        prefix = self.num_prefix_tokens
+        prefix, columns = self.num_prefix_tokens, 1 if self.columns is None else columns or self.columns
         grid = tokens[:, prefix:]
         if not grid.shape[1]:
             return tokens
+        weight, bias = self.convolution.weight, self.convolution.bias
+        is_plain_here = self.shard is None and is_plain(self.convolution, nn.Conv2d)
+        if is_plain_here and bias is not None and suits_local_kernel(tokens, weight[0].numel()):
+            return mixed_locally(tokens, weight, bias, None if mask is None else mask[:, 0, 0], prefix, columns)
         if mask is not None:
             grid = grid.masked_fill(~mask[:, 0, 0, prefix:, None], 0)
         # (b, d, rows, columns) without a copy: the channels of a token are contiguous, as in torch's channels_last
-        image = grid.mT.unflatten(2, (-1, 1 if self.columns is None else columns or self.columns))
+        image = grid.mT.unflatten(2, (-1, columns))
         # on a CPU, depthwise convolutions in bfloat16 take ten times as long as in float32; the tokens are float32 here
         with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
             change = self._convolved(image).flatten(2).mT
