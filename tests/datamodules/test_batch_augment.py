@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from fake_gpu import DEVICE, fake_gpu
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
@@ -273,6 +274,18 @@ def test_images_in_files_are_finished_on_the_device_and_never_held_there(images,
     batches = as_on_a_gpu(other, monkeypatch, 2**40)
     assert are_equal(fitted(other, tmp_path).seen, plain.seen)
     assert {batch.inputs.shape[1:] for batch in batches if isinstance(batch, Unfinished)} == {(3, 8, 8)}
+
+
+def test_no_change_of_a_batch_waits_for_the_gpu_or_leaves_it():
+    with fake_gpu() as waits:
+        training = ForTraining(LabelledTensors(torch.zeros(9, 3, 8, 8).byte(), torch.zeros(9).long()), ALL, seed=0)
+        training.is_on_device = True
+        indices, labels = torch.zeros(4, dtype=torch.int64, device=DEVICE), torch.zeros(4, device=DEVICE)
+        batch = Unfinished(indices, labels, torch.zeros(4, 8, dtype=torch.float64, device=DEVICE))
+        training.finish(batch)  # the first batch brings the images there
+        waits.found.clear()
+        inputs, _ = training.finish(batch)
+        assert not waits.found and (inputs.device, inputs.shape) == (DEVICE, (4, 3, 8, 8))
 
 
 def test_the_copy_on_the_device_is_given_back_after_a_training(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,3 +103,16 @@ def test_every_script_of_a_page_runs(
     module.main()
     said.append(capsys.readouterr().out)
     assert all(said) or any(tmp_path.glob("*.png")), said
+
+
+def test_the_ways_to_augment_are_compared_without_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = runpy.run_path(str(ROOT / "benchmarks/inputs.py"))
+    smaller = {"IMAGES": 12, "SIDE": 8, "BATCH": 4, "SECONDS": 0.01, "WARM_UP": 1}
+    module["main"].__globals__.update(smaller)
+    module["RandomImages"].shape = (3, 8, 8)
+    monkeypatch.setattr(sys, "argv", ["inputs.py", "--device", "cpu", "--rounds", "1"])
+    module["main"]()
+    rows = [line.split("|")[1:3] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len(rows) == 4 and all(float(rate) > 0 for _, rate in rows)
