@@ -1,4 +1,4 @@
-"""Check and time the kernel of attention to few keys: python benchmarks/few_keys.py [--seconds 240].
+"""Check and time the Triton kernels, attention to few keys first: python benchmarks/few_keys.py [--seconds 240].
 
 The most telling lines come first, and nothing begins after --seconds. Errors are largest differences from float64 over
 the largest value, beside those of torch's fused kernel. Times are those of CUDA graphs, so the host's time does not
@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import patch
 
 if "cpu" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
@@ -22,6 +24,8 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
+from longseq.attention import column_softmax as columns
+from longseq.attention.column_softmax import ColumnSoftmax, column_softmax
 from longseq.attention.few_keys import Settings, attend_to_few, run_backward, run_forward, settings_for, suits_few_keys
 from longseq.attention.heads import Heads
 from longseq.attention.mixer import masked_scores
@@ -101,9 +105,9 @@ def check(case: Case) -> None:
     show("right" if is_right else "WRONG", "" if is_equal else "NOT DETERMINISTIC", case.name + ":", *texts)
 
 
-def seconds(act: Callable[[Case], object], cases: list[Case]) -> float:
+def seconds(act: Callable[[Any], object], cases: list[Any]) -> float:
     """Seconds of the GPU for one call, the median of five graphs' replays."""
-    if cases[0].queries.device.type == "cpu":
+    if not torch.cuda.is_available():
         begin = time.perf_counter()
         act(cases[0])
         return time.perf_counter() - begin
@@ -156,6 +160,30 @@ def compare(cases: list[Case], sides: dict[str, Callable[[Heads], Tensor]]) -> N
             rates = f"{flops * case.flops / taken / 1e12:.0f} TFLOP/s, {passes * case.bytes / taken / 1e9:.0f} GB/s"
             texts.append(f"{name} {1e3 * taken:.3f} ms" + f" ({rates})" * (name == "kernel"))
         show(case.name, what + ":", "; ".join(texts))
+
+
+def over_tokens(device: str, b: int, n: int, c: int) -> None:
+    """Softmax over the tokens, as in Verma without E: by our kernels, by torch's reductions, and by torch.compile."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    scores = torch.randn(b, n, c, device=device).to(dtype)
+    exact = scores.double().softmax(1)
+    errors = [
+        f"{float(((part - exact) / exact).abs().max()):.1e}" for part in (column_softmax(scores), scores.softmax(1))
+    ]
+    tensors = [scores.clone() for _ in range(math.ceil(BEYOND_CACHE / (scores.nbytes)) if device == "cuda" else 1)]
+
+    def by_reductions(scores: Tensor) -> object:
+        with patch.object(columns, "HAS_TRITON", False):
+            return ColumnSoftmax.apply(scores, 1)
+
+    sides: dict[str, Callable[[Tensor], object]] = {"kernels": column_softmax, "reductions": by_reductions}
+    if device == "cuda":
+        sides["compiled"] = torch.compile(lambda scores: scores.softmax(1))
+    with torch.no_grad():
+        times = {name: seconds(side, tensors) for name, side in sides.items()}
+    rate = f"{3 * scores.nbytes / times['kernels'] / 1e9:.0f} GB/s"
+    texts = [f"{name} {1e3 * taken:.3f} ms" for name, taken in times.items()]
+    show(f"softmax over tokens, b {b}, n {n}, c {c}, relative error {errors[0]} ({errors[1]}):", *texts, rate)
 
 
 def settings_to_try(is_cuda: bool, is_backward: bool) -> list[Settings]:
@@ -221,6 +249,7 @@ def parts(device: str) -> Iterator[Callable[[], None]]:
         yield lambda: check(Case(device, 2, 130, 3, 32, 40, fp32))
         yield lambda: check(Case(device, 1, 100, 2, 24, 17, fp16, True))
         yield lambda: compare(in_turns(device, 1, 200, 2, 32, 32, fp32), sides)
+        yield lambda: over_tokens(device, 1, 300, 20)
         yield lambda: sweep(in_turns(device, 1, 200, 2, 32, 32, fp32), is_cuda)
         return
     yield lambda: check(Case(device, 2, 1000, 12, 64, 128, bf16))

@@ -7,7 +7,6 @@ the order in which programs finish.
 """
 
 import math
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 from longseq.attention.heads import Heads
 from longseq.attention.mixer import masked_scores
-from longseq.compat.torch import is_transformed
+from longseq.compat.torch import HAS_TRITON, is_transformed, processors
 
 # When the kernel is used, and how it is launched (settings_for). Not yet measured on a GPU.
+_DEVICE = "cuda"
 _MOST_KEYS = 256
 _QUERIES_A_KEY = 4  # with fewer queries for each key, torch's fused kernel has enough work for all processors
 _CHANNELS = range(16, 129)  # of a head
@@ -26,7 +26,6 @@ _MOST_NUMBERS = 16384  # of a head's padded keys: two sums of this size must fit
 _SPARE = (
     1.5  # Triton's shared memory over what _shared_memory counts: at most 1.34, for four architectures and ten sizes
 )
-_HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 
 
 class Settings(NamedTuple):
@@ -58,7 +57,7 @@ def suits_few_keys(heads: Heads) -> bool:
     """Whether ``attend_to_few`` can compute these heads, and is expected to be faster than torch's fused kernel. It
     depends on shapes, types and the device only, so a compiler sees no branch."""
     queries, keys, values, _, key_mask, dropout = heads
-    if queries.device.type != "cuda" or not _HAS_TRITON or dropout or is_transformed():
+    if queries.device.type != _DEVICE or not HAS_TRITON or dropout or is_transformed():
         return False
     if torch.compiler.is_exporting():  # an exported program must run without longseq
         return False
@@ -224,13 +223,9 @@ def _share(queries: Tensor, block: int, wanted: int) -> tuple[int, int]:
     """The number of programs for each head of a sample, and the most tiles of queries that one of them computes."""
     b, h, n, _ = queries.shape
     tiles = -(-n // block)
-    programs = min(tiles, -(-wanted * _processors(queries.device) // (b * h)))
+    programs = min(tiles, -(-wanted * processors(queries.device) // (b * h)))
     of_program = -(-tiles // programs)
     return -(-tiles // of_program), of_program
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def _shared_memory(dtype: torch.dtype, c: int, k: int) -> int:

@@ -4,10 +4,13 @@ import platform
 import re
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None  # torch for CPUs comes without it
 
 
 def is_hooked(layer: Any) -> bool:
@@ -88,6 +91,11 @@ def has_bfloat16() -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):  # torch knows only these
         return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def processors(device: torch.device) -> int:
+    """The streaming multiprocessors of a CUDA GPU; elsewhere, where Triton interprets its kernels, 2."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def gelu_backward(grad: Tensor, x: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from fake_gpu import DEVICE, fake_gpu
 
-from longseq.attention import mixer
+from longseq.attention import column_softmax, mixer
 from longseq.attention.column_softmax import ColumnSoftmax, suits_columns
 
 
@@ -42,3 +43,30 @@ def test_it_is_for_many_tokens_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(mixer.ColumnSoftmax, "apply", lambda scores, dim: taken.append(dim) or scores)
     mixer.own_softmax(scores, 1)
     assert taken == [1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "has_triton", "is_kernel"),
+    [
+        ((1, 5000, 8), 1, torch.bfloat16, True, True),
+        ((2, 3, 5000, 8), -2, torch.float32, True, True),
+        ((1, 5000, 8), 1, torch.float32, False, False),
+        ((1, 5000, 8), 1, torch.float64, True, False),
+        ((5000, 3, 8), 0, torch.float32, True, False),
+    ],
+)
+def test_on_a_gpu_with_triton_it_is_a_kernel(
+    shape: tuple[int, ...],
+    dim: int,
+    dtype: torch.dtype,
+    has_triton: bool,
+    is_kernel: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(column_softmax, "HAS_TRITON", has_triton)
+    kernel, given = column_softmax.column_softmax, []
+    monkeypatch.setattr(column_softmax, "column_softmax", lambda scores: given.append(scores) or kernel(scores))
+    with fake_gpu():
+        weights = mixer.own_softmax(torch.empty(shape, dtype=dtype, device=DEVICE), dim)
+    assert weights.shape == shape and weights.dtype == dtype and weights.device == DEVICE
+    assert len(given) == is_kernel

@@ -52,6 +52,7 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 ELSEWHERE = {
+    "benchmarks/few_keys.py": "tests/attention/test_triton_kernels.py",
     "benchmarks/front_door.py": "tests/reports/test_front_door.py",
     "benchmarks/gpu.py": "tests/reports/test_gpu.py",
     "benchmarks/verdict.py": "tests/reports/test_verdict.py",

@@ -1,5 +1,5 @@
-"""The kernel of attention to few keys, which Triton's interpreter runs on a CPU: each function is a test, and its name
-is printed when it has passed."""
+"""The Triton kernels, which Triton's interpreter runs on a CPU: each function is a test, and its name is printed when
+it has passed."""
 
 import os
 import tempfile
@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-import longseq.attention.layer
 from longseq import Linformer
 from longseq.attention import TokenGrid
+from longseq.attention.column_softmax import column_softmax
 from longseq.attention.few_keys import Settings, attend_to_few, few_keys, few_keys_backward, run_backward, run_forward
 from longseq.attention.heads import Heads
 
@@ -82,10 +82,10 @@ def compare(b, n, h, c, k, dtype=torch.float32, mask=None, few_grad=False):
 
 
 def values_and_gradients_are_the_formulas_in_float64() -> None:
-    for sizes in ((2, 150, 3, 64, 128), (1, 131, 2, 16, 256), (1, 70, 1, 128, 17)):
+    for sizes in ((2, 90, 2, 64, 128), (1, 70, 1, 16, 256), (1, 70, 1, 128, 17)):
         compare(*sizes)
     for dtype in (torch.float16, torch.bfloat16):
-        compare(2, 130, 2, 32, 40, dtype)
+        compare(1, 130, 2, 32, 40, dtype)
 
 
 def any_number_of_keys_queries_and_channels_will_do() -> None:
@@ -119,7 +119,7 @@ def a_gradient_that_repeats_one_number_is_read_in_place() -> None:
 
 
 def every_division_of_the_tokens_gives_the_same_sums() -> None:
-    queries, keys, values, grad = drawn(2, 300, 2, 16), drawn(2, 20, 2, 16), drawn(2, 20, 2, 16), drawn(2, 300, 2, 16)
+    queries, keys, values, grad = drawn(1, 150, 2, 16), drawn(1, 20, 2, 16), drawn(1, 20, 2, 16), drawn(1, 150, 2, 16)
     exact_parts = leaves(*(part.double() for part in (queries, keys, values)))
     exact = formula(exact_parts)
     of_queries, of_keys, of_values = torch.autograd.grad(exact, exact_parts, grad.double())
@@ -172,11 +172,10 @@ def second_derivatives_are_autograds() -> None:
         assert_near(ours, autograds.double(), 1e-5)
 
 
-def torch_finds_nothing_wrong_with_the_operator() -> None:
-    mask = torch.arange(7).expand(2, 1, 1, 7) < 5
-    for of_keys in (None, mask):
-        parts = leaves(drawn(2, 20, 2, 16), drawn(2, 7, 2, 16), drawn(2, 7, 2, 16))
-        torch.library.opcheck(few_keys, (*parts, of_keys))
+def torch_finds_nothing_wrong_with_the_operators() -> None:
+    parts, mask = leaves(drawn(2, 20, 1, 16), drawn(2, 7, 1, 16), drawn(2, 7, 1, 16)), torch.ones(2, 1, 1, 7).bool()
+    torch.library.opcheck(few_keys, (*parts, mask))
+    torch.library.opcheck(column_softmax, (torch.randn(2, 5, 20),), test_utils=("test_schema", "test_faketensor"))
 
 
 def the_counted_flops_are_those_of_the_plain_products() -> None:
@@ -201,15 +200,37 @@ def a_compiled_layer_calls_it_in_one_graph() -> None:
         names.extend(str(node.target) for node in graph.graph.nodes)
         return make_boxed_func(graph)
 
+    torch.set_float32_matmul_precision("high")
     layer.compile(fullgraph=True, backend=aot_autograd(fw_compiler=keep_names))
-    with patch.object(longseq.attention.layer, "suits_few_keys", lambda heads: True):
+    with patch.multiple("longseq.attention.few_keys", _DEVICE="cpu", _shared_memory_of=lambda index: 1 << 20):
         out = layer(x, mask)
     gradients = torch.autograd.grad(out.square().sum(), layer.qkv.weight)
     torch.testing.assert_close([out, *gradients], expected, rtol=1e-4, atol=1e-5)
     assert names.count("longseq.few_keys.default") == names.count("longseq.few_keys_backward.default") == 1
 
 
+def softmax_over_tokens_is_torchs_in_every_layout() -> None:
+    for scores in (
+        10 * torch.randn(2, 700, 70),
+        10 * torch.randn(1, 1000, 3),
+        10 * drawn(2, 150, 3, 16),
+        10 * torch.randn(2, 70, 300).mT,
+        torch.randn(2, 5, 20).half(),
+    ):
+        scores[0, ..., 150:, :2] = scores[..., -1:, :] = -float("inf")
+        weights = column_softmax(scores)
+        assert weights.dtype == scores.dtype
+        assert_near(weights, scores.double().softmax(-2), 1e-6 if scores.dtype == torch.float32 else 1e-3)
+
+
+def softmax_over_tokens_sums_one_number_in_many_columns() -> None:
+    scores = torch.zeros(1, 20_000, 2)
+    torch.testing.assert_close(column_softmax(scores), scores + 1 / 20_000, rtol=1e-5, atol=0.0)
+
+
 TESTS = [
+    softmax_over_tokens_is_torchs_in_every_layout,
+    softmax_over_tokens_sums_one_number_in_many_columns,
     values_and_gradients_are_the_formulas_in_float64,
     any_number_of_keys_queries_and_channels_will_do,
     a_masked_key_has_no_weight,
@@ -220,7 +241,7 @@ TESTS = [
     addresses_may_exceed_32_bits,
     under_autocast_it_computes_in_bfloat16,
     second_derivatives_are_autograds,
-    torch_finds_nothing_wrong_with_the_operator,
+    torch_finds_nothing_wrong_with_the_operators,
     the_counted_flops_are_those_of_the_plain_products,
     a_compiled_layer_calls_it_in_one_graph,
 ]
