@@ -237,8 +237,10 @@ def _shared_memory(dtype: torch.dtype, c: int, k: int) -> int:
 
 @torch.compiler.assume_constant_result
 def _shared_memory_of(index: int) -> int:
-    """Bytes that a program may have on this GPU; 0 without one."""
-    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin if torch.cuda.is_available() else 0
+    """Bytes that a program may have on this GPU; 0 without a GPU, or with one that has no bfloat16."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(index) < (8, 0):
+        return 0
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
 
 
 def _constants(queries: Tensor, keys: Tensor, mask: Tensor | None, settings: Settings) -> dict[str, Any]:
