@@ -3,10 +3,10 @@
     python benchmarks/schedule.py [--n 4096 16384 65536] [--width 192 384 768] [--out FOLDER]
 
 TorchInductor plans its kernels from shapes and from a description of the GPU alone. This script describes an H100, lets
-TorchInductor plan the forward and backward pass of a module under bfloat16 autocast, and reads the plan. Nothing is run
-and no time is measured. The functions of torch.cuda that would ask a driver are replaced, so `schedule` needs a
-process of its own. What differs from a real GPU: attention is the CPU's operator (one kernel forward, one backward,
-as FlashAttention), and the passes that ask the driver are left out.
+TorchInductor plan the forward and backward pass of a module in bfloat16, and reads the plan. Nothing is run and no time
+is measured. The functions of torch.cuda that would ask a driver are replaced while a plan is made. What differs from a
+real GPU: attention is the CPU's operator (one kernel forward, one backward, as FlashAttention), and the passes that ask
+the driver are left out. The optimizer is not included.
 """
 
 import argparse
@@ -238,11 +238,13 @@ def _partition(joint: torch.fx.GraphModule, *arguments: Any, **named: Any) -> An
     return min_cut_rematerialization_partition(joint, *arguments, compiler="inductor", **named)
 
 
-def schedule(module: nn.Module, *inputs: Any) -> Schedule:
-    """The plan of a module's forward and backward pass under bfloat16 autocast; the module becomes useless.
+def schedule(module: nn.Module, *inputs: Any, autocasts: bool = True) -> Schedule:
+    """The plan of a module's forward and backward pass in bfloat16; the module becomes useless.
 
     Args:
         module: On the CPU. If its result is no number, the backward pass starts at the sum of the result.
+        autocasts: Whether this is autocast (bf16-mixed). Otherwise the weights and the inputs become bfloat16
+            (bf16-true), and with these the residual stream.
         inputs: Tensors on the CPU, or tuples and dictionaries of these; they are never read.
     """
     plan = Schedule()
@@ -279,13 +281,20 @@ def schedule(module: nn.Module, *inputs: Any) -> Schedule:
     torch.compiler.reset()
     counters.clear()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with _described_gpu(), mode, torch.autocast("cpu", torch.bfloat16):
+    if not autocasts:
+        module = module.bfloat16()
+        inputs = tree_map_only(Tensor, _in_bfloat16, inputs)
+    with _described_gpu(), mode, torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
         faked = tree_map_only(Tensor, mode.from_tensor, inputs)
         out = torch.compile(_fake(module, mode), backend=backend)(*faked)
         if out.requires_grad:
             out.sum().backward()
     plan.breaks = [reason.splitlines()[0] for reason, count in counters["graph_break"].items() for _ in range(count)]
     return plan
+
+
+def _in_bfloat16(part: Tensor) -> Tensor:
+    return part.detach().bfloat16().requires_grad_(part.requires_grad) if part.is_floating_point() else part
 
 
 def _fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -382,7 +391,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
         if name == "exact" and (is_local or part == "sound"):
             continue  # timm's blocks have no local mixing, and timm has no encoder of sounds
         module, *inputs = PARTS[part](MECHANISMS[name](n), is_local, n, width, arguments.batch, arguments.depth)
-        plan = schedule(module, *inputs)
+        with config.patch(combo_kernels=arguments.combo):
+            plan = schedule(module, *inputs, autocasts=arguments.precision == "bf16-mixed")
         what = "block" if part == "block" else f"step on {part}s, depth {arguments.depth}"
         counts = [len(plan.kernels), *map(plan.count, ("product", "cast", "other", "elementwise"))]
         flops, best = (sum(getattr(kernel, name) for kernel in plan.kernels) for name in ("flops", "seconds"))
@@ -412,6 +422,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--attention", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--local", nargs="+", choices=("no", "yes"), default=["no", "yes"], help="local mixing")
+    parser.add_argument("--precision", choices=("bf16-mixed", "bf16-true"), default="bf16-mixed")
+    parser.add_argument("--combo", action="store_true", help="with TorchInductor's combo_kernels")
     parser.add_argument("--kernels", action="store_true", help="print each kernel too")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after this time")
     parser.add_argument("--out", type=Path, default=Path("docs/results/schedule"))

@@ -32,17 +32,19 @@ def mix(
     x += b * x_b
     mask += b * mask_b
     change = tl.zeros((BLOCK, CHANNELS), tl.float32)
-    for tap in tl.static_range(HEIGHT * WIDTH):
-        down, right = tap // WIDTH - HEIGHT // 2, tap % WIDTH - WIDTH // 2
-        if IS_BACKWARD:
-            down, right = -down, -right
-        there = on_grid & (row + down >= 0) & (row + down < rows) & (column + right >= 0) & (column + right < columns)
-        neighbour = (tokens + down * columns + right).to(tl.int64)
-        if IS_MASKED and not IS_BACKWARD:
-            there = there & (tl.load(mask + neighbour, mask=there, other=0) != 0)
-        values = tl.load(x + neighbour[:, None] * x_n + channels[None, :], mask=there[:, None] & is_channel, other=0.0)
-        weight = tl.load(taps + tap * d + channels, mask=channels < d, other=0.0)
-        change += values.to(tl.float32) * weight.to(tl.float32)[None, :]
+    for height in range(HEIGHT):  # not unrolled: the numbers of all taps would not fit into registers
+        down = HEIGHT // 2 - height if IS_BACKWARD else height - HEIGHT // 2
+        in_row = on_grid & (row + down >= 0) & (row + down < rows)
+        for width in tl.static_range(WIDTH):
+            right = WIDTH // 2 - width if IS_BACKWARD else width - WIDTH // 2
+            there = in_row & (column + right >= 0) & (column + right < columns)
+            neighbour = (tokens + down * columns + right).to(tl.int64)
+            if IS_MASKED and not IS_BACKWARD:
+                there = there & (tl.load(mask + neighbour, mask=there, other=0) != 0)
+            of_neighbour = neighbour[:, None] * x_n + channels[None, :]
+            values = tl.load(x + of_neighbour, mask=there[:, None] & is_channel, other=0.0)
+            weight = tl.load(taps + (height * WIDTH + width) * d + channels, mask=channels < d, other=0.0)
+            change += values.to(tl.float32) * weight.to(tl.float32)[None, :]
     if not IS_BACKWARD:
         change += tl.load(bias + channels, mask=channels < d, other=0.0).to(tl.float32)[None, :]
     if IS_MASKED and IS_BACKWARD:

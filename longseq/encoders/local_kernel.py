@@ -20,9 +20,9 @@ from longseq.compat.torch import is_transformed
 
 # How the kernels are launched. Not yet measured on a GPU.
 _BLOCK = 32  # tokens of a tile
-_CHANNELS = 128  # of a tile
+_CHANNELS = 64  # of a tile; with these sizes Triton 3.8's compiler for an H100 keeps all numbers in registers
 _NUMBERS = 64  # taps, rounded up, times tokens of a tile that sums gradients: they must fit into registers
-_PROGRAMS = 768  # that sum gradients, all of which an H100 runs at once
+_PROGRAMS = 640  # that sum gradients, all of which an H100 runs at once
 _MOST_TAPS = 64
 _HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 
@@ -115,7 +115,7 @@ def local_mixing_weights(grad: Tensor, tokens: Tensor, mask: Tensor | None, plac
             grad, tokens, pointer, parts, n, b * of_sample, of_sample, at.prefix, at.columns, d, per_program,
             *grad.stride()[:2], *tokens.stride()[:2], step,
             HEIGHT=at.height, WIDTH=at.width, IS_MASKED=mask is not None, TAPS=rounded, BLOCK=block, CHANNELS=channels,
-            num_warps=8,
+            num_warps=4,
         )  # fmt: skip
     return parts
 
@@ -131,7 +131,7 @@ def _run_mix(x: Tensor, taps: Tensor, bias: Tensor, mask: Tensor | None, place: 
             x, taps.contiguous(), bias, pointer, out,
             n, tiles, place.prefix, place.columns, d, *x.stride()[:2], step, *out.stride()[:2],
             HEIGHT=place.height, WIDTH=place.width, IS_MASKED=mask is not None, IS_BACKWARD=is_backward,
-            BLOCK=_BLOCK, CHANNELS=channels, num_warps=4,
+            BLOCK=_BLOCK, CHANNELS=channels, num_warps=8,
         )  # fmt: skip
     return out
 
@@ -214,8 +214,8 @@ def _of_mask(mask: Tensor | None, tokens: Tensor) -> tuple[Tensor, int]:
 
 
 def _channels(d: int) -> int:
-    """Channels of a tile: the largest power of two up to _CHANNELS that divides d, or one in which d has some rest."""
-    return max(math.gcd(d, _CHANNELS), min(_CHANNELS, 1 << (d - 1).bit_length(), 64))
+    """Channels of a tile, a power of two; the last tile may be partly empty."""
+    return min(_CHANNELS, 1 << (d - 1).bit_length())
 
 
 def _share(tokens: Tensor, place: Place) -> tuple[int, int, int, int]:
