@@ -17,7 +17,7 @@ from longseq.attention.heads import Heads
 from longseq.attention.mixer import masked_scores
 from longseq.compat.torch import HAS_TRITON, is_transformed, processors
 
-# When the kernel is used, and how it is launched (settings_for). Not yet measured on a GPU.
+# When the kernel is used, and how it is launched (settings_for).
 _DEVICE = "cuda"
 _MOST_KEYS = 256
 _QUERIES_A_KEY = 4  # with fewer queries for each key, torch's fused kernel has enough work for all processors
@@ -45,12 +45,16 @@ class Settings(NamedTuple):
     programs: int
 
 
-def settings_for(dtype: torch.dtype, c: int, k: int, is_backward: bool) -> Settings:
-    """How the kernels are launched for heads of c channels and k keys."""
+def settings_for(dtype: torch.dtype, c: int, k: int, is_backward: bool, memory: float = math.inf) -> Settings:
+    """How the kernels are launched for heads of c channels and k keys: the fastest of an H200 for 64 channels and 128
+    keys in bfloat16 (benchmarks/few_keys.py). Smaller tiles are for more keys, which was not measured, and for a GPU
+    whose programs have less shared memory, in bytes."""
     if not is_backward:
-        return Settings(64, 4, 2, 8)
-    is_large = _padded(c) * _padded(k) * dtype.itemsize > 16384
-    return Settings(32 if is_large else 64, 8, 2, 4)
+        return Settings(64, 4, 3, 8)
+    if _padded(c) * _padded(k) * dtype.itemsize > 16384:
+        return Settings(32, 8, 2, 4)
+    fastest = Settings(128, 8, 2, 2)
+    return fastest if _shared_memory(fastest, dtype, c, k) <= memory else Settings(64, 4, 2, 4)
 
 
 def suits_few_keys(heads: Heads) -> bool:
@@ -71,7 +75,8 @@ def suits_few_keys(heads: Heads) -> bool:
         return False
     (dtype,) = dtypes
     is_fast = dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and _allows_tf32())
-    return is_fast and _SPARE * _shared_memory(dtype, c, k) <= _shared_memory_of(queries.device.index or 0)
+    memory = _shared_memory_of(queries.device.index or 0)
+    return is_fast and _shared_memory(settings_for(dtype, c, k, True, memory), dtype, c, k) <= memory
 
 
 def attend_to_few(heads: Heads) -> Tensor:
@@ -93,7 +98,8 @@ def few_keys_backward(
     grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the queries, (b, h, n, c), and of keys and values, (2, b, k, h, c)."""
-    settings = settings_for(queries.dtype, queries.shape[3], keys.shape[2], is_backward=True)
+    memory = _shared_memory_of(queries.device.index or 0)
+    settings = settings_for(queries.dtype, queries.shape[3], keys.shape[2], is_backward=True, memory=memory)
     return run_backward(grad, queries, keys, values, mask, settings)
 
 
@@ -228,11 +234,12 @@ def _share(queries: Tensor, block: int, wanted: int) -> tuple[int, int]:
     return -(-tiles // of_program), of_program
 
 
-def _shared_memory(dtype: torch.dtype, c: int, k: int) -> int:
-    """Bytes of keys and values, of the tiles in flight, and of a tile's weights, in the backward pass."""
-    block, _, stages, _ = settings_for(dtype, c, k, is_backward=True)
+def _shared_memory(settings: Settings, dtype: torch.dtype, c: int, k: int) -> float:
+    """Bytes that a program of the backward pass needs at most: of keys and values, of the tiles in flight, and of a
+    tile's weights."""
+    block, _, stages, _ = settings
     c, k = _padded(c), _padded(k)
-    return (2 * k * c + 2 * stages * block * c + block * k) * dtype.itemsize
+    return _SPARE * (2 * k * c + 2 * stages * block * c + block * k) * dtype.itemsize
 
 
 @torch.compiler.assume_constant_result

@@ -18,11 +18,11 @@ from torch.utils.flop_counter import register_flop_formula
 
 from longseq.compat.torch import is_transformed
 
-# How the kernels are launched. Not yet measured on a GPU.
-_BLOCK = 32  # tokens of a tile
-_CHANNELS = 64  # of a tile; with these sizes Triton 3.8's compiler for an H100 keeps all numbers in registers
-_NUMBERS = 64  # taps, rounded up, times tokens of a tile that sums gradients: they must fit into registers
-_PROGRAMS = 640  # that sum gradients, all of which an H100 runs at once
+# How the kernels are launched: the fastest on an H200 of 32 that were tried for `mix`, and of 60 for `sum_gradients`.
+_BLOCK, _CHANNELS = 16, 64  # tokens and channels of a tile
+_SUMMED = 128  # channels of a tile that sums gradients
+_NUMBERS = 8192  # of such a tile: taps, rounded up, times tokens and channels; they must fit into registers
+_PROGRAMS = 2560  # that sum gradients
 _MOST_TAPS = 64
 _HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 
@@ -109,13 +109,13 @@ def local_mixing_weights(grad: Tensor, tokens: Tensor, mask: Tensor | None, plac
     rounded = 1 << (num_taps - 1).bit_length()
     parts = tokens.new_empty(programs, num_taps + 1, d, dtype=torch.float32)
     pointer, step = _of_mask(mask, tokens)
-    channels = _channels(d)
+    channels = _channels(d, _SUMMED)
     with torch.cuda.device_of(tokens):
         _kernels().sum_gradients[(programs * -(-d // channels),)](
             grad, tokens, pointer, parts, n, b * of_sample, of_sample, at.prefix, at.columns, d, per_program,
             *grad.stride()[:2], *tokens.stride()[:2], step,
             HEIGHT=at.height, WIDTH=at.width, IS_MASKED=mask is not None, TAPS=rounded, BLOCK=block, CHANNELS=channels,
-            num_warps=4,
+            num_warps=2,
         )  # fmt: skip
     return parts
 
@@ -124,14 +124,14 @@ def _run_mix(x: Tensor, taps: Tensor, bias: Tensor, mask: Tensor | None, place: 
     x = _with_adjacent_channels(x)
     b, n, d = x.shape
     out = x.new_empty(b, n, d)
-    tiles, channels = -(-n // _BLOCK), _channels(d)
+    tiles, channels = -(-n // _BLOCK), _channels(d, _CHANNELS)
     pointer, step = _of_mask(mask, x)
     with torch.cuda.device_of(x):
         _kernels().mix[(b * tiles * -(-d // channels),)](
             x, taps.contiguous(), bias, pointer, out,
             n, tiles, place.prefix, place.columns, d, *x.stride()[:2], step, *out.stride()[:2],
             HEIGHT=place.height, WIDTH=place.width, IS_MASKED=mask is not None, IS_BACKWARD=is_backward,
-            BLOCK=_BLOCK, CHANNELS=channels, num_warps=8,
+            BLOCK=_BLOCK, CHANNELS=channels, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -213,18 +213,19 @@ def _of_mask(mask: Tensor | None, tokens: Tensor) -> tuple[Tensor, int]:
     return mask.view(torch.uint8), mask.stride(0) if len(mask) > 1 else 0
 
 
-def _channels(d: int) -> int:
+def _channels(d: int, most: int) -> int:
     """Channels of a tile, a power of two; the last tile may be partly empty."""
-    return min(_CHANNELS, 1 << (d - 1).bit_length())
+    return min(most, 1 << (d - 1).bit_length())
 
 
 def _share(tokens: Tensor, place: Place) -> tuple[int, int, int, int]:
     """How the sum over the grid's tokens is divided: tokens of a tile, tiles of a sample and of a program, and the
     number of programs for some channels."""
     b, n, d = tokens.shape
-    block = max(1, _NUMBERS >> (place.height * place.width - 1).bit_length())
+    channels = _channels(d, _SUMMED)
+    block = max(1, _NUMBERS // channels >> (place.height * place.width - 1).bit_length())
     of_sample = -(-(n - place.prefix) // block)
     tiles = b * of_sample
-    wanted = max(1, _PROGRAMS // -(-d // _channels(d)))
+    wanted = max(1, _PROGRAMS // -(-d // channels))
     per_program = -(-tiles // wanted)
     return block, of_sample, per_program, -(-tiles // per_program)
