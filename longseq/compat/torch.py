@@ -80,6 +80,12 @@ def without_autocast(x: Tensor) -> torch.autocast:
     return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
+def has_bfloat16_autocast(x: Tensor) -> bool:
+    """Whether layers compute in bfloat16 on the device of x, because of autocast."""
+    kind = x.device.type
+    return not x.is_meta and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """The same numbers, in float32 if their own precision is lower."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -41,8 +41,13 @@ def run_block(
     if not is_ours(block) or any(map(is_hooked, (block, block.norm2, *block.attn.modules(), *block.mlp.modules()))):
         return block(tokens, attn_mask=mask, **given, **({"columns": columns} if isinstance(block, LocalBlock) else {}))
     tokens, change = attention_change(block, tokens, mask, columns, num_queries)
-    tokens, change = mlp_change(block, tokens + change, mask if num_queries is None else None, columns)
-    return tokens + change
+    tokens = _added(tokens, change)
+    return _added(*mlp_change(block, tokens, mask if num_queries is None else None, columns))
+
+
+def _added(tokens: Tensor, change: Tensor) -> Tensor:
+    """Their sum in the tokens' precision, which learned scales (LayerScale) of another one would change."""
+    return (tokens + change).to(tokens.dtype)
 
 
 def is_ours(block: Any) -> bool:

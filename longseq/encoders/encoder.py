@@ -36,8 +36,8 @@ class Encoder(nn.Module, ABC):
         sizes: Those that are arguments of the constructor become attributes.
 
     Raises:
-        ValueError: If any_length is True and the mechanism is bound to a length, or both checkpointing and reversible
-            are True.
+        ValueError: If any_length is True and the mechanism is bound to a length, or if reversible comes with
+            checkpointing or bf16_residual.
 
     Attributes:
         num_tokens: n, the length of the sequence in the attention; with any_length that of a typical input.
@@ -69,6 +69,8 @@ class Encoder(nn.Module, ABC):
             raise ArgumentError("attention", f"{what}; {remedy}")
         what = "must be false with reversible blocks, which keep no activations either; leave out one of the two"
         require(not (sizes.reversible and sizes.checkpointing), "checkpointing", what)
+        what = "must be false with reversible blocks, which need exact outputs; leave out one of the two"
+        require(not (sizes.reversible and sizes.bf16_residual), "bf16_residual", what)
         first: Any = next(iter(getattr(trunk, "blocks", ())), None)  # plug refuses what has no such blocks
         heads = first.attn.num_heads if hasattr(first, "attn") else 0
         self.trunk = plug(trunk, attention)
@@ -76,6 +78,7 @@ class Encoder(nn.Module, ABC):
             add_local(self.trunk, sizes.local)
         self.trunk.set_grad_checkpointing(sizes.checkpointing)
         self.trunk.reversible = self.reversible = sizes.reversible
+        self.trunk.bf16_residual = sizes.bf16_residual
         self.attention, self.picture_shape, self.any_length = attention, picture_shape, sizes.any_length
         self.dim, self.depth, self.heads = self.trunk.num_features, len(self.trunk.blocks), heads
         for name in argument_names(type(self)):

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from longseq.arguments import ArgumentError
 from longseq.attention.shard import Shard, summed
 from longseq.compat.timm import Trunk, add_positions, leaves_prefix_alone
-from longseq.compat.torch import at_least_float32, is_hooked
+from longseq.compat.torch import at_least_float32, has_bfloat16_autocast, is_hooked
 from longseq.encoders._block import run_block
 from longseq.encoders._reversible import run_reversible
 from longseq.encoders.local import LocalBlock
@@ -129,6 +129,8 @@ def encode_tokens(
         tokens = trunk.patch_drop(tokens)
     # after timm's convolution a token's channels are n numbers apart: every later layer would copy them
     tokens = trunk.norm_pre(tokens.contiguous())
+    if getattr(trunk, "bf16_residual", False) and has_bfloat16_autocast(tokens):
+        tokens = tokens.to(torch.bfloat16)
     mask = None if present is None else present[:, None, None]
     reversible = _num_reversible(trunk)
     if reversible:

@@ -64,9 +64,9 @@ class LocalLayer(Split):
             grid = grid.masked_fill(~mask[:, 0, 0, prefix:, None], 0)
         # (b, d, rows, columns) without a copy: the channels of a token are contiguous, as in torch's channels_last
         image = grid.mT.unflatten(2, (-1, columns))
-        # on a CPU, depthwise convolutions in bfloat16 take ten times as long as in float32; the tokens are float32 here
+        # on a CPU, depthwise convolutions in bfloat16 take ten times as long as in float32
         with without_autocast(tokens) if tokens.device.type == "cpu" else nullcontext():
-            change = self._convolved(image).flatten(2).mT
+            change = self._convolved(image.to(weight.dtype)).flatten(2).mT.to(tokens.dtype)
         return tokens + change if not prefix else torch.cat([tokens[:, :prefix], tokens[:, prefix:] + change], dim=1)
 
     def _convolved(self, image: Float[Tensor, "b d rows columns"]) -> Float[Tensor, "b d rows columns"]:

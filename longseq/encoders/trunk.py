@@ -39,6 +39,8 @@ class Sizes:
         reversible: Whether blocks are reversible as in the Reformer. Their activations are recomputed from their
             outputs: this takes the memory of one block, whatever the depth, and more time.
         stem: Convolutions before the tokens (stem.py), whose strides divide the patch; None for none.
+        bf16_residual: Whether the tokens from block to block are bfloat16 too under bfloat16 autocast (``bf16-mixed``):
+            less memory traffic, and a rounding after each block. It has no effect in other precisions.
         layer_scale: Initial value of the learned scales of attention and MLP outputs (LayerScale, arXiv:2103.17239); 0
             for no scales.
 
@@ -60,6 +62,7 @@ class Sizes:
     positions: Positions = "learned"
     any_length: bool = False
     reversible: bool = False
+    bf16_residual: bool = False
     stem: Stem | None = None
     layer_scale: float = 0.0
 

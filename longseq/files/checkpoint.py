@@ -25,7 +25,7 @@ from longseq.files.storage import (
     write_checkpoint,
 )
 
-_FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|spec_augment|pretrained)\b")
+_FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|bf16_residual|spec_augment|pretrained)\b")
 _PLAIN = bool | int | float | str
 _WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # the value of `pretrained` that loads no weights
 _VALUES = 2**20  # the most values in the settings: with shared lists, a few bytes can hold any number

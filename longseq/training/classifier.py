@@ -144,7 +144,8 @@ class Classifier(pl.LightningModule):
         self.encoder, self.num_classes = encoder, num_classes
         self.class_names = class_names or _numbers(num_classes)
         self.register_buffer("loss_weights", described.weights(num_classes), persistent=False)
-        self.init_from, self._compile, self._freeze = init_from, compile, freeze
+        self._compile: Compile = compile
+        self.init_from, self._freeze = init_from, freeze
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         freeze_encoder(encoder, freeze)

@@ -105,8 +105,8 @@ class _FewShapes:
             if is_longer and not (encoder.training and encoder.any_length):
                 return self._plain(encoder, inputs)  # the length of a recording seldom comes twice
             inputs = _lengthened(inputs, encoder)
-        number, whole = len(tree_leaves(inputs)[0]), self._whole_batch()
-        is_padded = whole is not None and number < whole and not any(norm.training for norm in self._norms)
+        number, whole = len(tree_leaves(inputs)[0]), self._whole_batch() or 0
+        is_padded = number < whole and not any(norm.training for norm in self._norms)
         if is_padded:
             inputs = tree_map_only(Tensor, lambda part: _filled(part, whole), inputs)
         outputs = self._compiled(encoder, inputs)

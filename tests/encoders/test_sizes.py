@@ -14,7 +14,7 @@ from longseq.files.description import build, describe
 
 # the flags, and the arguments in checkpoints, that each encoder had before it shared a description with the others
 TRAINED: dict[str, Any] = {"dropout": 0.0, "drop_path": 0.0, "checkpointing": False, "local": None}
-OF_A_VIT = {**TRAINED, "mlp_ratio": 4.0, "heads": 4}
+OF_A_VIT = {**TRAINED, "mlp_ratio": 4.0, "heads": 4, "bf16_residual": False}
 FREE = {**OF_A_VIT, "pool": "avg", "any_length": False, "reversible": False}
 WITH_STEM = {**FREE, "dim": 128, "depth": 6, "positions": "learned", "stem": None, "layer_scale": 0.0}
 EXPECTED = {
@@ -25,6 +25,7 @@ EXPECTED = {
     TimmEncoder: TRAINED,
 }
 OTHER = {**WITH_STEM, "dropout": 0.125, "drop_path": 0.25, "mlp_ratio": 3.0, "positions": "sincos", "layer_scale": 0.5}
+OTHER["bf16_residual"] = True
 
 
 @pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.__name__)
