@@ -1,6 +1,7 @@
 """When attention to few keys is computed by its own kernel. test_triton_kernels.py tests the kernel itself."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,3 +111,20 @@ def test_the_shared_memory_of_a_gpu_is_a_constant_under_torch_compile(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     compiled = torch.compile(lambda x: x * (few_keys._shared_memory_of(0) + 1), backend="eager", fullgraph=True)
     assert compiled(torch.tensor(3.0)) == 3.0
+
+
+def test_an_exported_program_contains_torchs_attention(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program must run without longseq."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert not suits_few_keys(heads())
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+def test_a_gpu_without_bfloat16_keeps_torchs_kernel(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    properties = SimpleNamespace(shared_memory_per_block_optin=H100)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert few_keys._shared_memory_of(0) == (H100 if capability >= (8, 0) else 0)
