@@ -23,9 +23,8 @@ _MOST_KEYS = 256
 _QUERIES_A_KEY = 4  # with fewer queries for each key, torch's fused kernel has enough work for all processors
 _CHANNELS = range(16, 129)  # of a head
 _MOST_NUMBERS = 16384  # of a head's padded keys: two sums of this size must fit into registers
-_SPARE = (
-    1.5  # Triton's shared memory over what _shared_memory counts: at most 1.34, for four architectures and ten sizes
-)
+# Triton's shared memory over what _shared_memory counts: at most 1.34, for compute capabilities 8.0, 8.9 and 9.0
+_SPARE = 1.5
 
 
 class Settings(NamedTuple):
@@ -65,8 +64,10 @@ def suits_few_keys(heads: Heads) -> bool:
         return False
     if torch.compiler.is_exporting():  # an exported program must run without longseq
         return False
-    (_, _, n, c), k = queries.shape, keys.shape[2]
-    if not (1 <= k <= _MOST_KEYS and n >= _QUERIES_A_KEY * k and c in _CHANNELS and keys.shape == values.shape):
+    (b, h, n, c), k = queries.shape, keys.shape[2]
+    if not (1 <= k <= _MOST_KEYS and n >= _QUERIES_A_KEY * k and c in _CHANNELS):
+        return False
+    if keys.shape != (b, h, k, c) or values.shape != (b, h, k, c):
         return False
     if key_mask is not None and key_mask.shape[1:] != (1, 1, k):
         return False

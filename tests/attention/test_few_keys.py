@@ -61,6 +61,12 @@ def test_other_heads_are_computed_by_torch(gpu: None, other: dict) -> None:
     assert not suits_few_keys(heads(**other))
 
 
+def test_keys_and_values_of_other_shapes_are_torchs(gpu: None) -> None:
+    given = heads()
+    assert not suits_few_keys(given._replace(keys=given.keys[:1], values=given.values[:1]))
+    assert not suits_few_keys(given._replace(values=given.values[..., :32]))
+
+
 def test_a_mask_for_each_query_is_torchs(gpu: None) -> None:
     assert not suits_few_keys(heads(key_mask=mask_of(2, 1, 4096, 128)))
 
