@@ -12,6 +12,7 @@ the driver are left out. The optimizer is not included.
 import argparse
 import copy
 import itertools
+import math
 import sys
 import types
 import warnings
@@ -61,7 +62,7 @@ H100 = types.SimpleNamespace(
     type="cuda", shared_memory_per_block_optin=232448, shared_memory_per_block=49152, max_threads_per_block=1024,
     shared_memory_per_multiprocessor=233472,
 )  # fmt: skip
-FLOPS_PER_SECOND = 0.72 * 989e12  # what large products reach, of the peak in bfloat16
+FLOPS_PER_SECOND = 0.72 * 989e12  # what large products reach, of the peak in bfloat16; attention reaches less
 BYTES_PER_SECOND = 0.85 * 3.35e12  # what elementwise kernels reach, of the memory's bandwidth
 # operations that only change a tensor's precision or place; a kernel of these alone is a cast
 COPIES = {
@@ -69,7 +70,7 @@ COPIES = {
     "squeeze", "unsqueeze", "view",
 }  # fmt: skip
 HEADER = ["measured", "attention", "local", "tokens", "width", "kernels", "products", "casts", "attention and others"]
-HEADER += ["elementwise", "elementwise, MB", "GFLOP", "ms at best", "graphs", "breaks"]
+HEADER += ["elementwise", "elementwise, MB", "products, GFLOP", "ms at best", "graphs", "breaks"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Kernel:
         operations: What a Triton kernel computes.
         size: Of its first result.
         bytes: Read and written.
-        flops: Of products.
+        flops: Of products and attention.
         is_backward: Whether it is part of the backward pass.
     """
 
@@ -202,9 +203,16 @@ def _kernels(lowered: GraphLowering) -> Iterator[Kernel]:
                 tuple(operations),
                 _size(first),
                 int(planned.get_read_write_buffers_sizes()),
-                int(planned.estimate_flops() or 0),
+                _flops_of_attention(first) if "scaled_dot_product" in name else int(planned.estimate_flops() or 0),
                 lowered.is_backward,
             )
+
+
+def _flops_of_attention(part: Any) -> int:
+    """Two products forward, five backward, each 2 n k c FLOPs for a head."""
+    is_backward = "backward" in str(part.python_kernel_name)
+    queries, keys = (part.inputs[place + is_backward].get_size() for place in (0, 1))
+    return (10 if is_backward else 4) * math.prod(map(int, queries)) * int(keys[2])
 
 
 def _size(part: Any) -> tuple[int, ...]:
@@ -395,7 +403,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
             plan = schedule(module, *inputs, autocasts=arguments.precision == "bf16-mixed")
         what = "block" if part == "block" else f"step on {part}s, depth {arguments.depth}"
         counts = [len(plan.kernels), *map(plan.count, ("product", "cast", "other", "elementwise"))]
-        flops, best = (sum(getattr(kernel, name) for kernel in plan.kernels) for name in ("flops", "seconds"))
+        flops = sum(kernel.flops for kernel in plan.kernels if kernel.kind == "product")
+        best = sum(kernel.seconds for kernel in plan.kernels)
         amounts = [f"{plan.megabytes:.0f}", f"{flops / 1e9:.3g}", f"{1e3 * best:.3g}", plan.graphs, len(plan.breaks)]
         if arguments.kernels:
             print_kernels(plan)

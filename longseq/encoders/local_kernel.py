@@ -69,7 +69,7 @@ def mixed_locally(
         columns: Columns of the grid.
     """
     place = Place(prefix, columns, *weight.shape[2:])
-    return local_mixing(tokens, weight.flatten(1).T.contiguous(), bias, mask, place)
+    return local_mixing(tokens, weight.flatten(1).T.contiguous(), bias, mask, list(place))
 
 
 def by_convolution(

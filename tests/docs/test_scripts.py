@@ -55,6 +55,8 @@ ELSEWHERE = {
     "benchmarks/few_keys.py": "tests/attention/test_triton_kernels.py",
     "benchmarks/front_door.py": "tests/reports/test_front_door.py",
     "benchmarks/gpu.py": "tests/reports/test_gpu.py",
+    "benchmarks/local_mixing.py": "tests/reports/test_local_mixing.py",
+    "benchmarks/schedule.py": "tests/training/test_schedule.py",
     "benchmarks/verdict.py": "tests/reports/test_verdict.py",
     "docs/costs.py": "tests/attention/test_design.py",
 }
