@@ -17,7 +17,7 @@ from datamodules.own.scan import in_threads
 from datamodules.samples import Files, Samples, chosen
 from datamodules.splits import Columns, divided
 
-_IN_MEMORY_BYTES = 2**30  # inputs of up to this size are decoded once and stay in memory
+IN_MEMORY_BYTES = 2**30  # inputs of up to this size are decoded once and stay in memory
 
 
 class OnDisk(DataModule):
@@ -105,7 +105,7 @@ class OnDisk(DataModule):
 
     def stay_in_memory(self, sources: Any) -> bool:
         """Whether the inputs of these sources are decoded once and stay in memory."""
-        return self.bytes_of(sources) <= _IN_MEMORY_BYTES if self.in_memory is None else self.in_memory
+        return self.bytes_of(sources) <= IN_MEMORY_BYTES if self.in_memory is None else self.in_memory
 
     def details(self, sources: Any) -> dict[str, Any]:
         """Further keyword arguments of samples_of for these sources."""

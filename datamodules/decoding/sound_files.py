@@ -114,6 +114,11 @@ def _read(file: Any, first: int, stop: int, most: int, dtype: str = "float32") -
         yield block
 
 
+def _is_same_in_any_blocks(file: Any) -> bool:
+    """Whether the samples do not depend on where reading starts, as they do in MP3, Ogg and what FFmpeg decodes."""
+    return file.format not in ("MP3", "OGG") and not isinstance(file, StandIn)
+
+
 def _cut_off(path: Source, there: int, declared: int) -> DataError:
     return DataError(f"{path}: cut off, {there} of {declared} samples are there; copy it again")
 
@@ -174,11 +179,15 @@ def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, i
     return read_sound(path, start, None if length <= seconds else start + seconds)
 
 
-def examine_sound(path: Source) -> dict[str, Any]:
+def examine_sound(path: Source, waveform: list[Tensor] | None = None) -> dict[str, Any]:
     """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel.
 
     For several channels there is also "kept": the power of their mean, as a share of their own power. It is 0 if they
     cancel each other.
+
+    Args:
+        path: The file.
+        waveform: A list to which the waveform is added that `read_sound` returns, unless that reads in another way.
 
     Raises:
         DataError: If the file is broken, even if it could be read: truncated, or with values that are not finite or far
@@ -188,11 +197,15 @@ def examine_sound(path: Source) -> dict[str, Any]:
         declared = file.frames
         what = _contradiction(file.extra_info)
         num_frames, peak, power, power_kept = 0, 0.0, 0.0, 0.0
+        is_same = waveform is not None and _is_same_in_any_blocks(file)
+        averages: list[np.ndarray] = []
         while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
             num_frames += len(block)
             peak = max(peak, _peak(path, block))
+            average = _averaged(block)
+            if is_same:
+                averages.append(average)
             if block.shape[1] > 1:
-                average = _averaged(block)
                 power += float(np.vdot(block, block)) / block.shape[1]
                 power_kept += float(np.vdot(average, average))
         rate_hz, channels = file.samplerate, file.channels
@@ -202,6 +215,8 @@ def examine_sound(path: Source) -> dict[str, Any]:
         raise _cut_off(path, num_frames, declared)
     if not num_frames:
         raise DataError(f"{path}: holds no sound; leave it out or record it again")
+    if waveform is not None and is_same and num_frames == declared:
+        waveform.append(torch.from_numpy(np.concatenate(averages)))
     facts = {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "peak": peak}
     return {**facts, "kept": power_kept / power} if power else facts
 

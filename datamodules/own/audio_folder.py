@@ -22,12 +22,14 @@ from datamodules.decoding.sound_files import (
     seconds_of,
 )
 from datamodules.errors import DataError, counted, require, say
+from datamodules.on_disk import IN_MEMORY_BYTES
 from datamodules.own._clips import cut_into_clips
 from datamodules.own.files import FileDataModule, Item
 from datamodules.own.own_files import OwnFiles
 from datamodules.own.scan import Facts
 from datamodules.samples import Samples
 
+_DECODED = 4  # times the size of a file, about: two for 16 bits as they are, four for FLAC
 _CANCELLED = 0.01  # share of the channels' power, -20 dB; one channel alone, or two unrelated ones, have a half
 
 
@@ -42,6 +44,8 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
+        self._decoded.clear()  # waveforms of the scan that no split took
+        self._for_splits = set()
         if stage == "predict":
             return
         peaks = {path: facts["peak"] for path, facts in self.facts.items() if facts.get("peak", 0.0) > 1}
@@ -75,7 +79,21 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         return max(stop - start, 0) / rate_hz
 
     @cached_property
+    def _decoded(self) -> dict[Path, Float32[Tensor, " s"]]:
+        """Waveforms of whole files from the scan, at their own rates, until the splits take them."""
+        return {}
+
+    def _whole_files_in_memory(self) -> set[Path]:
+        """The files that are a sample as a whole, if they are small enough to stay in memory once they are decoded."""
+        paths = {self.folder / item.path for item in self.items if item.name == item.path}
+        if self.in_memory is None:
+            num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+            return paths if _DECODED * num_bytes <= IN_MEMORY_BYTES else set()
+        return paths if self.in_memory else set()
+
+    @cached_property
     def facts(self) -> dict[str, Facts]:
+        self._for_splits = self._whole_files_in_memory()
         facts = super().facts
         lengths = {path: of["frames"] / of["rate_hz"] for path, of in facts.items() if "error" not in of}
         self._tell_of_late(self.items, lengths)
@@ -95,10 +113,19 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
             say(f"{self.root}: {counted(len(late), 'row')} of the table {last} ({what}); cut there")
 
     def examine(self, path: Path) -> Facts:
-        return examine_sound(path)
+        waveform: list[Tensor] = []
+        facts = examine_sound(path, waveform if path in self._for_splits else None)
+        if waveform:
+            self._decoded[path] = waveform[0]
+        return facts
 
     def read_item(self, item: Item) -> Float32[Tensor, " s"]:
-        waveform, rate_hz = read_sound(self.folder / item.path, item.start, item.end)
+        path = self.folder / item.path
+        waveform = self._decoded.pop(path, None) if item.name == item.path else None
+        if waveform is None:
+            waveform, rate_hz = read_sound(path, item.start, item.end)
+        else:
+            rate_hz = self.facts[item.path]["rate_hz"]
         return change_rate(waveform, rate_hz, self.sample_rate_hz)
 
     def wrong_part(self, item: Item) -> str:

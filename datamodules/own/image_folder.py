@@ -42,6 +42,7 @@ class ImageFiles(FileDataModule, ImagesOfAnySize):
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
         self._decoded.clear()  # inputs of the scan that no split took
+        self._reader = None
 
     @cached_property
     def _decoded(self) -> dict[Path, UInt8[Tensor, "c h w"]]:
