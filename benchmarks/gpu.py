@@ -188,18 +188,19 @@ def windows(bench: Bench) -> Iterator[Row]:
         yield [what, f"{against}, compiled", at, *compare(bench, *sides, ROUNDS), ""]
 
 
-# Trainings of four blocks: images in a batch, their side in pixels, and the width. Then the mode of torch.compile, and
-# the ratio that was wanted.
+# Trainings of four blocks: images in a batch, their side in pixels, and the width; the mode of torch.compile; and the
+# ratio to timm that was wanted.
 TRAININGS = (
     (32, 64, 768, None, "1.8"),
-    (8, 128, 768, None, "4"),
     (1, 256, 768, None, "20"),
-    (32, 64, 384, None, ""),
+    (8, 128, 768, None, "4"),
     (32, 64, 192, None, ""),
-    (1, 64, 768, None, ""),
-    (32, 64, 192, "reduce-overhead", ""),
     (1, 64, 768, "reduce-overhead", ""),
+    (32, 64, 384, None, ""),
+    (32, 64, 192, "reduce-overhead", ""),
+    (1, 64, 768, None, ""),
 )
+TIMM, BF16, VIT_PYTORCH = "timm's ViT", "longseq with bf16_residual", "vit-pytorch with linformer"
 
 
 def trainings(bench: Bench) -> Iterator[Row]:
@@ -207,36 +208,49 @@ def trainings(bench: Bench) -> Iterator[Row]:
     the tokens. With one image it is a latency, with 32 a throughput."""
     shrink = 1 if bench.device == "cuda" else 8
     for batch, side, width, mode, wanted in TRAININGS:
-        batch, side, width = max(batch // shrink, 1), side // shrink, width // shrink
-        n, heads = side * side, max(width // 64, 1)
-        peers = ["timm's ViT"]
-        if find_spec("linformer") and find_spec("vit_pytorch") and mode is None and width * shrink == 768:
-            peers += ["vit-pytorch with linformer"] * (side * shrink == 64)
-        for peer in peers:
-            torch.compiler.reset()
-            gc.collect()
-            torch.cuda.empty_cache()
-            encoder = as_measured(ImageEncoder((3, side, side), Linformer(k_of(n)), dim=width, depth=4, heads=heads))
-            models = nn.Sequential(encoder, nn.Linear(width, 10)), _peer(peer, side, width, heads)
-            ours, theirs = (
-                training_step(bench, model, side, side, bench.precisions[0], batch=batch, mode=mode) for model in models
-            )
-            what = f"training step, k = {k_of(n)}" + (f", {mode}" if mode else "")
-            at = f"{batch} images of {side} x {side}, width {width}"
-            yield [what, peer, at, *compare_queued(bench, ours, theirs, ROUNDS), wanted if peer == peers[0] else ""]
+        peers = [TIMM]
+        if (batch, side, mode) in ((32, 64, None), (1, 256, None)):
+            peers.append(BF16)
+        if (batch, side, width) == (32, 64, 768) and find_spec("linformer") and find_spec("vit_pytorch"):
+            peers.append(VIT_PYTORCH)
+        yield from _of_training(bench, peers, max(batch // shrink, 1), side // shrink, width // shrink, mode, wanted)
 
 
-def _peer(name: str, side: int, width: int, heads: int) -> nn.Module:
-    """Another library's classifier of four blocks, with a token for each pixel."""
-    if name == "timm's ViT":
+def _of_training(
+    bench: Bench, peers: list[str], batch: int, side: int, width: int, mode: str | None, wanted: str
+) -> Iterator[Row]:
+    """The rows of one size, which hold the GPU's memory no longer than they are made."""
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    options: dict[str, Any] = {"batch": batch, "mode": mode}
+
+    def step_of(name: str) -> Step:
+        return training_step(bench, _model(name, side, width), side, side, bench.precisions[0], **options)
+
+    ours = step_of("longseq")
+    for peer in peers:
+        what = f"training step, k = {k_of(side * side)}" + (f", {mode}" if mode else "")
+        at = f"{batch} images of {side} x {side}, width {width}"
+        yield [what, peer, at, *compare_queued(bench, ours, step_of(peer), ROUNDS), wanted if peer == TIMM else ""]
+
+
+def _model(name: str, side: int, width: int) -> nn.Module:
+    """A classifier of four blocks, with a token for each pixel and Linformer attention, except for timm's."""
+    n, heads = side * side, max(width // 64, 1)
+    if name == TIMM:
         size: Any = {"img_size": side, "patch_size": 1, "embed_dim": width, "depth": 4, "num_heads": heads}
         return VisionTransformer(**size, num_classes=10, class_token=False, global_pool="avg")
-    from linformer import Linformer as PyPILinformer
-    from vit_pytorch.efficient import ViT
+    if name == VIT_PYTORCH:
+        from linformer import Linformer as PyPILinformer
+        from vit_pytorch.efficient import ViT
 
-    n = side * side
-    trunk = PyPILinformer(width, n + 1, 4, k=k_of(n), heads=heads, share_kv=True)
-    return ViT(image_size=side, patch_size=1, num_classes=10, dim=width, transformer=trunk, pool="mean")
+        trunk = PyPILinformer(width, n + 1, 4, k=k_of(n), heads=heads, share_kv=True)
+        return ViT(image_size=side, patch_size=1, num_classes=10, dim=width, transformer=trunk, pool="mean")
+    encoder = ImageEncoder(
+        (3, side, side), Linformer(k_of(n)), dim=width, depth=4, heads=heads, bf16_residual=name == BF16
+    )
+    return nn.Sequential(as_measured(encoder), nn.Linear(width, 10))
 
 
 def classifier(
