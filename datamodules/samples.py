@@ -238,7 +238,7 @@ class ForTraining(Dataset):
     def num_bytes(self) -> float:
         """The size of a copy of all samples on the device; infinity if batches cannot be made of one."""
         is_enough = isinstance(self.samples, LabelledTensors) and not self.transforms
-        return self.samples.inputs.nbytes if is_enough else math.inf  # type: ignore[union-attr]
+        return float(self.samples.inputs.nbytes) if is_enough else math.inf  # type: ignore[union-attr]
 
     def __len__(self) -> int:
         return len(self.samples)
