@@ -280,7 +280,7 @@ def test_no_change_of_a_batch_waits_for_the_gpu_or_leaves_it():
     with fake_gpu() as waits:
         training = ForTraining(LabelledTensors(torch.zeros(9, 3, 8, 8).byte(), torch.zeros(9).long()), ALL, seed=0)
         training.is_on_device = True
-        indices, labels = torch.zeros(4, dtype=torch.int64, device=DEVICE), torch.zeros(4, device=DEVICE)
+        indices, labels = torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)
         batch = Unfinished(indices, labels, torch.zeros(4, 8, dtype=torch.float64, device=DEVICE))
         training.finish(batch)  # the first batch brings the images there
         waits.found.clear()
