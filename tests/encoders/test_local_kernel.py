@@ -1,6 +1,7 @@
 """When local mixing is computed by its own kernel. local_kernel_interpreted.py tests the kernel itself."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def test_triton_interprets_the_kernels_and_their_tests_pass(tmp_path: Path) -> N
     done = forked.run(script, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == names
+
+
+@pytest.mark.thorough
+def test_they_compile_for_an_h100_and_keep_their_numbers_in_registers(tmp_path: Path) -> None:
+    triton = pytest.importorskip("triton", reason="torch for CPUs comes without Triton")
+    if not (Path(triton.__file__).parent / "backends/nvidia/bin/ptxas").is_file():
+        pytest.skip("Triton's wheel brings no ptxas here")
+    done = forked.run(Path(__file__).with_name("compile_local_kernel.py"), cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", done.stdout)]
+    assert len(spills) == 6
+    assert max(spills) <= 64  # thousands if all taps were read at once
 
 
 @pytest.fixture
