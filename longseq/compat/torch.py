@@ -60,9 +60,9 @@ def compile_for_shapes(function: Callable[..., Any], most: int, **options: Any) 
     warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex operators")
     compiled = torch.compile(function, dynamic=False, **options)
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         with torch._dynamo.config.patch(recompile_limit=max(most, torch._dynamo.config.recompile_limit)):
-            return compiled(*arguments)
+            return compiled(*arguments, **named)
 
     return call
 

@@ -132,16 +132,16 @@ def encode_tokens(
     if getattr(trunk, "bf16_residual", False) and has_bfloat16_autocast(tokens):
         tokens = tokens.to(torch.bfloat16)
     mask = None if present is None else present[:, None, None]
-    reversible = _num_reversible(trunk)
+    reversible, run = _num_reversible(trunk), getattr(trunk, "compiled_block", run_block)
     if reversible:
         tokens = run_reversible(list(trunk.blocks)[:reversible], tokens, mask, columns)
     for depth, (block, also) in list(enumerate(zip(trunk.blocks, given, strict=True), start=1))[reversible:]:
         num_queries = last_queries if depth == len(trunk.blocks) else None
         arguments = block, tokens, mask, num_queries, columns
         if trunk.grad_checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run_block, *arguments, **also, use_reentrant=False)
+            tokens = checkpoint(run, *arguments, **also, use_reentrant=False)
         else:
-            tokens = run_block(*arguments, **also)
+            tokens = run(*arguments, **also)
     return trunk.norm(tokens), present
 
 

@@ -80,8 +80,9 @@ class Classifier(pl.LightningModule):
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
             length, position embeddings and projections are resampled. If it had other classes, the head starts anew.
         compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same. Smaller
-            batches and shorter sounds are padded, so that it is seldom compiled anew (training/compiled.py).
-            ``reduce-overhead`` also records CUDA graphs, so that the host starts all kernels of a pass at once.
+            batches and shorter sounds are padded, so that it is seldom compiled anew (training/compiled.py). ``blocks``
+            compiles one block, which all blocks of the same form share: a training begins sooner. ``reduce-overhead``
+            also records CUDA graphs of the whole encoder, so that the host starts all kernels of a pass at once.
         freeze: What is not trained: ``encoder`` (linear probing: only the head is trained), ``stem``, or a number: the
             embedding, a stem, and that many of the first blocks. If absent, nothing is frozen. Frozen BatchNorm keeps
             its statistics.

@@ -19,12 +19,13 @@ from torch.utils.data import IterableDataset
 
 from longseq.compat.torch import compile_for_shapes, plain_call, replace_call
 from longseq.encoders import Encoder
+from longseq.encoders._block import run_block
 from longseq.encoders.sound import SoundEncoder
 
-Compile = bool | Literal["reduce-overhead"]
+Compile = bool | Literal["blocks", "reduce-overhead"]
 
 _LENGTHS = 8  # of sounds; each takes a compilation, and on average padding of a 16th of the longest clip
-_SHAPES = 64  # compilations of a function: lengths, in training and in evaluation, and other batch sizes
+_GRAPHS = 256  # of a function at most: lengths, in training and in evaluation, other batch sizes, and forms of blocks
 
 
 def compile_encoder(encoder: Encoder, how: Compile, whole_batch: Callable[[], int | None], **options: Any) -> None:
@@ -32,15 +33,58 @@ def compile_encoder(encoder: Encoder, how: Compile, whole_batch: Callable[[], in
 
     Args:
         encoder: The encoder: its calls, ``token_features`` and ``all_features`` are compiled.
-        how: ``reduce-overhead`` for CUDA graphs.
+        how: True for one graph of the whole encoder; ``reduce-overhead`` for CUDA graphs of it; ``blocks`` for a graph
+            of one block, which blocks of the same form share.
         whole_batch: Returns the number of samples in a whole batch of the current loader; None if it is not known.
-        options: Arguments of torch.compile.
+        options: Further arguments of torch.compile.
     """
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return compile_for_shapes(function, _GRAPHS, **options)
+
     if how == "reduce-overhead":
         options["mode"] = how
-    replace_call(encoder, _FewShapes(encoder, plain_call(encoder), whole_batch, options))
-    for name in ("token_features", "all_features"):
-        setattr(encoder, name, _FewShapes(encoder, getattr(type(encoder), name), whole_batch, options))
+    if how == "blocks":
+        encoder.trunk.compiled_block = _CompiledBlock(compiled(run_block))
+    functions = {name: getattr(type(encoder), name) for name in ("token_features", "all_features")}
+    functions[""] = plain_call(encoder)
+    for name, plain in functions.items():
+        run = plain if how == "blocks" else compiled(plain)
+        if how == "reduce-overhead":
+            run = _CopiedOutputs(run)
+        function = _FewShapes(encoder, plain, run, whole_batch)
+        if name:
+            setattr(encoder, name, function)
+        else:
+            replace_call(encoder, function)
+
+
+class _CompiledBlock:
+    """run_block, compiled. A copy of it is not: compiled functions cannot be pickled."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        self._compiled = compiled
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._compiled(*arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _run_block, ()
+
+
+def _run_block() -> Callable[..., Any]:
+    return run_block
+
+
+class _CopiedOutputs:
+    """A function whose outputs in evaluation are copied out of a CUDA graph's memory: its next run overwrites them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        outputs = self._function(*arguments)
+        return outputs if torch.is_grad_enabled() else tree_map_only(Tensor, Tensor.clone, outputs)
 
 
 def begin_step() -> None:
@@ -88,13 +132,11 @@ class _FewShapes:
     def __init__(
         self,
         encoder: Encoder,
-        function: Callable[..., Any],
+        plain: Callable[..., Any],
+        compiled: Callable[..., Any],
         whole_batch: Callable[[], int | None],
-        options: Mapping[str, Any],
     ) -> None:
-        self._encoder, self._plain, self._whole_batch = encoder, function, whole_batch
-        self._compiled = compile_for_shapes(function, _SHAPES, **options)
-        self._has_graphs = options.get("mode") == "reduce-overhead"
+        self._encoder, self._plain, self._compiled, self._whole_batch = encoder, plain, compiled, whole_batch
         self._norms = [part for part in encoder.modules() if isinstance(part, _BatchNorm)]
 
     def __call__(self, inputs: Any) -> Any:
@@ -103,16 +145,14 @@ class _FewShapes:
         if isinstance(encoder, SoundEncoder):
             is_longer = _samples(inputs) > encoder.num_samples
             if is_longer and not (encoder.training and encoder.any_length):
-                return self._plain(encoder, inputs)  # the length of a recording seldom comes twice
+                with torch.compiler.set_stance("force_eager"):  # the length of a recording seldom comes twice
+                    return self._plain(encoder, inputs)
             inputs = _lengthened(inputs, encoder)
         number, whole = len(tree_leaves(inputs)[0]), self._whole_batch() or 0
-        is_padded = number < whole and not any(norm.training for norm in self._norms)
-        if is_padded:
-            inputs = tree_map_only(Tensor, lambda part: _filled(part, whole), inputs)
-        outputs = self._compiled(encoder, inputs)
-        if self._has_graphs and not torch.is_grad_enabled():  # the next pass overwrites them
-            outputs = tree_map_only(Tensor, Tensor.clone, outputs)
-        return tree_map_only(Tensor, lambda part: part[:number], outputs) if is_padded else outputs
+        if number >= whole or any(norm.training for norm in self._norms):
+            return self._compiled(encoder, inputs)
+        outputs = self._compiled(encoder, tree_map_only(Tensor, lambda part: _filled(part, whole), inputs))
+        return tree_map_only(Tensor, lambda part: part[:number], outputs)
 
 
 def _samples(inputs: Any) -> int:

@@ -1,6 +1,7 @@
 """A compiled encoder meets few shapes, and gives what it gives without."""
 
 import copy
+import io
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -253,3 +254,43 @@ def test_outputs_of_an_evaluation_are_not_in_a_graphs_memory(monkeypatch: pytest
     with torch.no_grad():
         features = [encoder(torch.full((2, 1, 8, 8), value)) for value in (1.0, 2.0)]
     assert [part[0, 0].item() for part in features] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("options", "number"), [({}, 1), ({"pool": "token"}, 2), ({"drop_path": 0.2}, 3)], ids=str)
+def test_blocks_of_one_form_share_a_graph(options: dict[str, Any], number: int, tmp_path: Path, graphs: Graphs) -> None:
+    """With a class token the last block computes it alone; a rate of stochastic depth is a constant of the graph."""
+    trained = []
+    for how in (False, "blocks"):
+        torch.compiler.reset()
+        model = Classifier(encoder_of_images(**{"depth": 3, **options}), 3, compile=how)  # type: ignore[arg-type]
+        pl.seed_everything(0)
+        with pytest.warns(UserWarning, match="never measured"):
+            trainer_of(tmp_path, enable_checkpointing=False, max_epochs=1).fit(model, loader(8, 4), loader(8, 3))
+        trained.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert len(graphs) == 2 * number, "in training and in evaluation"
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_copy_of_an_encoder_with_compiled_blocks_has_its_own_weights_and_can_be_saved(graphs: Graphs) -> None:
+    encoder = encoder_of_images().eval()
+    compile_encoder(encoder, "blocks", lambda: 2, backend=graphs)
+    images = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
+    before = encoder(images)
+    twin = copy.deepcopy(encoder)
+    torch.save(encoder, io.BytesIO())
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight.zero_()
+    torch.testing.assert_close(twin(images), before)
+    assert len(graphs) == 1
+
+
+def test_recordings_longer_than_the_clips_are_not_compiled_by_blocks_either(graphs: Graphs) -> None:
+    encoder = SpectrogramEncoder(
+        8000, 0.5, Verma(), num_mels=16, dim=8, depth=1, heads=2, positions="none", any_length=True
+    ).eval()
+    compile_encoder(encoder, "blocks", lambda: 1, backend=graphs)
+    encoder(torch.randn(1, 9000))
+    assert len(graphs) == 0
+    encoder(torch.randn(1, 4000))
+    assert len(graphs) == 1

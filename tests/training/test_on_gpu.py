@@ -65,14 +65,14 @@ def change(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> f
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("how", [True, "reduce-overhead"])
+@pytest.mark.parametrize("how", [True, "blocks", "reduce-overhead"])
 def test_a_compiled_training_ends_where_one_without_ends(how: Compile, name: str, tmp_path: Path) -> None:
     by_chance = name == "drop path and MixUp"  # compiled, masks are drawn in another order
     weights = [trained(tmp_path, kind, **SETTINGS[name]).state_dict() for kind in (False, how)]
     assert change(*weights) < (0.5 if by_chance else 5e-3)
 
 
-@pytest.mark.parametrize("how", [False, True, "reduce-overhead"])
+@pytest.mark.parametrize("how", [False, True, "blocks", "reduce-overhead"])
 def test_a_training_that_is_resumed_within_an_epoch_is_bit_equal(how: Compile, tmp_path: Path) -> None:
     settings: dict[str, Any] = SETTINGS["drop path and MixUp"]
     saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -107,7 +107,7 @@ def test_a_layer_gives_the_values_and_gradients_of_float64(mechanism: Mechanism)
         assert (computed - exact).norm() <= 1e-3 * exact.norm() + 1e-9
 
 
-@pytest.mark.parametrize("how", [True, "reduce-overhead"])
+@pytest.mark.parametrize("how", [True, "blocks", "reduce-overhead"])
 def test_sounds_of_several_lengths_train_compiled(how: Compile, tmp_path: Path) -> None:
     torch.compiler.reset()
     losses = []
