@@ -45,7 +45,7 @@ def compile_encoder(encoder: Encoder, how: Compile, whole_batch: Callable[[], in
     if how == "reduce-overhead":
         options["mode"] = how
     if how == "blocks":
-        encoder.trunk.compiled_block = _CompiledBlock(compiled(run_block))
+        encoder.trunk.compiled_block = compiled(run_block)
     functions = {name: getattr(type(encoder), name) for name in ("token_features", "all_features")}
     functions[""] = plain_call(encoder)
     for name, plain in functions.items():
@@ -57,23 +57,6 @@ def compile_encoder(encoder: Encoder, how: Compile, whole_batch: Callable[[], in
             setattr(encoder, name, function)
         else:
             replace_call(encoder, function)
-
-
-class _CompiledBlock:
-    """run_block, compiled. A copy of it is not: compiled functions cannot be pickled."""
-
-    def __init__(self, compiled: Callable[..., Any]) -> None:
-        self._compiled = compiled
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._compiled(*arguments, **named)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _run_block, ()
-
-
-def _run_block() -> Callable[..., Any]:
-    return run_block
 
 
 class _CopiedOutputs:

@@ -1,7 +1,6 @@
 """A compiled encoder meets few shapes, and gives what it gives without."""
 
 import copy
-import io
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -271,13 +270,12 @@ def test_blocks_of_one_form_share_a_graph(options: dict[str, Any], number: int, 
     torch.testing.assert_close(trained[0], trained[1], rtol=1e-4, atol=1e-6)
 
 
-def test_a_copy_of_an_encoder_with_compiled_blocks_has_its_own_weights_and_can_be_saved(graphs: Graphs) -> None:
+def test_a_copy_of_an_encoder_with_compiled_blocks_has_its_own_weights(graphs: Graphs) -> None:
     encoder = encoder_of_images().eval()
     compile_encoder(encoder, "blocks", lambda: 2, backend=graphs)
     images = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
     before = encoder(images)
     twin = copy.deepcopy(encoder)
-    torch.save(encoder, io.BytesIO())
     with torch.no_grad():
         for weight in encoder.parameters():
             weight.zero_()
