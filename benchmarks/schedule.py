@@ -163,6 +163,7 @@ def _described_gpu() -> ExitStack:
     places += [(post_grad, "reinplace_inplaceable_ops", _always(None))]
     # what longseq itself decides by the device
     places += [(attention_layer, "_is_small", _always(False)), (attention_layer, "groups_for", _groups_for)]
+    places += [(attention_layer, "suits_few_keys", lambda heads: heads.keys.shape[2] <= 256)]
     places += [(local, "suits_local_kernel", _always(True))]
     stack = ExitStack()
     for where, name, value in places:
@@ -203,9 +204,13 @@ def _kernels(lowered: GraphLowering) -> Iterator[Kernel]:
                 tuple(operations),
                 _size(first),
                 int(planned.get_read_write_buffers_sizes()),
-                _flops_of_attention(first) if "scaled_dot_product" in name else int(planned.estimate_flops() or 0),
+                _flops_of_attention(first) if _is_attention(name) else int(planned.estimate_flops() or 0),
                 lowered.is_backward,
             )
+
+
+def _is_attention(name: str) -> bool:
+    return "scaled_dot_product" in name or "few_keys" in name
 
 
 def _flops_of_attention(part: Any) -> int:
@@ -399,8 +404,12 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
         if name == "exact" and (is_local or part == "sound"):
             continue  # timm's blocks have no local mixing, and timm has no encoder of sounds
         module, *inputs = PARTS[part](MECHANISMS[name](n), is_local, n, width, arguments.batch, arguments.depth)
+        if arguments.precision == "bf16-residual":
+            if part != "block":
+                continue  # pixels and waveforms are float32
+            inputs = [_in_bfloat16(inputs[0])]
         with config.patch(combo_kernels=arguments.combo):
-            plan = schedule(module, *inputs, autocasts=arguments.precision == "bf16-mixed")
+            plan = schedule(module, *inputs, autocasts=arguments.precision != "bf16-true")
         what = "block" if part == "block" else f"step on {part}s, depth {arguments.depth}"
         counts = [len(plan.kernels), *map(plan.count, ("product", "cast", "other", "elementwise"))]
         flops = sum(kernel.flops for kernel in plan.kernels if kernel.kind == "product")
@@ -431,7 +440,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--attention", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--local", nargs="+", choices=("no", "yes"), default=["no", "yes"], help="local mixing")
-    parser.add_argument("--precision", choices=("bf16-mixed", "bf16-true"), default="bf16-mixed")
+    parser.add_argument("--precision", choices=("bf16-mixed", "bf16-residual", "bf16-true"), default="bf16-mixed")
     parser.add_argument("--combo", action="store_true", help="with TorchInductor's combo_kernels")
     parser.add_argument("--kernels", action="store_true", help="print each kernel too")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after this time")
