@@ -12,7 +12,7 @@ install = $(if $(LOCK),export PIP_CONSTRAINT="$(CURDIR)/$(LOCK)"; export UV_CONS
 	$(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python --editable '.$(1)' ||) \
 	$(BIN)/pip install --quiet --editable '.$(1)'
 
-.PHONY: demo test quick thorough newest torture bench docs lint lock clean
+.PHONY: demo test quick thorough newest gpu torture bench docs lint lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -39,6 +39,10 @@ quick: $(VENV)/.installed-test
 		attention/test_projections.py cli/test_names.py datamodules/test_order.py datamodules/test_splits.py \
 		encoders/test_image.py encoders/test_patches.py encoders/test_resize.py encoders/test_spectrogram.py \
 		training/test_classifier.py)
+
+# compiled trainings, CUDA graphs and kernels, which need a GPU
+gpu: $(VENV)/.installed-test
+	TESTS_GPU=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 6 -m needs tests/training/test_on_gpu.py
 
 torture: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 TORTURE=200 $(BIN)/python -m pytest -n 2 tests/faults -m "" -k "random_moments or whenever_its_writer"

@@ -1,7 +1,4 @@
-"""Compiled trainings on a GPU: what a CPU cannot show, as CUDA graphs and the kernels of Triton run there alone.
-
-TESTS_GPU=1 python -m pytest -n 6 -m needs tests/training/test_on_gpu.py
-"""
+"""Compiled trainings on a GPU, by `make gpu`: CUDA graphs and Triton's kernels run there alone."""
 
 from pathlib import Path
 from typing import Any
