@@ -27,6 +27,7 @@ from datamodules.inputs import InputSpec
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
 from datamodules.order import CountedSampler, RankSampler, all_ranks
 from datamodules.samples import Files, ForTraining, LabelledTensors, Samples, Unfinished
+from datamodules.workers import begin_worker
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
 
@@ -497,6 +498,7 @@ class DataModule(pl.LightningDataModule, ABC):
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             # seeds the workers; without it the loader would draw from the generator of the training
             generator=torch.Generator().manual_seed(self.seed),
+            worker_init_fn=begin_worker,
             # the data set returns whole batches
             **{**workers, "batch_size": self.batch_size, "collate_fn": _as_it_is, **options},
         )

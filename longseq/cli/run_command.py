@@ -30,7 +30,7 @@ from longseq.cli.errors.machine import (
 from longseq.cli.names import shown
 from longseq.cli.process.spinning import give_way
 from longseq.compat.lightning import count_epochs_without_end
-from longseq.compat.torch import message_of_worker
+from longseq.compat.torch import dead_worker, message_of_worker
 from longseq.files.description import OURS
 from longseq.training.memory import keep_freed_memory
 from longseq.training.recovery import Stopped
@@ -77,9 +77,9 @@ def run(args: list[str], began: float) -> None:
             print(shown(message if is_stopped else f"error: {message}"), file=sys.stderr)
         elif not isinstance(error, Stopped) and message != LOST_RANK and rank_zero_goes_on():
             end_rank(message)
-        if exit_code == WORKER_OR_RANK:
+        if exit_code == WORKER_OR_RANK or dead_worker(error):
             forget_workers()
-        else:
+        if exit_code != WORKER_OR_RANK:
             leave_group()
         # A rank that fails together with rank zero exits with 0: otherwise Lightning would kill rank zero. A rank of
         # torchrun or SLURM does not, because they would take 0 for success and not start the job again.

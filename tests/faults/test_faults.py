@@ -210,6 +210,7 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
         (OSError("Caught OSError in DataLoader worker process 0.\n[Errno 24] Too many open files: 'x'"), 6, "files: "),
         (RuntimeError("received 0 items of ancdata"), 6, "lower data.num_workers"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 7, "worker 7 is killed by signal"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. "), 143, "SIGTERM: stopped;"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), 7, "worker 7, 8 exited unexpectedly"),
     ],
 )  # fmt: skip
@@ -293,6 +294,26 @@ def test_a_killed_worker_ends_with_7(tmp_path: Path) -> None:
     assert re.match(
         r"error: data.num_workers: worker .*; it may have run out of memory", stderr.strip().split("\n")[-1]
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_for_the_workers_too_stops_a_training_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    """timeout, scancel and Ctrl-C send it to all processes."""
+    command = [ROOT / "train.py", *FIT, "--data.num_workers", "2", "--trainer.max_epochs", "500"]
+    process = forked.start(*command, cwd=tmp_path)
+    while not list(tmp_path.glob("runs/digits/0/last.ckpt")):
+        time.sleep(0.05)
+        assert process.poll() is None, process.said()
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(workers) == 4  # of training and of validation
+    for worker in workers:
+        os.kill(int(worker), number)
+    process.send_signal(number)
+    process.wait(60)
+    _, stderr = process.said()
+    assert process.returncode == 128 + number, stderr[-2000:]
+    assert re.match(rf"{number.name}: saved .*/last.ckpt after step \d+", stderr.strip().split("\n")[-1])
+    assert processes_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -20,7 +20,7 @@ from torch.distributed import is_torchelastic_launched
 from longseq.cli.names import shown
 from longseq.compat.lightning import end_with_dead_rank, leave_sigterm_to_us
 from longseq.compat.torch import asked_of_memory, dead_worker, is_lost_connection, is_out_of_memory
-from longseq.training.signals import ENDING, answer, watched
+from longseq.training.signals import ENDING, answer, stopped_line, watched
 
 MEMORY, WORKER_OR_RANK = 6, 7  # exit codes
 _is_ending = threading.Event()  # set when this process ends together with all others
@@ -33,6 +33,8 @@ def fault_of_machine(error: BaseException) -> tuple[str, int] | None:
         return f"{what_was_asked(error)}; {_LESS}", MEMORY
     if worker := dead_worker(error):
         pid, how = worker
+        if how.endswith("Terminated"):  # whoever stops a training sends SIGTERM to the workers of any loader too
+            return stopped_line(signal.SIGTERM), 128 + signal.SIGTERM
         return (
             f"data.num_workers: worker {pid} {how}; it may have run out of memory: lower data.num_workers or "
             "data.batch_size, or load in the trainer's own process with 0, then --resume",
