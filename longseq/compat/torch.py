@@ -2,6 +2,7 @@
 
 import platform
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -65,6 +66,13 @@ def compile_for_shapes(function: Callable[..., Any], most: int, **options: Any) 
             return compiled(*arguments, **named)
 
     return call
+
+
+def seconds_of_compilations() -> float:
+    """How long this process has compiled graphs, forward and backward."""
+    if "torch._dynamo.utils" not in sys.modules:  # it takes a second to import
+        return 0.0
+    return torch._dynamo.utils.calculate_time_spent()["total_wall_time"]
 
 
 def is_transformed() -> bool:

@@ -2,6 +2,8 @@
 
 import math
 import time
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from longseq.arguments import SettingError
 from longseq.compat.lightning import is_accumulating
+from longseq.compat.torch import seconds_of_compilations
 from longseq.training.classifier import Classifier
 
 clock = time.monotonic
@@ -17,7 +20,7 @@ clock = time.monotonic
 # MixUp helps if the model sees each sample so often that it would memorise it; with fewer epochs it costs accuracy.
 _EPOCHS_TO_MIX = 100
 _MOST_VALIDATIONS = 20
-_MEASURED_STEPS = 8  # the first two allocate, and compile
+_MEASURED_STEPS = 8  # the first one allocates; some may be slower than others, such as those that record CUDA graphs
 _AFTERWARDS = 4.0  # seconds for the last plots and the model card
 
 
@@ -46,15 +49,23 @@ class Timed(pl.Callback):
         self._is_mixed = True
         self._mix: Any = None
         self._progress = 0.0
-        self._steps: list[float] = []  # when the first steps began, on a clock that stops during validations
-        self._last = 0.0  # when the last step began
+        self._steps: list[float] = []  # when the first steps began, on the clock of steps without validations
+        self._last = 0.0  # when the last step began, on the clock of steps
         self._validation_began = 0.0
+        self._compiled = 0.0  # seconds of compilations before the last step
+        self._compilation = 0.0  # seconds that the longest compilation of a step took
+        self._has_validated = False  # in this process
         self._group: Any = None
 
     @property
     def seconds(self) -> float:
         """How long the training has taken, including the time before a resume."""
         return clock() - self._began
+
+    @property
+    def _of_steps(self) -> float:
+        """The clock of steps, which stops while torch compiles: later steps and validations seldom compile."""
+        return self.seconds - seconds_of_compilations()
 
     def progress(self) -> float:
         """The share of the schedule that is done, from 0 to 1."""
@@ -79,7 +90,7 @@ class Timed(pl.Callback):
             pl_module.mix = None
         else:
             self._apply_plan(trainer, pl_module)
-        self._last = 0.0
+        self._last, self._compiled = 0.0, seconds_of_compilations()
         self._measure()
         if self._progress == 1 and trainer.global_step:  # only the last validation or the test is missing
             self._end(trainer)
@@ -95,11 +106,14 @@ class Timed(pl.Callback):
 
     def _measure(self) -> None:
         """Update the progress from the clock."""
-        now = self.seconds
-        step = now - self._last if self._last else 0.0
-        self._last = now
+        now, of_steps, compiled = self.seconds, self._of_steps, seconds_of_compilations()
+        step = of_steps - self._last if self._last else 0.0
+        self._compilation = max(self._compilation, compiled - self._compiled)
+        self._last, self._compiled = of_steps, compiled
         tested = self._evaluation + max(self._samples[1] - self._samples[0], 0) * self._of_sample
         left = _AFTERWARDS + self._evaluation + tested
+        if not self._has_validated:  # the first validation compiles too, and not longer than a step with its gradients
+            left += self._compilation
         self._total = max(60 * self.minutes - left, 1e-9)
         done = self._of_slowest((now + step) / self._total)  # at the end of the step
         self._progress = min(max(done, 0.0), 1.0)
@@ -113,8 +127,8 @@ class Timed(pl.Callback):
 
     def _plan(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         """Estimate the number of epochs, and decide what depends on it."""
-        measured = self._steps[3:] or self._steps[-1:]
-        of_batch = (measured[-1] - measured[0]) / max(len(measured) - 1, 1)
+        measured = [later - earlier for earlier, later in pairwise(self._steps[1:])]
+        of_batch = median(measured) if measured else 0.0
         batches = math.inf if of_batch <= 0 else (1 - self._progress) * self._total / of_batch
         self._epochs = self._of_slowest(batches / max(trainer.num_training_batches, 1))
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -153,13 +167,14 @@ class Timed(pl.Callback):
         trainer.should_stop = True  # otherwise Lightning would not validate in the middle of an epoch
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        self._validation_began = clock()
+        self._validation_began = self._of_steps
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
+        self._has_validated = True
         if not trainer.sanity_checking:
-            self._evaluation = clock() - self._validation_began
+            self._evaluation = self._of_steps - self._validation_began
             self._validating += self._evaluation
-            self._last = self.seconds  # a validation is no step
+            self._last = self._of_steps  # a validation is no step
 
     def state_dict(self) -> dict[str, Any]:
         plan = {"epochs": self._epochs, "is_mixed": self._is_mixed}

@@ -1,6 +1,7 @@
 """Trainings whose end is a time, with a clock that only the tests move: a step takes a second."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,10 +29,17 @@ class Course:
     Attributes:
         rates: The learning rate of each step.
         validated: The steps after which there was a validation.
+        compiling: Seconds that torch compiles in a step, by its number, from 1.
+        recording: Seconds more that a step takes, such as to record a CUDA graph.
+        compiling_validation: Seconds that torch compiles in the first validation.
     """
 
     def __init__(self) -> None:
         self.passed = 0.0
+        self.compiled = 0.0
+        self.compiling: dict[int, float] = {}
+        self.recording: dict[int, float] = {}
+        self.compiling_validation = 0.0
         self.rates: list[float] = []
         self.validated: list[int] = []
 
@@ -40,6 +48,7 @@ class Course:
 def course(monkeypatch: pytest.MonkeyPatch) -> Course:
     began, seen = time.monotonic(), Course()
     monkeypatch.setattr(timed, "clock", lambda: began + seen.passed)
+    monkeypatch.setattr(timed, "seconds_of_compilations", lambda: seen.compiled)
     # also where a command begins: on a busy machine seconds lie between two commands of a test
     monkeypatch.setattr(before_torch, "time", SimpleNamespace(monotonic=lambda: began))
     for name, seconds in (("training_step", STEP), ("validation_step", VALIDATION), ("test_step", TEST)):
@@ -51,10 +60,16 @@ def _slow(step: Callable[..., Any], seconds: float, seen: Course) -> Callable[..
     def slow(self: Classifier, batch: Any, batch_idx: int) -> Any:
         if not self.trainer.sanity_checking:
             seen.passed += seconds
+        compiling = 0.0
         if self.trainer.training and seconds == STEP:
+            step_number = len(seen.rates) + 1
+            compiling = seen.compiling.get(step_number, 0.0)
+            seen.passed += seen.recording.get(step_number, 0.0)
             seen.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
         elif self.trainer.validating and self.trainer.global_step not in seen.validated:
+            compiling = 0.0 if seen.validated else seen.compiling_validation
             seen.validated.append(self.trainer.global_step)
+        seen.passed, seen.compiled = seen.passed + compiling, seen.compiled + compiling
         return step(self, batch, batch_idx)
 
     return slow
@@ -97,6 +112,43 @@ def test_samples_are_mixed_only_in_a_training_of_a_hundred_epochs_or_more(
     assert ("too few for MixUp" in result.out) is not is_mixed
     assert (len(mixed) > 100) is is_mixed
     assert not is_mixed or mixed == list(range(mixed[0], len(course.rates) + 1))  # from the plan on, in every step
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_epochs_are_estimated_from_steps_that_do_not_compile(
+    compiled: bool, course: Course, command: Callable[..., Any]
+) -> None:
+    """Clips of several lengths compile in many of the first steps, and CUDA graphs are recorded in a few."""
+    if compiled:
+        course.compiling = {step: 20.0 for step in (1, 3, 4, 6, 7, 8)}
+    else:
+        course.recording = {step: 20.0 for step in (1, 4, 6)}
+    result = command(*FIT, "--minutes", "8")
+    assert result.code == 0
+    estimated = float(re.search(r"minutes     8: about (\S+) epochs", result.out)[1])  # type: ignore[index]
+    assert estimated == pytest.approx(len(course.rates) / 21, rel=0.15)
+
+
+def test_a_first_validation_that_compiles_does_not_end_a_training(course: Course, command: Callable[..., Any]) -> None:
+    course.compiling_validation = 45.0  # twice as much for the last validation and the test would leave no time
+    assert command(*FIT, "--minutes", "2").code == 0
+    assert 115 < course.passed <= 120
+    assert len(course.rates) > 50 and len(course.validated) > 1
+
+
+def test_a_step_that_compiles_is_not_taken_for_the_length_of_the_next_one(
+    course: Course, command: Callable[..., Any]
+) -> None:
+    course.compiling = {60: 30.0}
+    assert command(*FIT, "--minutes", "2").code == 0
+    assert 113 < course.passed <= 120
+
+
+def test_a_training_whose_only_validation_compiles_ends_on_time(course: Course, command: Callable[..., Any]) -> None:
+    course.compiling, course.compiling_validation = {1: 25.0}, 20.0
+    assert command(*FIT, "--minutes", "1.1", "--trainer.num_sanity_val_steps", "0").code == 0
+    assert len(course.validated) == 1
+    assert course.passed <= 66
 
 
 def test_a_resumed_training_has_the_minutes_that_are_left(

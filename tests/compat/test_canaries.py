@@ -2,14 +2,17 @@
 
 import copy
 import inspect
+import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from jsonargparse import ArgumentParser
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from pytorch_lightning.callbacks import (
@@ -22,6 +25,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import lowering
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -321,6 +325,21 @@ def test_torch_compiles_for_as_many_shapes_as_asked_for_and_of_itself_for_eight(
         with torch._dynamo.config.patch(recompile_limit=8):  # torch's own; timm raises it
             assert all(torch.equal(compiled(torch.ones(size)), 2 * torch.ones(size)) for size in range(2, 14))
         assert len(graphs) == expected
+
+
+def test_torch_measures_how_long_it_compiles_forward_and_backward() -> None:
+    def slow(graph: Any, inputs: Any) -> Any:
+        time.sleep(0.3)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(lambda x: (x * x).sum(), backend=aot_autograd(fw_compiler=slow, bw_compiler=slow))
+    before = of_torch.seconds_of_compilations()
+    for _ in range(2):
+        begin = time.monotonic()
+        compiled(torch.ones(3, requires_grad=True)).backward()
+        took, measured = time.monotonic() - begin, of_torch.seconds_of_compilations() - before
+        before += measured
+        assert 0.6 < measured <= took if took > 0.6 else measured == 0
 
 
 def test_torch_warns_in_the_known_words_that_it_calls_a_library_for_a_fourier_transform() -> None:
