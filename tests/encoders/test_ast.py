@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import torch.nn.functional as F
+from fake_gpu import DEVICE, fake_gpu, move
 from torchaudio.compliance.kaldi import fbank
 from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification, ASTModel
 
@@ -230,3 +232,13 @@ def test_what_is_no_such_checkpoint_is_refused_in_one_line(
 def test_waveforms_of_another_rate_are_refused(checkpoint: tuple[Any, str]) -> None:
     with pytest.raises(ValueError, match="sample_rate_hz must be the 16000 of the checkpoint, got 8000; give --data"):
         ASTEncoder(8000, SECONDS, Softmax(), checkpoint[1])
+
+
+def test_the_features_of_a_gpu_are_not_rounded_to_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU rounds float32 factors of a convolution to TF32: beside a loud tone, quiet frequencies would be noise."""
+    kinds: list[torch.dtype] = []
+    conv1d = F.conv1d
+    monkeypatch.setattr(F, "conv1d", lambda x, *rest, **options: kinds.append(x.dtype) or conv1d(x, *rest, **options))
+    with fake_gpu():
+        features = move(KaldiLogMel(8000, 20))(torch.empty(2, 800, device=DEVICE))
+    assert kinds == [torch.float64] * 2 and features.dtype == torch.float32
