@@ -1,17 +1,33 @@
 """torch: hooks of modules, transformations that our Functions do not support, precision, and torch's errors."""
 
+import os
 import platform
 import re
+import shutil
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None  # torch for CPUs comes without it
+
+def _has_triton() -> bool:
+    """Whether Triton's kernels can run on this machine's GPU, if it has one. torch for CPUs comes without Triton, which
+    builds a small program in C, with the compiler and the header that triton.runtime.build looks for."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    scheme = sysconfig.get_default_scheme()
+    include = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    has_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return bool(has_compiler) and Path(include, "Python.h").exists()
+
+
+HAS_TRITON = _has_triton()
 
 
 def is_hooked(layer: Any) -> bool:

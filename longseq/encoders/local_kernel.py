@@ -7,7 +7,6 @@ depends on the order in which programs finish.
 """
 
 import math
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from longseq.compat.torch import is_transformed
+from longseq.compat.torch import HAS_TRITON, is_transformed
 
 # How the kernels are launched: the fastest on an H200 of 32 that were tried for `mix`, and of 60 for `sum_gradients`.
 _BLOCK, _CHANNELS = 16, 64  # tokens and channels of a tile
@@ -24,7 +23,6 @@ _SUMMED = 128  # channels of a tile that sums gradients
 _NUMBERS = 8192  # of such a tile: taps, rounded up, times tokens and channels; they must fit into registers
 _PROGRAMS = 2560  # that sum gradients
 _MOST_TAPS = 64
-_HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 
 
 class Place(NamedTuple):
@@ -46,7 +44,7 @@ def suits_local_kernel(tokens: Tensor, num_taps: int) -> bool:
     """Whether ``mixed_locally`` can compute it. It depends on shapes, types and the device only, so a compiler sees no
     branch."""
     is_fast = tokens.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if tokens.device.type != "cuda" or not _HAS_TRITON or not is_fast or num_taps > _MOST_TAPS or is_transformed():
+    if tokens.device.type != "cuda" or not HAS_TRITON or not is_fast or num_taps > _MOST_TAPS or is_transformed():
         return False
     return not torch.compiler.is_exporting()  # an exported program must run without longseq
 

@@ -24,7 +24,7 @@ from longseq.compat.lightning import (
     running_averages,
     trainer_of,
 )
-from longseq.compat.torch import is_compiled
+from longseq.compat.torch import HAS_TRITON, is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.forward_pass import shard_of
 from longseq.files.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
@@ -205,6 +205,9 @@ class Classifier(pl.LightningModule):
             if self.trainer.ckpt_path is None and not gets_parts:
                 start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and not is_compiled(self.encoder):
+            if self.trainer.strategy.root_device.type == "cuda" and not HAS_TRITON:
+                what = "on a GPU it needs Triton, a C compiler and Python.h, and one is missing"
+                raise SettingError(f"model.compile: {what}; install gcc and python3-dev, or give false")
             compile_encoder(self.encoder, self._compile, lambda: samples_of_a_batch(trainer_of(self)))
 
     def _learn_labels(self) -> None:

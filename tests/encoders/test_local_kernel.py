@@ -42,7 +42,7 @@ def test_they_compile_for_an_h100_and_keep_their_numbers_in_registers(tmp_path: 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(local_kernel, "_HAS_TRITON", True)
+    monkeypatch.setattr(local_kernel, "HAS_TRITON", True)
     with fake_gpu():
         yield
 
@@ -60,7 +60,7 @@ def test_it_is_for_a_gpu(gpu: None) -> None:
 
 
 def test_without_triton_it_is_torchs_convolution(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_kernel, "_HAS_TRITON", False)
+    monkeypatch.setattr(local_kernel, "HAS_TRITON", False)
     assert not suits_local_kernel(tokens(), 9)
 
 

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from datamodules import Digits
 from longseq import Linformer, Softmax, Verma
+from longseq.arguments import SettingError
+from longseq.compat import torch as of_torch
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
 from longseq.encoders.sound import padded_clips
@@ -292,3 +295,34 @@ def test_recordings_longer_than_the_clips_are_not_compiled_by_blocks_either(grap
     assert len(graphs) == 0
     encoder(torch.randn(1, 4000))
     assert len(graphs) == 1
+
+
+def test_without_triton_a_gpu_compiles_nothing_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifier, "HAS_TRITON", False)
+    model = Classifier(encoder_of_images(), 3, compile="blocks")
+    model.trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda")),
+        precision_plugin=SimpleNamespace(),
+        is_global_zero=True,
+    )
+    with pytest.raises(
+        SettingError, match="^model.compile: on a GPU it needs Triton, .*; install gcc .*, or give false$"
+    ):
+        model.setup("test")
+
+
+@pytest.mark.parametrize("missing", ["compiler", "header", "triton"])
+def test_triton_needs_a_compiler_and_pythons_header(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(of_torch.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setattr(of_torch, "find_spec", lambda name: None if missing == "triton" else name)
+    monkeypatch.setattr(of_torch.shutil, "which", lambda name: None if missing == "compiler" else name)
+    monkeypatch.delenv("CC", raising=False)
+    if missing != "header":
+        (tmp_path / "Python.h").touch()
+    assert not of_torch._has_triton()
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(of_torch, "find_spec", str)
+    monkeypatch.setenv("CC", "cc")
+    assert of_torch._has_triton()
