@@ -442,11 +442,14 @@ class DataModule(pl.LightningDataModule, ABC):
         return self._loader(training, sampler=sampler, **options)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Finish a training batch on the GPU; other batches do not change."""
-        if not isinstance(batch, Unfinished):
+        """Finish a training batch on the GPU; other batches do not change. The model's hook of this name comes next."""
+        if isinstance(batch, Unfinished):
+            assert self._training is not None
+            batch = self._training.finish(batch)
+        if self.trainer is None:
             return batch
-        assert self._training is not None
-        return self._training.finish(batch)
+        # Lightning calls the hook of the data module in place of the model's
+        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def teardown(self, stage: str | None = None) -> None:
         """Give back the GPU's memory of the training set."""
@@ -455,6 +458,8 @@ class DataModule(pl.LightningDataModule, ABC):
     def _gpu(self) -> torch.device | None:
         """The GPU of a training, which finishes batches; None on a CPU, where the loader does it."""
         if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return None
+        if self.trainer.state.finished:  # nobody would finish the batches
             return None
         device = self.trainer.strategy.root_device
         return device if device.type == "cuda" else None

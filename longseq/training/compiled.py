@@ -6,7 +6,7 @@ depend on each other, and padding is masked. Both depend on the loader and on th
 batches: so a training that is resumed in the middle of an epoch computes the same numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -103,9 +103,10 @@ def samples_of_a_batch(trainer: pl.Trainer | None) -> int | None:
 
 def _samples_of_a_batch(loader: Any) -> int | None:
     size = getattr(loader, "batch_size", None)
-    if size is None or isinstance(loader.dataset, IterableDataset):
-        return size
-    return min(size, len(loader.sampler))  # the sampler has the samples of this process
+    sampler = getattr(loader, "sampler", None)  # it has the samples of this process
+    if not isinstance(size, int) or not isinstance(sampler, Sized) or isinstance(loader.dataset, IterableDataset):
+        return size if isinstance(size, int) else None
+    return min(size, len(sampler))
 
 
 class _FewShapes:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -293,3 +294,24 @@ def test_the_copy_on_the_device_is_given_back_after_a_training(tmp_path, monkeyp
     as_on_a_gpu(data, monkeypatch, 2**30)
     fitted(data, tmp_path)
     assert data._training is None
+
+
+def test_after_a_training_on_a_gpu_the_loader_makes_whole_batches(tmp_path):
+    data = Digits(augment=[v2.RandomHorizontalFlip()])
+    fitted(data, tmp_path, epochs=1)
+    gpu = SimpleNamespace(root_device=torch.device("cuda"), distributed_sampler_kwargs=None)
+    data.trainer = SimpleNamespace(state=data.trainer.state, strategy=gpu)  # type: ignore[union-attr, assignment]
+    loader = data.train_dataloader()
+    batch = loader.dataset.__getitems__([0, 1])  # type: ignore[attr-defined]
+    assert not isinstance(batch, Unfinished)
+
+
+def test_the_hook_of_a_model_gets_batches_that_are_finished(tmp_path, monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        Recorder, "on_after_batch_transfer", lambda self, batch, number: seen.append(batch) or batch, raising=False
+    )
+    data = Digits(augment=[v2.RandomHorizontalFlip()])
+    as_on_a_gpu(data, monkeypatch, 2**30)
+    fitted(data, tmp_path, epochs=1)
+    assert seen and not any(isinstance(batch, Unfinished) for batch in seen)

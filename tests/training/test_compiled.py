@@ -73,6 +73,24 @@ def test_epochs_with_a_smaller_last_batch_and_validations_compile_once_each(tmp_
     assert len(graphs) == 3
 
 
+class Foreign:
+    """A loader of another library, which has only a batch size."""
+
+    batch_size = 4
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(loader(10, 4))
+
+
+def test_loaders_of_which_only_the_batch_size_is_known_are_trained_from(tmp_path: Path, graphs: Graphs) -> None:
+    model = Classifier(encoder_of_images(), 3, compile=True)
+    trainer = trainer_of(tmp_path, enable_checkpointing=False)
+    endless = DataLoader(loader(8, 4).dataset, 4, sampler=iter(range(8)))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="never measured"):
+        trainer.fit(model, Foreign(), endless)
+    assert len(graphs) == 2
+
+
 def test_losses_and_metrics_are_those_of_the_samples_alone(tmp_path: Path, graphs: Graphs) -> None:
     figures = []
     for compiles in (False, True):
