@@ -317,7 +317,7 @@ def test_recordings_longer_than_the_clips_are_not_compiled_by_blocks_either(grap
 
 def test_without_triton_a_gpu_compiles_nothing_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classifier, "HAS_TRITON", False)
-    model = Classifier(encoder_of_images(), 3, compile="blocks")
+    model: Any = Classifier(encoder_of_images(), 3, compile="blocks")
     model.trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cuda")),
         precision_plugin=SimpleNamespace(),
