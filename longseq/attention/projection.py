@@ -271,6 +271,11 @@ def short_product(E: Float[Tensor, "k n"], tokens: Float[Tensor, "b n d"]) -> Fl
 
 
 def shorten_by_head(matrix: Float[Tensor, "*_ h k n"], tokens: Float[Tensor, "_ n d"]) -> Float[Tensor, "_ k d"]:
-    """The channels of each head times the head's own matrix."""
+    """The channels of each head times the head's own matrix. If all samples have the same matrices, it is one product
+    for each head: E is not copied for each sample, nor is its gradient summed over samples."""
     by_head = tokens.unflatten(-1, (matrix.shape[-3], -1)).transpose(1, 2)
-    return (matrix @ by_head).transpose(1, 2).flatten(2)
+    if matrix.ndim == 4:
+        return (matrix @ by_head).transpose(1, 2).flatten(2)
+    h, k, _ = matrix.shape
+    short = matrix @ by_head.permute(1, 2, 0, 3).flatten(2)  # (h, k, b c)
+    return short.view(h, k, len(tokens), -1).permute(2, 1, 0, 3).flatten(2)

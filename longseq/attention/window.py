@@ -13,6 +13,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import blank
 from longseq.attention.projection import Projection, ProjectionLayer, resample_columns
 from longseq.attention.shard import Shard, highest, summed
+from longseq.compat.torch import is_plain
 
 
 class WindowProjection(ProjectionLayer):
@@ -67,10 +68,9 @@ class MeanProjection(WindowProjection):
     def forward(
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
-        if present is None:
-            present = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool)
         exact = torch.promote_types(tokens.dtype, torch.float32)  # float16 ends at 65,504: too few for counts and sums
-        counts = self.windows(present).sum(dim=2).to(exact)
+        counted = tokens.new_ones(1, tokens.shape[1], 1, dtype=torch.bool) if present is None else present
+        counts = self.windows(counted).sum(dim=2).to(exact)
         sums = self.windows(blank(tokens, present)).sum(dim=2, dtype=exact)
         if self.shard is not None:
             both = torch.cat([sums, counts.expand(len(sums), -1, -1)], dim=-1)
@@ -125,7 +125,18 @@ class ConvProjection(WindowProjection):
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "b k d"]:
         windows = self.windows(blank(tokens, present))
-        return summed(self.placed(self.convolution(windows.flatten(1, 2).mT).mT), self.shard)
+        return summed(self.placed(self._convolved(windows)), self.shard)
+
+    def _convolved(self, windows: Float[Tensor, "b k window d"]) -> Float[Tensor, "b k d"]:
+        """The convolution as a product, because a convolution copies all tokens, transposed, in each direction."""
+        if not is_plain(self.convolution, nn.Conv1d):
+            return self.convolution(windows.flatten(1, 2).mT).mT
+        weight, groups = self.convolution.weight.to(windows.dtype), self.convolution.groups
+        if groups == len(weight):
+            return (windows * weight.squeeze(1).mT.contiguous()).sum(dim=2)
+        by_group = windows.unflatten(-1, (groups, -1))
+        # einsum sums in alphabetical order: t before u, tokens before channels, is the order in memory
+        return torch.einsum("bktgu,gout->bkgo", by_group, weight.unflatten(0, (groups, -1))).flatten(2)
 
     @torch.no_grad()
     def carry(self, trained: "ConvProjection", old: TokenGrid, new: TokenGrid) -> None:
