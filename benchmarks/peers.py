@@ -114,7 +114,7 @@ def benchmark_cell(device: str, name: str, height: str, width: str, threads: str
     these three take."""
     torch.set_num_threads(int(threads))
     if name in OURS:
-        keep_freed_memory()  # as train.py does
+        keep_freed_memory()  # as every training of a Classifier on a CPU does
     bench = GPU if device == "cuda" else CPU
     sides = int(height), int(width)
     model = classifiers(bench, *sides)[name]()

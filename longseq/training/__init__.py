@@ -3,7 +3,17 @@
 from longseq.training.classifier import Classifier
 from longseq.training.devices.fully_sharded import FullySharded
 from longseq.training.devices.sequence_parallel import SequenceParallel
+from longseq.training.memory import keep_freed_memory
 from longseq.training.mix import CutMix, MixUp, MixUpOrCutMix
 from longseq.training.recipe import Recipe
 
-__all__ = ["Classifier", "CutMix", "FullySharded", "MixUp", "MixUpOrCutMix", "Recipe", "SequenceParallel"]
+__all__ = [
+    "Classifier",
+    "CutMix",
+    "FullySharded",
+    "MixUp",
+    "MixUpOrCutMix",
+    "Recipe",
+    "SequenceParallel",
+    "keep_freed_memory",
+]

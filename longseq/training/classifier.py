@@ -40,6 +40,7 @@ from longseq.training.data import data_of
 from longseq.training.devices.processes import Loss, is_spare_batch, loss_of_step
 from longseq.training.distillation import Teacher
 from longseq.training.divergence import BadSteps
+from longseq.training.memory import keep_freed_memory, stop_keeping_freed_memory
 from longseq.training.mix import Mix
 from longseq.training.optimizer import lengths_of, set_rates
 from longseq.training.recipe import Recipe
@@ -181,8 +182,9 @@ class Classifier(pl.LightningModule):
         return self.head(tokens), present
 
     def setup(self, stage: str) -> None:
-        """Let inputs keep their precision. Before a training, also learn the labels, set the initial weights, and
-        compile. Every rank does the same.
+        """Let inputs keep their precision, and on a CPU let glibc keep freed memory until ``teardown``
+        (longseq/training/memory.py). Before a training, also learn the labels, set the initial weights, and compile.
+        Every rank does the same.
 
         A model on the meta device first draws the weights that it would have had on another device. If weights are
         sharded, only the first rank draws them, and the others get their parts from it (devices/fully_sharded.py).
@@ -192,6 +194,8 @@ class Classifier(pl.LightningModule):
             TypeError: If the data module cannot be described; a checkpoint needs its description.
             SettingError: If class_weights is balanced, and there is no data module with labels.
         """
+        if self._runs_on_cpu:
+            keep_freed_memory()
         hand_on_exact_inputs(self.trainer)
         gets_parts = self.built_on_meta and isinstance(self.trainer.strategy, ModelParallelStrategy)
         gets_parts = gets_parts and not self.trainer.is_global_zero
@@ -209,6 +213,15 @@ class Classifier(pl.LightningModule):
                 what = "on a GPU it needs Triton, a C compiler and Python.h, and one is missing"
                 raise SettingError(f"model.compile: {what}; install gcc and python3-dev, or give false")
             compile_encoder(self.encoder, self._compile, lambda: samples_of_a_batch(trainer_of(self)))
+
+    def teardown(self, stage: str) -> None:
+        """Give the freed memory back. A training that ends with an error keeps it until the next one has ended."""
+        if self._runs_on_cpu:
+            stop_keeping_freed_memory()
+
+    @property
+    def _runs_on_cpu(self) -> bool:
+        return self.trainer.strategy.root_device.type == "cpu"
 
     def _learn_labels(self) -> None:
         names = getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or []

@@ -1,7 +1,11 @@
-"""The advice after a training ran out of memory: only changes that were tried, and none that cannot be built."""
+"""The advice after a training ran out of memory: only changes that were tried, and none that cannot be built. Memory
+that a step frees: a training keeps it for the next step."""
 
+import json
 from contextlib import nullcontext
+from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -57,3 +61,18 @@ def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) 
     made.clear()
     what_fits(model, BATCH, nullcontext, has_moments=True)
     assert made == []
+
+
+@pytest.mark.parametrize("own_setting", [None, "MALLOC_TRIM_THRESHOLD_"])
+def test_a_fit_from_python_keeps_freed_memory_to_its_end_unless_the_user_has_set_glibc(
+    own_setting: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own_setting is not None:
+        monkeypatch.setenv(own_setting, "1000000")
+    done = forked.run(Path(__file__).with_name("freed_memory.py"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, during, after = json.loads(done.stdout.splitlines()[-1])
+    # 16,384 pages of 4 KiB, or 32 of 2 MiB if the system makes them huge
+    assert before >= 32
+    assert after >= 32
+    assert (during < 32) == (own_setting is None)
