@@ -11,7 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from encoder_kinds import KINDS
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import LambdaCallback, ModelCheckpoint
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -250,7 +250,7 @@ def test_gradients_that_are_accumulated_stay_where_they_are_under_cuda_graphs(ac
     for how in (False, "reduce-overhead"):
         model = Classifier(encoder_of_images(), 3, compile=how, optimizer="sgd")  # type: ignore[arg-type]
         places: list[set[int]] = []
-        watch = pl.callbacks.LambdaCallback(
+        watch = LambdaCallback(
             on_before_optimizer_step=lambda _, model, __, places=places: places.append(
                 {weight.grad.data_ptr() for weight in model.parameters()}
             )
