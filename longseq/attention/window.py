@@ -129,7 +129,8 @@ class ConvProjection(WindowProjection):
 
     def _convolved(self, windows: Float[Tensor, "b k window d"]) -> Float[Tensor, "b k d"]:
         """The convolution as a product, because a convolution copies all tokens, transposed, in each direction."""
-        if not is_plain(self.convolution, nn.Conv1d):
+        # on the meta device FLOPs are counted, and those of elementwise products would not be
+        if windows.is_meta or not is_plain(self.convolution, nn.Conv1d):
             return self.convolution(windows.flatten(1, 2).mT).mT
         weight, groups = self.convolution.weight.to(windows.dtype), self.convolution.groups
         if groups == len(weight):
