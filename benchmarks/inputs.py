@@ -115,7 +115,8 @@ def images_per_second(data: DataModule, device: torch.device, seconds: float) ->
         device: Where the images must be.
         seconds: How long this is measured.
     """
-    data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device))  # type: ignore[assignment]
+    strategy = SimpleNamespace(root_device=device)
+    data.trainer = SimpleNamespace(strategy=strategy, lightning_module=pl.LightningModule())  # type: ignore[assignment]
     loader, number = data.train_dataloader(), -WARM_UP
     begin = time.perf_counter()
     for batch in chain.from_iterable(repeat(loader)):

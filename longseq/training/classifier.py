@@ -194,7 +194,7 @@ class Classifier(pl.LightningModule):
             TypeError: If the data module cannot be described; a checkpoint needs its description.
             SettingError: If class_weights is balanced, and there is no data module with labels.
         """
-        if self._runs_on_cpu:
+        if self._is_on("cpu"):
             keep_freed_memory()
         hand_on_exact_inputs(self.trainer)
         gets_parts = self.built_on_meta and isinstance(self.trainer.strategy, ModelParallelStrategy)
@@ -209,19 +209,19 @@ class Classifier(pl.LightningModule):
             if self.trainer.ckpt_path is None and not gets_parts:
                 start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and not is_compiled(self.encoder):
-            if self.trainer.strategy.root_device.type == "cuda" and not HAS_TRITON:
+            if self._is_on("cuda") and not HAS_TRITON:
                 what = "on a GPU it needs Triton, a C compiler and Python.h, and one is missing"
                 raise SettingError(f"model.compile: {what}; install gcc and python3-dev, or give false")
             compile_encoder(self.encoder, self._compile, lambda: samples_of_a_batch(trainer_of(self)))
 
     def teardown(self, stage: str) -> None:
         """Give the freed memory back. A training that ends with an error keeps it until the next one has ended."""
-        if self._runs_on_cpu:
+        if self._is_on("cpu"):
             stop_keeping_freed_memory()
 
-    @property
-    def _runs_on_cpu(self) -> bool:
-        return self.trainer.strategy.root_device.type == "cpu"
+    def _is_on(self, kind: str) -> bool:
+        """Whether the trainer uses a device of this kind."""
+        return self.trainer.strategy.root_device.type == kind
 
     def _learn_labels(self) -> None:
         names = getattr(getattr(self.trainer, "datamodule", None), "class_names", None) or []

@@ -246,6 +246,7 @@ def test_balanced_class_weights_count_each_class_as_much():
         ckpt_path = "resumed"  # when a training is resumed, nothing is measured
         datamodule = data
         precision_plugin = SimpleNamespace()
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
 
     model._trainer = Trainer()
     model.setup("fit")
