@@ -36,9 +36,8 @@ __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", 
 _LARGEST_BATCH = 2**20
 # A smaller share is a mistake too: it holds out one sample of each class, which measures nothing.
 _SMALLEST_SHARE = 1e-4
-_SHARE_ON_GPU = (
-    0.1  # of the free memory of a GPU: the training set takes no more, so that batches may be as large as without
-)
+# Of the free memory of a GPU: the training set takes no more, so that batches may be as large as without.
+_SHARE_ON_GPU = 0.1
 
 
 Part = tuple[str, float, float | None]  # a path, and the start and end in seconds; None is the end of the file

@@ -7,6 +7,7 @@ the order in which programs finish.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from longseq.attention.heads import Heads
 from longseq.attention.mixer import masked_scores
-from longseq.compat.torch import HAS_TRITON, is_transformed, processors
+from longseq.compat.torch import HAS_TRITON, gradients_by_autograd, is_transformed, processors
 
 # When the kernel is used, and how it is launched (settings_for).
 _DEVICE = "cuda"
@@ -157,7 +158,8 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     queries, keys, values, mask = ctx.saved_tensors
     if torch.is_grad_enabled():  # for second derivatives, which only autograd can compute
-        return *_gradients_by_autograd([queries, keys, values], mask, grad, ctx.needs_input_grad), None
+        formula = partial(_by_formula, mask=mask)
+        return *gradients_by_autograd(formula, (queries, keys, values), grad, ctx.needs_input_grad[:3]), None
     of_queries, of_few = few_keys_backward(grad, queries, keys, values, mask)
     of_keys, of_values = of_few.transpose(2, 3)
     return of_queries, of_keys, of_values, None
@@ -166,16 +168,9 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 few_keys.register_autograd(_gradients, setup_context=_keep_inputs)
 
 
-def _gradients_by_autograd(
-    parts: list[Tensor], mask: Tensor | None, grad: Tensor, needed: tuple[bool, ...]
-) -> list[Tensor | None]:
-    parts = [part.view_as(part) for part in parts]  # without views a gradient would also flow through the inputs' own
-    queries, keys, values = parts
+def _by_formula(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     scores = masked_scores(queries @ keys.mT * queries.shape[-1] ** -0.5, mask)
-    mixed = scores.softmax(-1) @ values
-    wanted = [part for part, is_needed in zip(parts, needed, strict=False) if is_needed]
-    gradients = iter(torch.autograd.grad(mixed, wanted, grad, create_graph=True))
-    return [next(gradients) if is_needed else None for is_needed in needed[:3]]
+    return scores.softmax(-1) @ values
 
 
 @register_flop_formula(torch.ops.longseq.few_keys)

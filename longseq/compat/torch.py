@@ -7,7 +7,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,18 @@ def has_bfloat16() -> bool:
 def processors(device: torch.device) -> int:
     """The streaming multiprocessors of a CUDA GPU; elsewhere, where Triton interprets its kernels, 2."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def gradients_by_autograd(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a function of the inputs, which have derivatives in turn; None where none is needed: what a
+    Function's backward pass returns under ``create_graph``."""
+    # without views, a gradient would also flow through the inputs' own history, if a graph uses one of them twice
+    inputs = [part.view_as(part) for part in inputs]
+    wanted = [part for part, is_needed in zip(inputs, needed, strict=True) if is_needed]
+    gradients = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
+    return [next(gradients) if is_needed else None for is_needed in needed]
 
 
 def gelu_backward(grad: Tensor, x: Tensor) -> Tensor:

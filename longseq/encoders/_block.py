@@ -1,5 +1,6 @@
 """timm's transformer block, computed for fewer tokens and with less memory."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,14 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from longseq.attention.mixer import TokenMixer
-from longseq.compat.torch import gelu_backward, is_hooked, is_plain, is_transformed, layer_norm_backward
+from longseq.compat.torch import (
+    gelu_backward,
+    gradients_by_autograd,
+    is_hooked,
+    is_plain,
+    is_transformed,
+    layer_norm_backward,
+)
 from longseq.encoders.local import LocalBlock
 
 _TILE = 1 << 20  # numbers of the hidden layer in a tile: 4 MiB in float32, which fit into a cache
@@ -137,25 +145,19 @@ class _TiledMLP(torch.autograd.Function):
         saved = list(ctx.saved_tensors)  # read once: under checkpointing a second reading is an error
         tensors, hidden = saved[:7], saved[7:]
         if torch.is_grad_enabled():  # for second derivatives, which only autograd can compute
-            gradients = _gradients_by_autograd(tensors, ctx.eps, grads[0], ctx.needs_input_grad)
+            needed = *ctx.needs_input_grad[:3], *ctx.needs_input_grad[4:8]  # eps, at index 3, has no gradient
+            gradients = gradients_by_autograd(partial(_by_layers, eps=ctx.eps), tensors, grads[0], needed)
         else:
             gradients = _gradients(tensors, hidden, ctx.eps, grads[0])
         of_x, of_gamma, of_beta, *of_weights = gradients
         return of_x, of_gamma, of_beta, None, *of_weights, None
 
 
-def _gradients_by_autograd(
-    tensors: list[Tensor], eps: float, grad: Tensor, needed: tuple[bool, ...]
-) -> list[Tensor | None]:
-    # without views, a weight's gradient would also flow through x if a graph uses the block twice
-    tensors = [tensor.view_as(tensor) for tensor in tensors]
-    x, gamma, beta, W1, b1, W2, b2 = tensors
-    needs = [*needed[:3], *needed[4:8]]  # eps, at index 3, has no gradient
+def _by_layers(
+    x: Tensor, gamma: Tensor, beta: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor, eps: float
+) -> Tensor:
     normed = F.layer_norm(x, gamma.shape, gamma, beta, eps).to(W1.dtype)
-    out = F.linear(F.gelu(F.linear(normed, W1, b1)), W2, b2)
-    wanted = [tensor for tensor, is_needed in zip(tensors, needs, strict=True) if is_needed]
-    gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(gradients) if is_needed else None for is_needed in needs]
+    return F.linear(F.gelu(F.linear(normed, W1, b1)), W2, b2)
 
 
 def _gradients(tensors: list[Tensor], hidden: list[Tensor], eps: float, grad: Tensor) -> list[Tensor]:

@@ -7,6 +7,7 @@ depends on the order in which programs finish.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from longseq.compat.torch import HAS_TRITON, is_transformed
+from longseq.compat.torch import HAS_TRITON, gradients_by_autograd, is_transformed
 
 # How the kernels are launched: the fastest on an H200 of 32 that were tried for `mix`, and of 60 for `sum_gradients`.
 _BLOCK, _CHANNELS = 16, 64  # tokens and channels of a tile
@@ -158,23 +159,14 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, taps, bias, mask = ctx.saved_tensors
     if torch.is_grad_enabled():  # for second derivatives, which only autograd can compute
-        return *_gradients_by_autograd([tokens, taps, bias], mask, ctx.place, grad, ctx.needs_input_grad), None, None
+        formula = partial(by_convolution, mask=mask, place=Place(*ctx.place))
+        return *gradients_by_autograd(formula, (tokens, taps, bias), grad, ctx.needs_input_grad[:3]), None, None
     of_tokens = local_mixing_inputs(grad, taps, mask, ctx.place)
     of_taps, of_bias = local_mixing_weights(grad, tokens, mask, ctx.place).sum(0).split([len(taps), 1])
     return of_tokens, of_taps.to(taps.dtype), of_bias[0].to(bias.dtype), None, None
 
 
 local_mixing.register_autograd(_gradients, setup_context=_keep_inputs)
-
-
-def _gradients_by_autograd(
-    parts: list[Tensor], mask: Tensor | None, place: list[int], grad: Tensor, needed: tuple[bool, ...]
-) -> list[Tensor | None]:
-    parts = [part.view_as(part) for part in parts]  # without views a gradient would also flow through the inputs' own
-    mixed = by_convolution(*parts, mask, Place(*place))  # type: ignore[call-arg]
-    wanted = [part for part, is_needed in zip(parts, needed, strict=False) if is_needed]
-    gradients = iter(torch.autograd.grad(mixed, wanted, grad, create_graph=True))
-    return [next(gradients) if is_needed else None for is_needed in needed[:3]]
 
 
 @register_flop_formula(torch.ops.longseq.local_mixing)

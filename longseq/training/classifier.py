@@ -35,7 +35,7 @@ from longseq.tasks.mean_loss import MeanLoss
 from longseq.tasks.pooling import Pool
 from longseq.training._freezing import freeze_encoder, keep_frozen_statistics
 from longseq.training._initial_weights import start_from_checkpoint, start_from_data
-from longseq.training.compiled import Compile, begin_step, compile_encoder, keep_gradients, samples_of_a_batch
+from longseq.training.compiled import Compile, compile_encoder, keep_gradients, samples_of_a_batch
 from longseq.training.data import data_of
 from longseq.training.devices.processes import Loss, is_spare_batch, loss_of_step
 from longseq.training.distillation import Teacher
@@ -286,8 +286,8 @@ class Classifier(pl.LightningModule):
             for mixer, averaged in zip(mixers, _mixers_of(average).values(), strict=True):
                 for ours, theirs in zip(mixer.buffers(), averaged.buffers(), strict=True):
                     theirs.copy_(ours)
-        if self._compile:
-            begin_step()
+        if self._compile:  # CUDA graphs overwrite what the step before has left in their memory
+            torch.compiler.cudagraph_mark_step_begin()
         if self._accumulates_in_graphs:
             keep_gradients(self)
 

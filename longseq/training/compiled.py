@@ -39,24 +39,34 @@ def compile_encoder(encoder: Encoder, how: Compile, whole_batch: Callable[[], in
         options: Further arguments of torch.compile.
     """
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return compile_for_shapes(function, _GRAPHS, **options)
-
     if how == "reduce-overhead":
         options["mode"] = how
-    if how == "blocks":
-        encoder.trunk.compiled_block = compiled(run_block)
-    functions = {name: getattr(type(encoder), name) for name in ("token_features", "all_features")}
-    functions[""] = plain_call(encoder)
-    for name, plain in functions.items():
-        run = plain if how == "blocks" else compiled(plain)
-        if how == "reduce-overhead":
-            run = _CopiedOutputs(run)
-        function = _FewShapes(encoder, plain, run, whole_batch)
-        if name:
-            setattr(encoder, name, function)
-        else:
-            replace_call(encoder, function)
+    block = compile_for_shapes(run_block, _GRAPHS, **options) if how == "blocks" else None
+
+    def for_few_shapes(plain: Callable[..., Any]) -> _FewShapes:
+        if block is not None:
+            return _FewShapes(encoder, plain, _ByBlocks(plain, block), whole_batch)
+        run = compile_for_shapes(plain, _GRAPHS, **options)
+        return _FewShapes(encoder, plain, _CopiedOutputs(run) if how == "reduce-overhead" else run, whole_batch)
+
+    replace_call(encoder, for_few_shapes(plain_call(encoder)))
+    for name in ("token_features", "all_features"):
+        setattr(encoder, name, for_few_shapes(getattr(type(encoder), name)))
+
+
+class _ByBlocks:
+    """A function of an encoder that runs a compiled block. Other calls of the trunk, such as those with hooks, run the
+    block as it is: each hook would take a compilation."""
+
+    def __init__(self, plain: Callable[..., Any], block: Callable[..., Any]) -> None:
+        self._plain, self._block = plain, block
+
+    def __call__(self, encoder: Encoder, inputs: Any) -> Any:
+        encoder.trunk.compiled_block = self._block
+        try:
+            return self._plain(encoder, inputs)
+        finally:
+            del encoder.trunk.compiled_block
 
 
 class _CopiedOutputs:
@@ -68,11 +78,6 @@ class _CopiedOutputs:
     def __call__(self, *arguments: Any) -> Any:
         outputs = self._function(*arguments)
         return outputs if torch.is_grad_enabled() else tree_map_only(Tensor, Tensor.clone, outputs)
-
-
-def begin_step() -> None:
-    """Tell CUDA graphs that a training step begins: they overwrite what the step before has left in their memory."""
-    torch.compiler.cudagraph_mark_step_begin()
 
 
 def keep_gradients(model: nn.Module) -> None:
@@ -129,8 +134,7 @@ class _FewShapes:
         if isinstance(encoder, SoundEncoder):
             is_longer = _samples(inputs) > encoder.num_samples
             if is_longer and not (encoder.training and encoder.any_length):
-                with torch.compiler.set_stance("force_eager"):  # the length of a recording seldom comes twice
-                    return self._plain(encoder, inputs)
+                return self._plain(encoder, inputs)  # the length of a recording seldom comes twice
             inputs = _lengthened(inputs, encoder)
         number, whole = len(tree_leaves(inputs)[0]), self._whole_batch() or 0
         if number >= whole or any(norm.training for norm in self._norms):

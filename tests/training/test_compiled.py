@@ -21,6 +21,7 @@ from longseq.arguments import SettingError
 from longseq.compat import torch as of_torch
 from longseq.compat.torch import is_compiled
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder, WaveformEncoder
+from longseq.encoders.forward_pass import encode
 from longseq.encoders.sound import padded_clips
 from longseq.training import Classifier, classifier, compiled
 from longseq.training.compiled import compile_encoder
@@ -301,6 +302,17 @@ def test_a_copy_of_an_encoder_with_compiled_blocks_has_its_own_weights(graphs: G
         for weight in encoder.parameters():
             weight.zero_()
     torch.testing.assert_close(twin(images), before)
+    assert len(graphs) == 1
+
+
+def test_calls_of_the_trunk_itself_run_the_block_as_it_is(graphs: Graphs) -> None:
+    """Maps of attention and attributions hook into the blocks, and every hook would take a compilation."""
+    encoder = encoder_of_images().eval()
+    compile_encoder(encoder, "blocks", lambda: 2, backend=graphs)
+    images = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(encode(encoder.trunk, *encoder.prepared(images)), encoder(images))
+    assert len(graphs) == 1
+    encode(encoder.trunk, *encoder.prepared(images[:1]))
     assert len(graphs) == 1
 
 
