@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq.compat.torch import HAS_TRITON, at_least_float32, is_transformed, processors
+from longseq.compat.torch import HAS_TRITON, at_least_float32, is_transformed, processors, with_adjacent_channels
 
 _FEWEST = 2048  # tokens; with fewer, starting the reductions takes longer than the GPU gains
 _COLUMNS, _TILE = 64, 128  # of a program, and the tokens that it reads at once. Not yet measured on a GPU.
@@ -56,7 +56,7 @@ def column_softmax(scores: Tensor) -> Tensor:
 
     kernels: Any = _column_kernels
     weights = _empty(scores)
-    scores = scores if scores.stride(-1) == 1 else scores.contiguous()
+    scores = with_adjacent_channels(scores)
     of_heads, to_heads = (part if part.ndim == 4 else part[:, None] for part in (scores, weights))
     b, h, n, c = of_heads.shape
     blocks, tiles = -(-c // _COLUMNS), -(-n // _TILE)

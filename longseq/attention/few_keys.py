@@ -16,7 +16,14 @@ from torch.utils.flop_counter import register_flop_formula
 
 from longseq.attention.heads import Heads
 from longseq.attention.mixer import masked_scores
-from longseq.compat.torch import HAS_TRITON, gradients_by_autograd, is_transformed, processors
+from longseq.compat.torch import (
+    HAS_TRITON,
+    bytes_of_mask,
+    gradients_by_autograd,
+    is_transformed,
+    processors,
+    with_adjacent_channels,
+)
 
 # When the kernel is used, and how it is launched (settings_for).
 _DEVICE = "cuda"
@@ -107,11 +114,11 @@ def few_keys_backward(
 
 def run_forward(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, settings: Settings) -> Tensor:
     """few_keys, launched in this way."""
-    queries, keys, values = (_with_adjacent_channels(part) for part in (queries, keys, values))
+    queries, keys, values = (with_adjacent_channels(part) for part in (queries, keys, values))
     out = _by_token(queries)
     programs, tiles = _share(queries, settings.block, settings.programs)
     (b, h, n, _), k = queries.shape, keys.shape[2]
-    pointer, step = _of_mask(mask, queries)
+    pointer, step = bytes_of_mask(None if mask is None else mask[:, 0, 0], queries)
     strides = [stride for part in (queries, keys, values) for stride in part.stride()[:3]]
     with torch.cuda.device_of(queries):
         _kernels().attend[(programs * b * h,)](
@@ -125,11 +132,11 @@ def run_backward(
     grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor]:
     """few_keys_backward, launched in this way."""
-    grad, queries, keys, values = (_with_adjacent_channels(part) for part in (grad, queries, keys, values))
+    grad, queries, keys, values = (with_adjacent_channels(part) for part in (grad, queries, keys, values))
     grad_queries = _by_token(queries)
     programs, tiles = _share(queries, settings.block, settings.programs)
     (b, h, n, c), k = queries.shape, keys.shape[2]
-    pointer, step = _of_mask(mask, queries)
+    pointer, step = bytes_of_mask(None if mask is None else mask[:, 0, 0], queries)
     strides = [stride for part in (queries, keys, values) for stride in part.stride()[:3]]
     parts = keys.new_empty(2, programs, b, k, h, c, dtype=keys.dtype if programs == 1 else torch.float32)
     with torch.cuda.device_of(queries):
@@ -207,18 +214,6 @@ def _by_token(queries: Tensor) -> Tensor:
     """An empty tensor (b, h, n, c) that is stored token by token."""
     b, h, n, c = queries.shape
     return queries.new_empty(b, n, h, c).transpose(1, 2)
-
-
-def _with_adjacent_channels(part: Tensor) -> Tensor:
-    return part if part.stride(-1) == 1 else part.contiguous()
-
-
-def _of_mask(mask: Tensor | None, queries: Tensor) -> tuple[Tensor, int]:
-    """A mask's bytes and their step from one sample to the next; with no mask any tensor, which is not read."""
-    if mask is None:
-        return queries, 0
-    mask = mask[:, 0, 0].contiguous()
-    return mask.view(torch.uint8), mask.stride(0) if len(mask) > 1 else 0
 
 
 def _share(queries: Tensor, block: int, wanted: int) -> tuple[int, int]:

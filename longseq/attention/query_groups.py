@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longseq.attention.heads import Heads
+from longseq.compat.torch import processors
 
 _KEYS_OF_A_BLOCK = 128
 _BLOCKS_A_PROCESSOR = 4  # so that the last round, which leaves some processors idle, is a small part of the time
@@ -44,7 +45,7 @@ def groups_for(queries: Float[Tensor, "b h n c"], keys: Float[Tensor, "b h k c"]
 
 @torch.compiler.assume_constant_result
 def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count if torch.cuda.is_available() else 0
+    return processors(torch.device("cuda", index)) if torch.cuda.is_available() else 0
 
 
 def attend_in_groups(heads: Heads, groups: int) -> Float[Tensor, "b h q c"]:

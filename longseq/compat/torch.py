@@ -128,6 +128,20 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+def with_adjacent_channels(part: Tensor) -> Tensor:
+    """The tensor, or a copy, with the numbers of its last dimension side by side, as Triton's kernels read them."""
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+def bytes_of_mask(mask: Tensor | None, instead: Tensor) -> tuple[Tensor, int]:
+    """A mask's bytes, (b, n), and their step from one sample to the next, for a kernel of Triton; without a mask any
+    tensor, which is not read."""
+    if mask is None:
+        return instead, 0
+    mask = mask.contiguous()
+    return mask.view(torch.uint8), mask.stride(0) if len(mask) > 1 else 0
+
+
 def gradients_by_autograd(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> list[Tensor | None]:

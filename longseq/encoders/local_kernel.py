@@ -16,7 +16,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from longseq.compat.torch import HAS_TRITON, gradients_by_autograd, is_transformed
+from longseq.compat.torch import (
+    HAS_TRITON,
+    bytes_of_mask,
+    gradients_by_autograd,
+    is_transformed,
+    with_adjacent_channels,
+)
 
 # How the kernels are launched: the fastest on an H200 of 32 that were tried for `mix`, and of 60 for `sum_gradients`.
 _BLOCK, _CHANNELS = 16, 64  # tokens and channels of a tile
@@ -103,11 +109,11 @@ def local_mixing_weights(grad: Tensor, tokens: Tensor, mask: Tensor | None, plac
     """Partial sums of the gradients of the taps, and behind them of the bias, (parts, taps + 1, d), in float32."""
     at = Place(*place)
     (b, n, d), num_taps = tokens.shape, at.height * at.width
-    grad, tokens = _with_adjacent_channels(grad), _with_adjacent_channels(tokens)
+    grad, tokens = with_adjacent_channels(grad), with_adjacent_channels(tokens)
     block, of_sample, per_program, programs = _share(tokens, at)
     rounded = 1 << (num_taps - 1).bit_length()
     parts = tokens.new_empty(programs, num_taps + 1, d, dtype=torch.float32)
-    pointer, step = _of_mask(mask, tokens)
+    pointer, step = bytes_of_mask(mask, tokens)
     channels = _channels(d, _SUMMED)
     with torch.cuda.device_of(tokens):
         _kernels().sum_gradients[(programs * -(-d // channels),)](
@@ -120,11 +126,11 @@ def local_mixing_weights(grad: Tensor, tokens: Tensor, mask: Tensor | None, plac
 
 
 def _run_mix(x: Tensor, taps: Tensor, bias: Tensor, mask: Tensor | None, place: Place, is_backward: bool) -> Tensor:
-    x = _with_adjacent_channels(x)
+    x = with_adjacent_channels(x)
     b, n, d = x.shape
     out = x.new_empty(b, n, d)
     tiles, channels = -(-n // _BLOCK), _channels(d, _CHANNELS)
-    pointer, step = _of_mask(mask, x)
+    pointer, step = bytes_of_mask(mask, x)
     with torch.cuda.device_of(x):
         _kernels().mix[(b * tiles * -(-d // channels),)](
             x, taps.contiguous(), bias, pointer, out,
@@ -189,18 +195,6 @@ def _kernels() -> Any:
     from longseq.encoders import _local_kernels  # here, because torch for CPUs comes without Triton
 
     return _local_kernels
-
-
-def _with_adjacent_channels(part: Tensor) -> Tensor:
-    return part if part.stride(-1) == 1 else part.contiguous()
-
-
-def _of_mask(mask: Tensor | None, tokens: Tensor) -> tuple[Tensor, int]:
-    """A mask's bytes and their step from one sample to the next; with no mask any tensor, which is not read."""
-    if mask is None:
-        return tokens, 0
-    mask = mask.contiguous()
-    return mask.view(torch.uint8), mask.stride(0) if len(mask) > 1 else 0
 
 
 def _channels(d: int, most: int) -> int:
