@@ -1,4 +1,4 @@
-# make demo, test, quick, thorough, newest, torture, bench, docs, lint or lock: each first installs what it needs into .venv
+# make demo, test, quick, thorough, newest, torture, bench, docs, lint, lock or release-check: each first installs what it needs into .venv
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ install = $(if $(LOCK),export PIP_CONSTRAINT="$(CURDIR)/$(LOCK)"; export UV_CONS
 	$(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python --editable '.$(1)' ||) \
 	$(BIN)/pip install --quiet --editable '.$(1)'
 
-.PHONY: demo test quick thorough newest gpu torture bench docs lint lock clean
+.PHONY: demo test quick thorough newest gpu torture bench docs lint lock release-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python train.py fit --config configs/image/digits.yaml
@@ -67,6 +67,13 @@ lock: $(VENV)/.installed
 		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --python-platform linux \
 			--no-annotate --no-header --output-file constraints/$$version.txt pyproject.toml || exit; \
 	done
+
+# build the wheel of what is committed, and use it in an empty environment of PYTHON
+release-check:
+	rm -rf build/release && mkdir -p build/release/source
+	git archive HEAD | tar -x -C build/release/source
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir build/release build/release/source
+	.ci/release-check build/release/longseq-*.whl $(PYTHON)
 
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "longseq needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -8,8 +8,8 @@ validation samples. longseq runs from its command line, and its minutes include 
 only its training. The CNN tries three learning rates, with seed 0 and the first value of --minutes. The one with the
 best validation is used for its other trainings; the rows of all three are kept.
 
-A row is written to OUT/SET.csv as soon as it is measured, and is not measured again. Two processes with different
---sets may run at the same time. --table prints the means of all rows, and trains nothing.
+A row is written to docs/results/runs.csv as soon as it is measured, and is not measured again. Two processes with
+different --sets may run at the same time.
 """
 
 import argparse
@@ -20,9 +20,8 @@ import math
 import os
 import random
 import shutil
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,15 +32,13 @@ import torch.nn.functional as F
 import torchaudio
 from jsonargparse.typing import PositiveFloat, PositiveInt
 from PIL import Image
+from run_table import RUNS, chosen, measure_all, print_tables, read
 from torch import Tensor, nn
 from torchvision import datasets
 
-from longseq.reports.plots import markdown, write_csv
 from longseq.reports.processes import run_python
 
-ROOT = Path(__file__).parent.parent
-HEADER = ["system", "minutes", "seed", "epochs", "validation", "test"]
-RATES = ("0.001", "0.002", "0.004")
+RATES = "0.001", "0.002", "0.004"
 # The flags of each system, after --config image/folder or audio/folder; the CNN has none.
 SYSTEMS = {
     "longseq": [],
@@ -298,7 +295,7 @@ class Sounds:
         return min(32, max(8, len(self.splits["train"][1]) // 8))
 
 
-def train_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float) -> tuple[float, float, float]:
+def train_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float) -> dict[str, object]:
     """Train a CNN for so many minutes on one core, and return epochs, validation accuracy and test accuracy."""
     torch.manual_seed(seed), random.seed(seed), torch.set_num_threads(1)
     np.random.seed(seed)
@@ -339,12 +336,13 @@ def train_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float)
                 best, best_weights = validated, {key: value.clone() for key, value in network.state_dict().items()}
     if (validated := accuracy("val")) < best:
         network.load_state_dict(best_weights)
-    return steps / a_pass, max(validated, best), accuracy("test")
+    figures = {"epochs": round(steps / a_pass), "validation": max(validated, best), "test": accuracy("test")}
+    return {**figures, "minutes": minutes}
 
 
 def train_longseq(
     folder: Path, source: Set, minutes: float, seed: int, flags: list[str], run: Path
-) -> tuple[float, ...]:
+) -> dict[str, object]:
     """Train longseq for so many minutes on one core, and return epochs, validation accuracy and test accuracy."""
     shutil.rmtree(run, ignore_errors=True)  # left by a training that was stopped
     command = ["-m", "longseq", "fit", "--config", source.config, "--data.root", str(folder), *flags]
@@ -355,61 +353,35 @@ def train_longseq(
     (metrics,) = run.glob("runs/*/0/metrics.json")
     figures = json.loads(metrics.read_text())
     epochs = torch.load(metrics.with_name("last.ckpt"), weights_only=True)["epoch"]
-    return epochs, figures["val/accuracy"], figures["test/accuracy"]
+    names = {"validation": "val/accuracy", "test": "test/accuracy"}
+    described = {"epochs": epochs, "minutes": minutes, "flags": " ".join(["--config", source.config, *flags])}
+    return {name: figures[metric] for name, metric in names.items()} | described
 
 
-def read(table: Path) -> list[dict[str, str]]:
-    if not table.exists():
-        return []
-    with open(table, newline="") as file:
-        return list(csv.DictReader(file))
+def experiment_of(name: str, minutes: float) -> str:
+    return f"front_door/{name}/{minutes:g} min"
 
 
 def train(
-    name: str, systems: Iterable[str], all_minutes: list[float], seeds: int, data: Path, runs: Path, out: Path
+    name: str, systems: Iterable[str], all_minutes: list[float], seeds: int, data: Path, runs: Path, table: Path
 ) -> None:
-    """Train every combination that has no row in a set's table yet."""
-    table, folder = out / f"{name}.csv", written(name, data, runs)
-    rows = read(table)
+    """Train every combination that has no row yet."""
+    folder = written(name, data, runs)
+    rates: Sequence[str] = RATES
+    for minutes in all_minutes:
 
-    def row_of(system: str, minutes: float, seed: int) -> dict[str, str]:
-        key = {"system": system, "minutes": f"{minutes:g}", "seed": str(seed)}
-        for row in rows:
-            if key.items() <= row.items():
-                return row
-        if system.startswith("CNN"):
-            figures = train_cnn(folder, SETS[name], minutes, seed, float(system.split()[1]))
-        else:
+        def measure(system: str, setting: str, seed: int, minutes: float = minutes) -> dict[str, object]:
+            if system == "CNN":
+                return train_cnn(folder, SETS[name], minutes, seed, float(setting))
             run = runs / f"{name}-{system}-{minutes:g}-{seed}".replace(", ", "-")
-            figures = train_longseq(folder, SETS[name], minutes, seed, SYSTEMS[system], run)
-        written_as = f"{figures[0]:.0f}", f"{figures[1]:.4f}", f"{figures[2]:.4f}"
-        rows.append(row := dict(zip(HEADER, (*key.values(), *written_as), strict=True)))
-        write_csv(table, HEADER, [list(row.values()) for row in rows])
-        print(name, *row.values(), flush=True)
-        return row
+            return train_longseq(folder, SETS[name], minutes, seed, SYSTEMS[system], run)
 
-    for minutes, seed, system in itertools.product(all_minutes, range(seeds), systems):
-        if system == "CNN":
-            tried = [row_of(f"CNN {rate}", all_minutes[0], 0) for rate in RATES]
-            system = max(tried, key=lambda row: float(row["validation"]))["system"]
-        row_of(system, minutes, seed)
-
-
-def print_table(out: Path) -> None:
-    """Print the mean over each system's seeds, the lowest and the highest. The CNN's learning rate is in its name."""
-    lines = []
-    for table in sorted(out.glob("*.csv")):
-        groups: dict[tuple[str, str], list[dict[str, str]]] = {}
-        for row in read(table):
-            groups.setdefault((row["minutes"], row["system"]), []).append(row)
-        for (minutes, system), rows in sorted(groups.items(), key=lambda group: float(group[0][0])):
-            line = [table.stem, minutes, system, str(len(rows))]
-            for column in ("validation", "test"):
-                figures = [float(row[column]) for row in rows]
-                spread = f" ({min(figures):.3f} to {max(figures):.3f})" if len(rows) > 1 else ""
-                line.append(f"{statistics.mean(figures):.3f}{spread}")
-            lines.append([*line, "/".join(row["epochs"] for row in rows)])
-    print(markdown(["set", "minutes", "system", "seeds", "validation", "test", "epochs"], lines))
+        experiment = experiment_of(name, minutes)
+        settings = {system: rates if system == "CNN" else ("",) for system in systems}
+        measure_all(table, experiment, settings, seeds, measure)
+        print_tables(table, experiment)
+        if "CNN" in settings:  # later minutes use the rate of the first
+            rates = (chosen(read(table, experiment))["CNN"][0]["setting"],)
 
 
 def main() -> None:
@@ -420,16 +392,11 @@ def main() -> None:
     parser.add_argument("--minutes", nargs="+", type=PositiveFloat, default=[2.0])
     parser.add_argument("--seeds", type=PositiveInt, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/front_door"), help="the folder of sets and trainings")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs/results/accuracy/front_door", help="folder of the tables"
-    )
-    parser.add_argument("--table", action="store_true", help="print the means")
+    parser.add_argument("--table", type=Path, default=RUNS, help="the table of runs")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # for longseq
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in [] if options.table else options.sets:
-        train(name, options.systems, options.minutes, options.seeds, options.data, options.runs, options.out)
-    print_table(options.out)
+    for name in options.sets:
+        train(name, options.systems, options.minutes, options.seeds, options.data, options.runs, options.table)
 
 
 if __name__ == "__main__":

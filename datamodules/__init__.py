@@ -1,4 +1,5 @@
-"""Data sets: named ones (sets), users' own files (own), and archives. base.py has what they share."""
+"""Data sets: named ones (sets), users' own files (own), and archives; frozen networks (networks). base.py has what data
+sets share."""
 
 from datamodules.archives.audio_shards import AudioShards
 from datamodules.archives.image_shards import ImageShards
@@ -8,8 +9,11 @@ from datamodules.base import DataModule
 from datamodules.errors import DataError
 from datamodules.image_augment import Mirror, Shift
 from datamodules.images import ImageDataModule
+from datamodules.networks import BirdNET, Exported, Network, Onnx, TFLite, Timm
 from datamodules.own.audio_folder import AudioFolder
+from datamodules.own.feature_folder import FeatureFolder
 from datamodules.own.image_folder import ImageFolder
+from datamodules.own.signal_folder import SignalFolder
 from datamodules.sets.cifar import CIFAR10, CIFAR100
 from datamodules.sets.digits import Digits
 from datamodules.sets.esc50 import ESC50
@@ -30,21 +34,29 @@ __all__ = [
     "AudioDataModule",
     "AudioFolder",
     "AudioShards",
+    "BirdNET",
     "DataError",
     "DataModule",
     "Digits",
+    "Exported",
     "FashionMNIST",
+    "FeatureFolder",
     "Gain",
     "ImageDataModule",
     "ImageFolder",
     "ImageShards",
     "Mirror",
     "Needles",
+    "Network",
     "Noise",
+    "Onnx",
     "Pathfinder",
     "Shift",
+    "SignalFolder",
     "SpeechCommands",
+    "TFLite",
     "TimeShift",
+    "Timm",
     "TinyImageNet",
     "Vowels",
 ]

@@ -11,15 +11,15 @@ from datamodules.errors import require
 
 
 class SoundTransform(nn.Module, ABC):
-    """A random change of a waveform (s,) that keeps its length."""
+    """A random change of a waveform (s,) or (channels, s) that keeps its length."""
 
     @abstractmethod
-    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+    def forward(self, waveform: Float32[Tensor, "*channels s"]) -> Float32[Tensor, "*channels s"]:
         """Change a waveform at random."""
 
 
 class TimeShift(SoundTransform):
-    """Shift the sound by up to a fraction of its length, to either side; it wraps around.
+    """Shift the sound by up to a fraction of its length, to either side; it wraps around. All channels move together.
 
     Args:
         fraction: The largest shift as a fraction of the length, in 0..1 (0 excluded).
@@ -30,13 +30,13 @@ class TimeShift(SoundTransform):
         require(0 < fraction <= 1, "fraction", "in 0..1 (0 excluded)", fraction, "0.1 is a tenth of the clip")
         self.fraction = fraction
 
-    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
-        most = round(self.fraction * len(waveform))
-        return waveform.roll(int(torch.randint(-most, most + 1, ())))
+    def forward(self, waveform: Float32[Tensor, "*channels s"]) -> Float32[Tensor, "*channels s"]:
+        most = round(self.fraction * waveform.shape[-1])
+        return waveform.roll(int(torch.randint(-most, most + 1, ())), -1)
 
 
 class Gain(SoundTransform):
-    """Make the sound louder or softer, by decibels from a uniform distribution.
+    """Make the sound louder or softer, by decibels from a uniform distribution. All channels change by the same.
 
     Args:
         decibels: The largest change, up or down.
@@ -47,13 +47,14 @@ class Gain(SoundTransform):
         require(0 < decibels <= 60, "decibels", "in 0..60 (0 excluded)", decibels, "6 doubles or halves the amplitude")
         self.decibels = decibels
 
-    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+    def forward(self, waveform: Float32[Tensor, "*channels s"]) -> Float32[Tensor, "*channels s"]:
         decibels = self.decibels * (2 * torch.rand(()) - 1)
         return waveform * 10 ** (decibels / 20)
 
 
 class Noise(SoundTransform):
-    """Add white noise, at a signal-to-noise ratio in decibels from a uniform distribution. Silence stays silent.
+    """Add white noise, at a signal-to-noise ratio in decibels from a uniform distribution. Silence stays silent. Each
+    channel gets noise of its own, at this ratio to its own power.
 
     Args:
         snr_db: The least and the greatest ratio, in decibels.
@@ -68,10 +69,11 @@ class Noise(SoundTransform):
         self.snr_db = (float(snr_db[0]), float(snr_db[1]))
         self.probability = probability
 
-    def forward(self, waveform: Float32[Tensor, " s"]) -> Float32[Tensor, " s"]:
+    def forward(self, waveform: Float32[Tensor, "*channels s"]) -> Float32[Tensor, "*channels s"]:
         if torch.rand(()) >= self.probability:
             return waveform
         least, greatest = self.snr_db
         ratio = 10 ** ((least + (greatest - least) * torch.rand(())) / 10)
-        level = math.sqrt(float(waveform.square().mean()) / float(ratio))
-        return waveform + level * torch.randn(waveform.shape)
+        powers = [float(channel.square().mean()) for channel in waveform.reshape(-1, waveform.shape[-1])]
+        levels = torch.tensor([math.sqrt(power / float(ratio)) for power in powers])
+        return waveform + levels.view(*waveform.shape[:-1], 1) * torch.randn(waveform.shape)

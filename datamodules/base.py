@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float32, Shaped
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
@@ -25,8 +25,11 @@ from datamodules.errors import DataError, printable, require, require_in, say
 from datamodules.hold_out import Split, folds_of, hold_out
 from datamodules.inputs import InputSpec
 from datamodules.labels import Labels, classes_of, counts, rarest_classes, written
-from datamodules.order import CountedSampler, RankSampler, all_ranks
+from datamodules.networks import Network, refuse_other_inputs
+from datamodules.order import CountedSampler, RankSampler, SizedRankSampler, SizedSampler, all_ranks
+from datamodules.own.scan import progress
 from datamodules.samples import Files, ForTraining, LabelledTensors, Samples, Unfinished
+from datamodules.windows import Part
 from datamodules.workers import begin_worker
 
 __all__ = ["DataError", "DataModule", "LabelledTensors", "Samples", "hold_out", "require"]
@@ -38,9 +41,6 @@ _LARGEST_BATCH = 2**20
 _SMALLEST_SHARE = 1e-4
 # Of the free memory of a GPU: the training set takes no more, so that batches may be as large as without.
 _SHARE_ON_GPU = 0.1
-
-
-Part = tuple[str, float, float | None]  # a path, and the start and end in seconds; None is the end of the file
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -96,6 +96,8 @@ class DataModule(pl.LightningDataModule, ABC):
         predict_parts: The files, or parts of files, that predict_dataloader reads, in this order; see `parts`.
         train_set, val_set, test_set: The splits, after setup.
         remarks: What the user was told about the data as a whole, such as copies in two splits; complete after setup.
+        taught: What a teacher gives of each training sample, which longseq sets. A training batch is then `(inputs,
+            labels, taught)`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -142,6 +144,7 @@ class DataModule(pl.LightningDataModule, ABC):
         self.folds, self.fold = folds, fold
         self.predict_parts: list[Part] = []
         self.remarks: list[str] = []
+        self.taught: Float32[Tensor, "n f"] | None = None
         self._start = (0, 0)
         self._training: ForTraining | None = None
 
@@ -233,6 +236,10 @@ class DataModule(pl.LightningDataModule, ABC):
             raise DataError(f"{part[0]}: contains NaN or infinity; remove such values")
         return inputs
 
+    def read_input(self, part: Part) -> Shaped[Tensor, "..."]:
+        """What the model gets of a part of a file: what `read_part` returns, or what a network makes of it."""
+        return self.read_part(part)
+
     def split_validation(self, train: Samples) -> Split:
         """The indices of `train` to train on and to validate on: the same share of every class, and whole groups."""
         return hold_out(train.labels, self.val_fraction, self.seed, self.groups_of(train))
@@ -307,7 +314,7 @@ class DataModule(pl.LightningDataModule, ABC):
     # Splits
 
     def setup(self, stage: str | None = None) -> None:
-        self._start = (0, 0)  # a checkpoint is restored after this
+        self._start, self.taught = (0, 0), None  # a checkpoint is restored after this
         if stage == "predict" or hasattr(self, "test_set"):  # a prediction of foreign files needs no splits
             return
         train, val, test = self.load() if self.folds is None else self.load_fold()
@@ -410,6 +417,27 @@ class DataModule(pl.LightningDataModule, ABC):
         inputs = f"{self.inputs.shape} {self.inputs.dtype}"  # the digest does not tell (1, 12, n) from (12, 1, n)
         return cached("statistics", f"{what}\n{inputs}\n{self.train_set.digest()}", compute)
 
+    def outputs_of(self, network: Network) -> Float32[Tensor, "n f"]:
+        """What a frozen network gives of each training sample, not augmented: the mean over its windows or tiles,
+        without coordinates. It is computed once and cached, by the network and the contents of the samples.
+
+        Raises:
+            DataError: If the network takes other inputs.
+        """
+        refuse_other_inputs(network, self.inputs.kind, self)
+        train = self.train_set
+
+        def compute() -> dict[str, Any]:
+            numbers = progress(range(len(train)), f"teaching {type(self).__name__}", len(train))
+            return {"outputs": torch.stack([network.mean_of(self.resized(train.sample(n), network)) for n in numbers])}
+
+        rate_hz = self.inputs.rate_hz  # of inputs in memory, which their digest does not tell
+        return self.remember(f"outputs {network.identity} {rate_hz}", compute)["outputs"]
+
+    def resized(self, values: Tensor, network: Network) -> Tensor:
+        """An input, at the rate or the size of a network."""
+        return values
+
     def write_shards(self, folder: Path, samples_per_shard: int) -> int:
         """Write every split as tar archives (archives/write_shards.py), after setup. Returns the number of archives.
 
@@ -429,11 +457,10 @@ class DataModule(pl.LightningDataModule, ABC):
         for transform in self.augment:
             if isinstance(transform, LooksAtData) and (line := transform.look_at(self)):
                 self.remark(line)
-        labels = train.labels if self.balanced else None
-        sampler = CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels, self._ranks)
+        sampler = self._order_of_training(train)
         sampler.start(*self._start)
         gpu = self._gpu()
-        training = ForTraining(train, self.augment, self.seed, is_deferred=gpu is not None)
+        training = ForTraining(train, self.augment, self.seed, is_deferred=gpu is not None, taught=self.taught)
         if gpu is not None:
             training.is_on_device = training.num_bytes <= _SHARE_ON_GPU * self._free_bytes(gpu)
         self._training = training
@@ -467,20 +494,27 @@ class DataModule(pl.LightningDataModule, ABC):
         return torch.cuda.mem_get_info(gpu)[0]
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val_set, sampler=RankSampler(len(self.val_set), self.val_set.lengths, self._ranks))
+        return self._loader(self.val_set, sampler=self._order_of_evaluation(self.val_set))
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader(self.test_set, sampler=RankSampler(len(self.test_set), self.test_set.lengths, self._ranks))
+        return self._loader(self.test_set, sampler=self._order_of_evaluation(self.test_set))
 
     def predict_dataloader(self) -> DataLoader:
         collate = self.samples_of([], torch.zeros(0, dtype=torch.int64)).collate
-        return self._loader(Files(self.predict_parts, self.read_part), collate_fn=collate, **self._predict_options())
+        return self._loader(Files(self.predict_parts, self.read_input), collate_fn=collate, **self._predict_options())
 
     def longest_batch(self) -> Any:
         """The training batch that takes the most memory."""
         train = self.train_set
         lengths = torch.zeros(len(train)) if train.lengths is None else train.lengths
         return train.__getitems__(lengths.argsort(descending=True)[: self.batch_size].tolist())
+
+    def _order_of_training(self, train: Samples) -> CountedSampler:
+        labels = train.labels if self.balanced else None
+        return CountedSampler(len(train), self.batch_size, self.seed, train.lengths, labels, self._ranks)
+
+    def _order_of_evaluation(self, samples: Samples) -> RankSampler:
+        return RankSampler(len(samples), samples.lengths, self._ranks)
 
     def _predict_options(self) -> dict[str, Any]:
         """Further arguments of the loader for predictions."""
@@ -496,6 +530,8 @@ class DataModule(pl.LightningDataModule, ABC):
         return all_ranks() if asked is None else (asked["rank"], asked["num_replicas"])
 
     def _loader(self, dataset: Any, **options: Any) -> DataLoader:
+        if isinstance(options.get("sampler"), SizedSampler | SizedRankSampler):
+            options["batch_size"] = None  # the sampler returns whole batches
         workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
         return DataLoader(
             dataset,

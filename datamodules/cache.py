@@ -113,18 +113,19 @@ def _delete_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def cached(part: str, what: str, compute: Callable[[], Any]) -> Any:
+def cached(part: str, what: str, compute: Callable[[], Any], mmap: bool = False) -> Any:
     """The result of `compute`, which one process computes once: tensors and plain values in a file of the cache.
 
     Args:
         part: The subfolder of the cache.
         what: Names everything that the result depends on.
         compute: Returns the result. It is called if the file is missing or truncated.
+        mmap: Whether tensors stay in the file, and are read as they are needed.
     """
     path = cache_file(part, what, ".pt")
     with locked(path):
         with suppress(Exception):  # for a truncated file torch.load raises EOFError, RuntimeError, UnpicklingError, ...
-            return torch.load(path, weights_only=True)
+            return torch.load(path, weights_only=True, mmap=mmap)
         result = compute()
         with replacing(path) as temporary, open(temporary, "wb") as file:  # torch would reword the disk's errors
             torch.save(result, file)

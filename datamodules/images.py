@@ -4,7 +4,7 @@ import io
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -16,10 +16,11 @@ from torchvision.transforms.v2 import functional
 from datamodules.base import DataModule
 from datamodules.cache import cached
 from datamodules.decoding.image_files import SUFFIXES, bands, opened
-from datamodules.decoding.packed import Source
+from datamodules.decoding.packed import Decoded, Packed, Source
+from datamodules.embedding import Embeds
 from datamodules.errors import require, require_in
 from datamodules.inputs import InputSpec
-from datamodules.on_disk import OnDisk
+from datamodules.networks import Network
 from datamodules.samples import LabelledTensors, Samples
 
 _VERSION = 1  # increased when the reading of images changes
@@ -84,6 +85,10 @@ class ImageDataModule(DataModule):
         with opened(path, self.made_of) as image:
             return self.input_of(image)
 
+    def as_file(self, content: bytes | Image.Image) -> Source:
+        """What `read` takes in place of a path: the bytes of a file, or a decoded image."""
+        return Packed("inputs", content) if isinstance(content, bytes) else Decoded("inputs", content)
+
     def input_of(self, image: Image.Image) -> UInt8[Tensor, "c h w"]:
         """The input that `read` makes of a decoded image."""
         height, width = self.made_of(image.height, image.width)
@@ -101,6 +106,9 @@ class ImageDataModule(DataModule):
             return to_height, to_width
         scale = max(to_height / height, to_width / width)
         return max(round(height * scale), to_height), max(round(width * scale), to_width)
+
+    def resized(self, values: UInt8[Tensor, "c h w"], network: Network) -> UInt8[Tensor, "c _ _"]:
+        return scale(values, *network.size)
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         kind = LabelledTensors if isinstance(inputs, Tensor) else Samples
@@ -132,18 +140,19 @@ class ImageDataModule(DataModule):
         }
 
 
-class ImagesOfAnySize(OnDisk, ImageDataModule):
+class ImagesOfAnySize(Embeds, ImageDataModule):
     """Images of any size in files, which are read as inputs of one size.
 
     Args:
         size: Height and width of the inputs, or one number for both. If absent: the size of the images, if all have the
             same size and no side has more than 64 pixels; else a square with the median of their shorter sides, 64 at
-            most. In both cases a side of more than 8 pixels is rounded to a multiple of 8, to fit patches of 8.
+            most. In both cases a side of more than 8 pixels is rounded to a multiple of 8, to fit patches of 8. A
+            network gets the size that it was trained with.
         grayscale: Whether inputs are grey, with one channel.
         keep_aspect: Whether images are cropped to the shape of the inputs, not stretched.
         white: The value of white in grey images of 16 or more bits, such as 4095 for images of 12 bits. If absent, it
             is 65535 for integers and 1 for floats. For other images it is always 255.
-        common: Arguments of OnDisk and ImageDataModule.
+        common: Arguments of Embeds and ImageDataModule.
     """
 
     reading: ClassVar[tuple[str, ...]] = ("shape", "keep_aspect", "white")
@@ -167,6 +176,21 @@ class ImagesOfAnySize(OnDisk, ImageDataModule):
         self.keep_aspect = keep_aspect
         self.white = white
 
+    def read_whole(self, path: Source) -> UInt8[Tensor, "c h w"]:
+        """An image at its own size, for networks that take images of any size.
+
+        Raises:
+            DataError: See `read`.
+        """
+        with opened(path) as image:
+            pixels = [band for _, band in bands(image, "L" if self.grayscale else "RGB", self.white)]
+        return torch.cat(pixels, dim=1)
+
+    def reader_for(self, network: Network) -> Self:
+        reader = super().reader_for(network)
+        reader._sides, reader.grayscale = None, network.channels == 1
+        return reader
+
     @abstractmethod
     def sizes(self) -> Int64[Tensor, "n 2"]:
         """Height and width of each readable image.
@@ -178,7 +202,7 @@ class ImagesOfAnySize(OnDisk, ImageDataModule):
     @property
     def size(self) -> list[int]:
         if self._sides is None:
-            self._sides = sides_for(self.sizes())
+            self._sides = sides_for(self.sizes()) if self.network is None else [*self.network.size]
         return self._sides
 
     @property

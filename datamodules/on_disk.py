@@ -35,6 +35,7 @@ class OnDisk(DataModule):
 
     reading: ClassVar[tuple[str, ...]] = ()  # the names of the settings that change what is read from a file
     noun: ClassVar[str]  # what a sample is, for messages
+    table_of_samples: Columns  # of all splits, after setup
     test_fold: str | int | None = None
     val_fold: str | int | None = None
 
@@ -121,7 +122,7 @@ class OnDisk(DataModule):
         return self._classes_given
 
     def load(self) -> tuple[Samples, Samples | None, Samples]:
-        table = self.columns()
+        table = self.table_of_samples = self.columns()
         train, val, test = (None if rows is None else self.samples_at(table, rows) for rows in divided(self, table))
         assert test is not None
         if train is not None:

@@ -1,6 +1,7 @@
 """The order of samples. It depends on the seed and the epoch only, not on the number of workers or on earlier runs."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from datamodules.labels import Labels, weights_of_balanced_draw
 from datamodules.samples import mix
 
 _FAR = 2**20  # epochs: more than any training has
+_SIZES = 4  # classes of sizes for each doubling: batches differ from epoch to epoch, and little of one is padding
 _POOL = 50  # batches that are sorted by length together: enough for little padding, few enough for a random order
 
 
@@ -118,6 +120,80 @@ def _times_before(order: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     return torch.empty_like(order).scatter_(0, places, times)
 
 
+class SizedSampler(CountedSampler):
+    """Whole batches of a training epoch, as lists of indices, with few tokens in each. The ranks share each batch.
+
+    A batch has samples of similar sizes: at most `batch_size` on each rank, and so many that they have at most
+    `max_tokens` there once they are padded; a larger sample is alone. Sizes are rounded up to classes. (seed, epoch)
+    decide the order in a class and that of the batches. Their number is the same in every epoch, because it depends on
+    the classes alone.
+
+    Args:
+        num_samples, batch_size, seed, ranks: See CountedSampler.
+        lengths: Tokens of each sample.
+        max_tokens: The most tokens in a batch of each rank, with padding.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        lengths: Int64[Tensor, " n"],
+        max_tokens: int,
+        ranks: Ranks = all_ranks,
+    ) -> None:
+        super().__init__(num_samples, batch_size, seed, lengths, ranks=ranks)
+        self._bounds = (2 ** ((lengths.double().log2() * _SIZES).ceil() / _SIZES)).ceil().long()
+        self._counts = lru_cache(lambda world: counts_of_batches(self._bounds.sort()[0], batch_size, max_tokens, world))
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, finished ones included; the same on each rank."""
+        return len(self._counts(self.ranks()[1]))
+
+    def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
+        done = self._start[1] if self.epoch == self._start[0] else 0
+        for batch in self._batches()[done:]:
+            yield [self.epoch * self.num_all + index for index in batch]
+
+    def batch(self, number: int) -> list[int]:
+        return self._batches()[number]
+
+    def is_spare(self, number: int) -> bool:
+        rank, world = self.ranks()
+        counts = self._counts(world)
+        return number == len(counts) - 1 and rank >= counts[-1]
+
+    def _batches(self) -> list[list[int]]:
+        rank, world = self.ranks()
+        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        order = torch.randperm(self.num_all, generator=generator)
+        order = order[self._bounds[order].argsort(stable=True)]
+        batches = list(order.split(counts := self._counts(world)))
+        last = [batches.pop()] if counts and counts[-1] < world else []  # some ranks get a spare there
+        batches = [*(batches[number] for number in torch.randperm(len(batches), generator=generator)), *last]
+        return [(batch[rank::world] if rank < len(batch) else batches[0][:1]).tolist() for batch in batches]
+
+
+def counts_of_batches(lengths: Int64[Tensor, " n"], batch_size: int, max_tokens: int, world: int) -> list[int]:
+    """The number of samples in each batch of all ranks, for samples in ascending order of their lengths.
+
+    Args:
+        lengths: The sorted lengths.
+        batch_size: The most samples of a rank in a batch.
+        max_tokens: The most tokens of a rank in a batch with padding, unless it has a single sample.
+        world: The number of ranks. All batches except the last have as many samples on each of them.
+    """
+    counts: list[int] = []
+    on_each = 0  # samples of the open batch on each rank
+    for longest in [*lengths.tolist()[world - 1 :: world], *lengths[len(lengths) // world * world :][-1:].tolist()]:
+        if on_each and (on_each == batch_size or (on_each + 1) * longest > max_tokens):
+            counts.append(on_each * world)
+            on_each = 0
+        on_each += 1
+    return [*counts, len(lengths) - sum(counts)] if on_each else counts
+
+
 class RankSampler(DistributedSampler):
     """Indices of an evaluation, each once, sorted by length if lengths are given. The ranks get them in turn."""
 
@@ -139,3 +215,32 @@ class RankSampler(DistributedSampler):
     def __iter__(self) -> Iterator[int]:
         rank, world = self.ranks()
         return iter(self.order[rank::world])
+
+
+class SizedRankSampler(RankSampler):
+    """Whole batches of an evaluation, as lists of indices in the order of their lengths, with few tokens in each.
+
+    Args:
+        batch_size, lengths, max_tokens: See SizedSampler.
+        ranks: See RankSampler.
+    """
+
+    def __init__(
+        self, batch_size: int, lengths: Int64[Tensor, " n"], max_tokens: int, ranks: Ranks = all_ranks
+    ) -> None:
+        super().__init__(len(lengths), lengths, ranks)
+        self._of_batches = batch_size, lengths.sort()[0], max_tokens
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
+        return iter(self._batches())
+
+    def _batches(self) -> list[list[int]]:
+        (rank, world), (batch_size, lengths, max_tokens) = self.ranks(), self._of_batches
+        order = iter(self.order)
+        batches = [
+            [next(order) for _ in range(count)] for count in counts_of_batches(lengths, batch_size, max_tokens, world)
+        ]
+        return [batch[rank::world] for batch in batches if rank < len(batch)]

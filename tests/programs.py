@@ -11,6 +11,6 @@ from longseq.training import Classifier
 
 def program_of(model: Classifier) -> Program:
     encoder: Any = model.encoder
-    if encoder.takes_sounds:
+    if encoder.kind == "sounds":
         return Program(model, InputSpec("sounds", torch.float32, (None,), rate_hz=encoder.sample_rate_hz))
     return Program(model, InputSpec("images", torch.uint8, tuple(encoder.picture_shape), 0, 255))

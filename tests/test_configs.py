@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import small_networks
 import small_sets
 import yaml
 
 ROOT = Path(__file__).parents[1]
-EXPERIMENTS = sorted((ROOT / "configs").glob("[ai]*/*.yaml"))  # audio/ and image/
+EXPERIMENTS = sorted((ROOT / "configs").glob("[aifs]*/*.yaml"))  # audio/, image/, feature/ and signal/
 OVERLAYS = sorted((ROOT / "configs/trainer").glob("*.yaml"))
+CONTROLS = sorted((ROOT / "configs/controls").glob("*.yaml"))
 ON_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.strategy", "auto"]
 
 
@@ -70,6 +73,23 @@ def trained(
         if name in ROOTS:
             fixture, place = ROOTS[name]
             flags += ["--data.root", str(request.getfixturevalue(fixture) / place)]
+        if name == "feature/bags":
+            flags += ["--data.root", small_sets.feature_folder(tmp_path / "bags", monkeypatch).root]
+        if name == "signal/folder":
+            flags += ["--data.root", small_sets.signal_folder(tmp_path / "signals", monkeypatch).root]
+        if name == "feature/birdnet":  # BirdNET is installed nowhere by itself
+            network = tmp_path / "network.onnx"
+            small_networks.onnx_of_sounds(network, rate_hz=8000)
+            flags += ["--data.root", small_sets.audio_folder(tmp_path / "sounds", monkeypatch).root]
+            flags += [
+                "--data.network",
+                "Onnx",
+                "--data.network.file",
+                str(network),
+                "--data.network.hop_seconds",
+                "null",
+            ]
+            flags += ["--data.network.output", "scores"]
         if name == "image/cifar10":
             flags += ["--data.root", small_sets.cifar10(tmp_path, monkeypatch).root]
         # the checksums of CIFAR-10's small archive are replaced in this process alone
@@ -103,11 +123,42 @@ def test_every_trainer_config_lies_over_an_experiment(overlay: Path, train_py) -
     )
 
 
-@pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)
+# the attention, local mixing, the encoder's pool and the model's: of two experiments, and with each control over them
+EXAMPLES = {"image/digits": ("Linformer", None, "avg", None), "audio/needles": ("Verma", "Conv1d", "avg", "max")}
+CHANGED = {
+    "none": [("NoAttention", None, "avg", None), ("NoAttention", "Conv1d", "avg", "max")],
+    "long_kernel": [("NoAttention", "Conv1d", "avg", None), ("NoAttention", "Conv1d", "avg", "max")],
+    "static": [("StaticMixing", None, "avg", None), ("StaticMixing", "Conv1d", "avg", "max")],
+    "one_key": [("Linformer", None, "avg", None), ("Linformer", "Conv1d", "avg", "max")],
+    "features": [("NoAttention", None, "statistics", None), ("NoAttention", "Conv1d", "statistics", None)],
+    "softmax": [("Softmax", None, "avg", None), ("Softmax", "Conv1d", "avg", "max")],
+}
+
+
+def parts_of(config: Any) -> tuple[str | None, ...]:
+    settings = config["model"]["encoder"]["init_args"]
+    parts = (settings.get(name) for name in ("attention", "local"))
+    classes = [part and part["class_path"].rpartition(".")[2] for part in parts]
+    return (*classes, settings.get("pool", "avg"), config["model"].get("pool"))
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda path: path.stem)
+def test_every_control_changes_what_its_name_says_and_trains(control: Path, command) -> None:
+    for (experiment, before), after in zip(EXAMPLES.items(), CHANGED[control.stem], strict=True):
+        assert parts_of(yaml.safe_load((ROOT / f"configs/{experiment}.yaml").read_text())) == before
+        printed = command("fit", "--config", experiment, "--config", f"controls/{control.stem}", "--print_config")
+        assert parts_of(yaml.safe_load(printed.out)) == after, printed.err
+    small = ["--model.encoder.dim", "16", "--baseline", "false", *SHORT]
+    done = command("fit", "--config", "image/digits", "--config", f"controls/{control.stem}", *small)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS + CONTROLS, ids=lambda path: path.stem)
 def test_every_config_says_what_it_is(config: Path) -> None:
     header = [line for line in config.read_text().split("\n") if line.startswith("# ")]
-    assert len(header) >= 2 or (config in OVERLAYS and header)
-    assert config in OVERLAYS or any(f"fit --config {config.relative_to(ROOT)}" in line for line in header)
+    assert len(header) >= 2 or (config in OVERLAYS + CONTROLS and header)
+    assert config not in CONTROLS or f"--config {config.relative_to(ROOT)}" in header[0]
+    assert config in OVERLAYS + CONTROLS or any(f"fit --config {config.relative_to(ROOT)}" in line for line in header)
 
 
 def test_no_experiment_differs_from_another_by_one_flag_only() -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 from datamodules.archives.shards import Shards
 from datamodules.audio import SoundsOfAnyRate
 from datamodules.decoding.packed import Packed
-from datamodules.decoding.sound_files import SUFFIXES, change_rate, examine_sound, read_sound
+from datamodules.decoding.sound_files import SUFFIXES, examine_sound
+from datamodules.errors import DataError
 
 
 class AudioShards(Shards, SoundsOfAnyRate):
@@ -32,10 +33,15 @@ class AudioShards(Shards, SoundsOfAnyRate):
 
     def examine(self, file: Packed) -> tuple[int, int]:
         facts = examine_sound(file)
+        if what := self.wrong_channels(facts["channels"]):
+            raise DataError(f"{file}: {what}")
         return facts["frames"], facts["rate_hz"]
 
-    def read_item(self, item: Any) -> Float32[Tensor, " s"]:
-        return change_rate(*read_sound(self.listed.packed(item)), self.sample_rate_hz)
+    def examined_with(self) -> str:
+        return "" if self.channels == "mean" else f" {self.channels} {self.num_channels}"
+
+    def read_item(self, item: Any) -> Float32[Tensor, "*channels s"]:
+        return self.read_whole(self.listed.packed(item))
 
     def lengths_of(self, sources: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
         frames, rates = self.facts.values[sources].T

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from datamodules.decoding._quiet import without_noise
-from datamodules.decoding.packed import Packed, Source
+from datamodules.decoding.packed import Decoded, Packed, Source
 from datamodules.errors import DataError, counted
 
 # By the format's name in Pillow. Without this list, Pillow would also pass PostScript to an interpreter.
@@ -95,7 +95,7 @@ def opened(
     try:
         with warnings.catch_warnings(), without_noise(path):
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=_formats(path)) as image:
+            with _image_of(path) as image:
                 if _of_tiles(image) > _MAX_PIXELS:
                     raise Image.DecompressionBombError
                 if what := too_large(image.height, image.width, made_of):
@@ -116,6 +116,12 @@ def opened(
         raise DataError(
             f"{path}: not a readable image ({what or type(error).__name__}); convert it to PNG or JPEG"
         ) from error
+
+
+def _image_of(path: Source) -> Image.Image:
+    if isinstance(path, Decoded):
+        return ImageOps.exif_transpose(path.image)  # a copy, because `opened` closes its image
+    return Image.open(path, formats=_formats(path))
 
 
 @cache

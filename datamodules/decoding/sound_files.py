@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import soundfile
@@ -32,6 +32,8 @@ _MISSING = 0.02  # some writers estimate the frames in the header; a file that l
 _OF_THE_SOUND = frozenset({"data", "SSND", "Data Size"})
 _OF_THE_FILE = frozenset({"RIFF", "riff", "Riff size", "FORM"})
 _BLOCK = 2**20  # frames that are read at once to examine a file
+# What is read of a file: the mean of its channels, all of them, or those of these numbers, which count from 1.
+Channels = Literal["mean", "all"] | int | list[int]
 _LAST_PAGE = 2**18  # frames of a page of Ogg: 255 packets of 1024
 
 
@@ -43,21 +45,24 @@ class ValuesError(DataError):
         self.what = what
 
 
-def read_sound(path: Source, start: float = 0.0, end: float | None = None) -> tuple[Tensor, int]:
-    """A part of a sound file, from start to end in seconds: a waveform (s,), the mean of the channels; its rate in Hz.
+def read_sound(
+    path: Source, start: float = 0.0, end: float | None = None, channels: Channels = "mean"
+) -> tuple[Tensor, int]:
+    """A part of a sound file, from start to end in seconds: a waveform (s,), or (channels, s) if several channels are
+    read; its rate in Hz.
 
     Raises:
-        DataError: If the file is missing, broken, of an unknown format or empty, or has values that are not finite or
-            far beyond full scale.
+        DataError: If the file is missing, broken, of an unknown format or empty, has too few channels, or has values
+            that are not finite or far beyond full scale.
     """
-    waveform, rate_hz, damage = read_until_break(path, start, end)
+    waveform, rate_hz, damage = read_until_break(path, start, end, channels=channels)
     if damage is not None:
         raise damage
     return waveform, rate_hz
 
 
 def read_until_break(
-    path: Source, start: float = 0.0, end: float | None = None, in_order: bool = False
+    path: Source, start: float = 0.0, end: float | None = None, in_order: bool = False, channels: Channels = "mean"
 ) -> tuple[Tensor, int, DataError | None]:
     """Like read_sound, but for a damaged file return the samples before the damage, which may be none, and the error.
 
@@ -69,10 +74,12 @@ def read_until_break(
         damage = None
         try:
             with opened(path, in_order) as file:
+                if what := too_few_channels(file.channels, channels):
+                    raise DataError(f"{path}: {what}")
                 rate_hz = file.samplerate
                 first, stop = frames_between(start, end, rate_hz, file.frames)
                 for block in _read(file, first + sum(map(len, blocks)), stop, rate_hz // blocks_a_second):
-                    waveform = _averaged(block)
+                    waveform = _picked(block, channels)
                     _peak(path, waveform)
                     blocks.append(waveform)
                 if stop - file.tell() > _MISSING * file.frames or (first < stop and not blocks):
@@ -87,7 +94,7 @@ def read_until_break(
         raise DataError(
             f"{path}: holds no sound{f' from {start:g} s' if start else ''}; leave it out or record it again"
         )
-    return torch.from_numpy(frames), rate_hz, damage
+    return _waveform(frames), rate_hz, damage
 
 
 def _read(file: Any, first: int, stop: int, most: int, dtype: str = "float32") -> Iterator[np.ndarray]:
@@ -123,7 +130,7 @@ def _cut_off(path: Source, there: int, declared: int) -> DataError:
     return DataError(f"{path}: cut off, {there} of {declared} samples are there; copy it again")
 
 
-def frames_between(start: float, end: float | None, rate_hz: int, frames: int) -> tuple[int, int]:
+def frames_between(start: float, end: float | None, rate_hz: float, frames: int) -> tuple[int, int]:
     """The first frame of a part of a recording, and the frame after its last one.
 
     Args:
@@ -172,22 +179,16 @@ def seconds_of(path: str | os.PathLike[str]) -> float:
     return header_of(path)[0]
 
 
-def read_middle(path: str | os.PathLike[str], seconds: float) -> tuple[Tensor, int]:
-    """The middle of a sound file, and its rate. Only this part is read, so long files take no longer."""
-    length = seconds_of(path)
-    start = max(length - seconds, 0) / 2
-    return read_sound(path, start, None if length <= seconds else start + seconds)
-
-
-def examine_sound(path: Source, waveform: list[Tensor] | None = None) -> dict[str, Any]:
+def examine_sound(path: Source, waveform: list[Tensor] | None = None, channels: Channels = "mean") -> dict[str, Any]:
     """Read a whole sound file, and return its frames, rate_hz, channels, and peak, the largest value of any channel.
 
     For several channels there is also "kept": the power of their mean, as a share of their own power. It is 0 if they
-    cancel each other.
+    cancel each other, and 1 if they are the same.
 
     Args:
         path: The file.
         waveform: A list to which the waveform is added that `read_sound` returns, unless that reads in another way.
+        channels: The channels of that waveform.
 
     Raises:
         DataError: If the file is broken, even if it could be read: truncated, or with values that are not finite or far
@@ -198,17 +199,18 @@ def examine_sound(path: Source, waveform: list[Tensor] | None = None) -> dict[st
         what = _contradiction(file.extra_info)
         num_frames, peak, power, power_kept = 0, 0.0, 0.0, 0.0
         is_same = waveform is not None and _is_same_in_any_blocks(file)
-        averages: list[np.ndarray] = []
+        is_same = is_same and not too_few_channels(file.channels, channels)
+        parts: list[np.ndarray] = []
         while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
             num_frames += len(block)
             peak = max(peak, _peak(path, block))
             average = _averaged(block)
             if is_same:
-                averages.append(average)
+                parts.append(average if channels == "mean" else _picked(block, channels))
             if block.shape[1] > 1:
                 power += float(np.vdot(block, block)) / block.shape[1]
                 power_kept += float(np.vdot(average, average))
-        rate_hz, channels = file.samplerate, file.channels
+        rate_hz, num_channels = file.samplerate, file.channels
     if what:
         raise DataError(f"{path}: {what}; record, copy or convert it again")
     if num_frames < (1 - _MISSING) * declared:
@@ -216,8 +218,8 @@ def examine_sound(path: Source, waveform: list[Tensor] | None = None) -> dict[st
     if not num_frames:
         raise DataError(f"{path}: holds no sound; leave it out or record it again")
     if waveform is not None and is_same and num_frames == declared:
-        waveform.append(torch.from_numpy(np.concatenate(averages)))
-    facts = {"frames": num_frames, "rate_hz": rate_hz, "channels": channels, "peak": peak}
+        waveform.append(_waveform(np.concatenate(parts)))
+    facts = {"frames": num_frames, "rate_hz": rate_hz, "channels": num_channels, "peak": peak}
     return {**facts, "kept": power_kept / power} if power else facts
 
 
@@ -263,6 +265,8 @@ def _open(path: Source, in_order: bool) -> tuple[Any, tuple[int, str] | None]:
         if in_order:  # with the process id, because a forked process would share the position in the file
             key = os.getpid(), stamp(Path(path))
         source = os.fsencode(path)  # a path as text would have to be UTF-8
+    else:
+        path.seek(0)  # it is read once for each window
     if key is not None and getattr(_last, "key", None) == key:
         file, _last.key = _last.file, None
         return file, key
@@ -322,18 +326,18 @@ class _Decoded(StandIn):
 
 
 @lru_cache(maxsize=64)
-def _resampler(from_hz: int, to_hz: int) -> nn.Module:
+def _resampler(from_hz: float, to_hz: int) -> nn.Module:
     """The resampler for a pair of rates, made once.
 
     A ratio of large numbers is replaced by a near one, because the filter of the exact ratio would take minutes and
     gigabytes: 16001 Hz is taken for 16000 Hz, an inaudible error of 6e-5. The largest error is 3e-4, and
     ``change_rate`` prevents it from adding up.
     """
-    ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
+    ratio = (Fraction(to_hz) / Fraction(from_hz)).limit_denominator(2000)
     return Resample(ratio.denominator, ratio.numerator)
 
 
-def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Float32[Tensor, " t"]:
+def change_rate(waveform: Float32[Tensor, "*channels s"], from_hz: float, to_hz: int) -> Float32[Tensor, "*channels t"]:
     """Resample, if the rates differ.
 
     If a near ratio would shift the end by more than 10 ms, single samples are dropped or repeated, at equal distances.
@@ -341,11 +345,35 @@ def change_rate(waveform: Float32[Tensor, " s"], from_hz: int, to_hz: int) -> Fl
     if from_hz == to_hz:
         return waveform
     resampled = _resampler(from_hz, to_hz)(waveform)
-    missing = round(len(waveform) * to_hz / from_hz) - len(resampled)
+    missing = round(waveform.shape[-1] * to_hz / from_hz) - resampled.shape[-1]
     if abs(missing) <= to_hz / 100:
         return resampled
-    *pieces, last = resampled.tensor_split(abs(missing) + 1)
-    return torch.cat([torch.cat([piece, piece[-1:]]) if missing > 0 else piece[:-1] for piece in pieces] + [last])
+    *pieces, last = resampled.tensor_split(abs(missing) + 1, dim=-1)
+    changed = [torch.cat([piece, piece[..., -1:]], -1) if missing > 0 else piece[..., :-1] for piece in pieces]
+    return torch.cat([*changed, last], dim=-1)
+
+
+def too_few_channels(number: int, channels: Channels) -> str:
+    """The error, with its remedy, of a file of this number of channels from which others are to be read; else ""."""
+    if isinstance(channels, str):
+        return ""
+    most = max([channels] if isinstance(channels, int) else channels)
+    has = "has one channel" if number == 1 else f"has {number} channels"
+    return f"{has}, and data.channels asks for channel {most}; leave it out, or choose others" if number < most else ""
+
+
+def _picked(frames: np.ndarray, channels: Channels) -> np.ndarray:
+    """The chosen channels (n, chosen) of frames (n, channels); (n,) if it is one."""
+    if channels == "mean":
+        return _averaged(frames)
+    if channels != "all":
+        frames = frames[:, [number - 1 for number in ([channels] if isinstance(channels, int) else channels)]]
+    return frames[:, 0].copy() if frames.shape[1] == 1 else frames
+
+
+def _waveform(frames: np.ndarray) -> Float32[Tensor, "*channels n"]:
+    """The waveform (n,) or (channels, n) of frames (n,) or (n, channels)."""
+    return torch.from_numpy(np.ascontiguousarray(frames.T))
 
 
 def _averaged(frames: np.ndarray) -> np.ndarray:

@@ -14,12 +14,9 @@ from torch import Tensor
 from datamodules.audio import SoundsOfAnyRate
 from datamodules.decoding.sound_files import (
     DECODED_ELSEWHERE,
-    change_rate,
     clip_of,
     examine_sound,
     frames_between,
-    read_sound,
-    seconds_of,
 )
 from datamodules.errors import DataError, counted, require, say
 from datamodules.on_disk import IN_MEMORY_BYTES
@@ -30,6 +27,7 @@ from datamodules.own.scan import Facts
 from datamodules.samples import Samples
 
 _DECODED = 4  # times the size of a file, about: two for 16 bits as they are, four for FLAC
+_DIFFERENT = 0.9  # share of the channels' power in their mean: above it they are nearly the same
 _CANCELLED = 0.01  # share of the channels' power, -20 dB; one channel alone, or two unrelated ones, have a half
 
 
@@ -41,6 +39,7 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
     """
 
     kind: ClassVar[str] = "sound"
+    has_times: ClassVar[bool] = True
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
@@ -54,16 +53,36 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
             has = "has a peak" if len(peaks) == 1 else "have peaks"
             what = f"{has} above full scale 1, the largest {peaks[path]:.3g} in {path}"
             self.remark(f"{counted(len(peaks), 'file')} of {len(self.facts)} {what}; the values are kept as they are")
-        cancelled = [path for path, facts in self.facts.items() if facts.get("kept", 1.0) < _CANCELLED]
+        if self.channels == "mean":
+            self._tell_of_averages()
+
+    def _tell_of_averages(self) -> None:
+        """Tell the user how many files lose something when their channels are averaged."""
+        shares = {path: facts.get("kept", 1.0) for path, facts in self.facts.items()}
+        different = [path for path, share in shares.items() if _CANCELLED <= share < _DIFFERENT]
+        if different:
+            has = "has channels that differ" if len(different) == 1 else "have channels that differ"
+            what = f"{has}, such as {different[0]}; they are averaged; --data.channels all keeps them"
+            self.remark(f"{counted(len(different), 'file')} of {len(self.facts)} {what}")
+        cancelled = [path for path, share in shares.items() if share < _CANCELLED]
         if cancelled:
             what = f"channels that cancel each other when they are averaged, such as {cancelled[0]}"
             number = (
                 f"{counted(len(cancelled), 'file')} of {len(self.facts)} {'has' if len(cancelled) == 1 else 'have'}"
             )
-            self.remark(f"{number} {what}, so it is nearly silent; save one channel, or turn one over")
+            self.remark(f"{number} {what}, so it is nearly silent; --data.channels all keeps them, 1 takes one")
 
     def rates_hz(self) -> Int64[Tensor, " n"]:
         return torch.tensor([facts["rate_hz"] for facts in self._readable().values()])
+
+    def numbers_of_channels(self) -> Int64[Tensor, " n"]:
+        return torch.tensor([facts["channels"] for facts in self._readable().values()])
+
+    def bad_files(self) -> dict[str, str]:
+        """Also the errors of files without the channels that are asked for."""
+        bad = super().bad_files()
+        wrong = {path: self.wrong_channels(of["channels"]) for path, of in self.facts.items() if path not in bad}
+        return bad | {path: what for path, what in wrong.items() if what}
 
     def longest_seconds(self) -> float:
         readable = self._readable()
@@ -79,7 +98,7 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         return max(stop - start, 0) / rate_hz
 
     @cached_property
-    def _decoded(self) -> dict[Path, Float32[Tensor, " s"]]:
+    def _decoded(self) -> dict[Path, Float32[Tensor, "*channels s"]]:
         """Waveforms of whole files from the scan, at their own rates, until the splits take them."""
         return {}
 
@@ -94,9 +113,13 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
     @cached_property
     def facts(self) -> dict[str, Facts]:
         self._for_splits = self._whole_files_in_memory()
-        facts = super().facts
+        facts = {path: self.chosen(of) for path, of in super().facts.items()}
         lengths = {path: of["frames"] / of["rate_hz"] for path, of in facts.items() if "error" not in of}
         self._tell_of_late(self.items, lengths)
+        return facts
+
+    def chosen(self, facts: Facts) -> Facts:
+        """Facts about a file, for the channels that are read."""
         return facts
 
     def _tell_of_late(self, items: Sequence[Item], lengths: Mapping[str, float]) -> None:
@@ -114,19 +137,17 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
 
     def examine(self, path: Path) -> Facts:
         waveform: list[Tensor] = []
-        facts = examine_sound(path, waveform if path in self._for_splits else None)
+        facts = examine_sound(path, waveform if path in self._for_splits else None, self.channels)
         if waveform:
             self._decoded[path] = waveform[0]
         return facts
 
-    def read_item(self, item: Item) -> Float32[Tensor, " s"]:
+    def read_item(self, item: Item) -> Float32[Tensor, "*channels s"]:
         path = self.folder / item.path
         waveform = self._decoded.pop(path, None) if item.name == item.path else None
         if waveform is None:
-            waveform, rate_hz = read_sound(path, item.start, item.end)
-        else:
-            rate_hz = self.facts[item.path]["rate_hz"]
-        return change_rate(waveform, rate_hz, self.sample_rate_hz)
+            return self.read_whole(path, item.start, item.end)
+        return self.at_rate(waveform, self.facts[item.path]["rate_hz"])
 
     def wrong_part(self, item: Item) -> str:
         if self._seconds_of(item):
@@ -149,8 +170,9 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
 class AudioFolder(OwnFiles, AudioFiles):
     """Recordings in one folder for each class, or in such folders inside train, val and test, or listed in a table.
 
-    Recordings may have any rate, length and number of channels. A row of a table may be a part of a recording. If rows
-    give the start and end of sounds, and sounds overlap, clip_seconds cuts the recordings into clips.
+    Recordings may have any rate, length and number of channels, which are averaged without --data.channels. A row of a
+    table may be a part of a recording. If rows give the start and end of sounds, and sounds overlap, clip_seconds cuts
+    the recordings into clips.
 
     Args:
         clip_seconds: Cut every recording of the table into clips of this length in seconds. A clip has the classes of
@@ -215,6 +237,6 @@ class AudioFolder(OwnFiles, AudioFiles):
 
     def _length_of(self, path: str) -> float:
         try:
-            return seconds_of(self.folder / path)
+            return self.header(self.folder / path)[0]
         except (DataError, OSError):  # the scan of all files reports the error
             return 0.0

@@ -66,6 +66,7 @@ class FileDataModule(OnDisk):
 
     noun: ClassVar[str] = "file"
     kind: ClassVar[str]  # image or sound, for messages
+    has_times: ClassVar[bool] = False  # whether a row may be a part of its file, in seconds
     # Whether samples are held out by their position, as for published results, and not by the names of their files.
     splits_by_position: ClassVar[bool] = False
 
@@ -93,6 +94,14 @@ class FileDataModule(OnDisk):
             DataError: If it is broken.
         """
 
+    def examined_with(self) -> str:
+        """The settings on which the facts of a file depend, as a text that is part of the cache's key."""
+        return ""
+
+    def other_files(self, path: Path) -> list[Path]:
+        """The other files in which parts of a file are."""
+        return []
+
     def wrong_part(self, item: Item) -> str:
         """The error of a row whose file is good, with a remedy; empty if there is none."""
         return ""
@@ -107,7 +116,8 @@ class FileDataModule(OnDisk):
     def facts(self) -> dict[str, Facts]:
         """The results of the scan, by path."""
         paths = dict.fromkeys(item.path for item in self.items)
-        return scan(self.folder, paths, self.examine, type(self).examine.__qualname__)
+        kind = type(self).examine.__qualname__ + self.examined_with()
+        return scan(self.folder, paths, self.examine, kind, self.other_files)
 
     def _readable(self) -> dict[str, Facts]:
         """The facts of the files that can be read, by path.

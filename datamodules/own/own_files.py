@@ -48,6 +48,7 @@ class OwnFiles(FileDataModule):
     """
 
     named_by: ClassVar[str | None] = "root"
+    companions: ClassVar[frozenset[str]] = frozenset()  # suffixes of files that belong to those of the samples
 
     def __init__(
         self,
@@ -79,6 +80,8 @@ class OwnFiles(FileDataModule):
         if self.table is None:
             left_out = LeftOut()
             items = self._of_metadata() or list(find_in_class_folders(self.folder, self.predict_suffixes, left_out))
+            for suffix in self.companions:
+                left_out.kinds.pop(suffix, None)
             for line in left_out.lines():
                 self.remark(line)
             if not items:
@@ -94,7 +97,7 @@ class OwnFiles(FileDataModule):
         items = read_table(path, self.labels_separator, self.groups, **options)
         if self.amounts is None:
             refuse_other_tasks(path, items, self.folder, self._classes_given or (), self.labels_separator)
-        parts = [item.line for item in items if self.kind == "image" and (item.start or item.end is not None)]
+        parts = [item.line for item in items if not self.has_times and (item.start or item.end is not None)]
         if parts:
             raise DataError(f"{path}: line {parts[0]}: start and end are of sounds; leave them out")
         self._tell_of_others(items, self.table)
@@ -112,11 +115,12 @@ class OwnFiles(FileDataModule):
     @property
     def _sounds(self) -> frozenset[str]:
         """The suffixes of recordings, for which tables may give times; empty for images."""
-        return self.predict_suffixes if self.kind == "sound" else frozenset()
+        return self.predict_suffixes if self.has_times else frozenset()
 
     def _tell_of_others(self, items: list[Item], table: str) -> None:
         """Tell the user how many files of the folder have no row."""
         named = {os.path.realpath(self.folder / item.path) for item in items}
+        named |= {os.path.realpath(folder / table) for folder in (self.folder, Path())}  # a table may be a .csv
         left_out = LeftOut()
         files = walk(self.folder, self.predict_suffixes, left_out)
         others = [path for path in files if os.path.realpath(path) not in named]

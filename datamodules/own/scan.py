@@ -26,14 +26,22 @@ _OF_SYSTEMS = frozenset(
 Facts = dict[str, Any]  # of a file: its SHA-256 and the result of `examine`, or the error that it raised
 
 
-def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kind: str) -> dict[str, Facts]:
+def scan(
+    root: Path,
+    names: Iterable[str],
+    examine: Callable[[Path], Facts],
+    kind: str,
+    others: Callable[[Path], Iterable[Path]] = lambda path: (),
+) -> dict[str, Facts]:
     """Examine the files of a folder. Files that have not changed since the last scan are not read again.
 
     Args:
         root: The folder.
         names: Paths in it.
-        examine: Reads a whole file and returns plain values, or raises a DataError.
+        examine: Reads a whole file and returns plain values, or raises a DataError. A file that has parts in other
+            files returns "sha256" itself.
         kind: The name of this kind of scan, for the cache.
+        others: The other files in which parts of a file are. If one of them changes, the file is read again.
 
     Returns:
         For each name the result of examine with "sha256", or "error": what is wrong, and its remedy.
@@ -43,13 +51,13 @@ def scan(root: Path, names: Iterable[str], examine: Callable[[Path], Facts], kin
     with locked(path):
         known: dict[str, list[Any]] = _read(path)
         before = dict(known)
-        stamps = {name: _stamp(root / name) for name in names}
+        stamps = {name: _stamp(root / name, *others(root / name)) for name in names}
         changed = [name for name in names if known.get(name, [None])[0] != stamps[name]]
 
         def record(name: str) -> Facts:
             try:
                 facts = examine(root / name)
-                return {**facts, "sha256": sha256_of(root / name)}
+                return {"sha256": sha256_of(root / name), **facts}
             except (DataError, OSError) as error:
                 return {"error": str(error).removeprefix(f"{root / name}: ")}
 
@@ -206,9 +214,14 @@ def _read(path: Path) -> dict[str, list[Any]]:
         return {}
 
 
-def _stamp(path: Path) -> list[int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return [-1, -1]
-    return [status.st_size, status.st_mtime_ns]
+def _stamp(*paths: Path) -> list[int]:
+    """The sizes of files, and when they were last changed."""
+    stamp = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            stamp += [-1, -1]
+        else:
+            stamp += [status.st_size, status.st_mtime_ns]
+    return stamp

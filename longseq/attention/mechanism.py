@@ -21,6 +21,7 @@ class Mechanism(ABC):
     """
 
     any_length: ClassVar[bool] = False  # whether its layers also take sequences longer than the grid
+    mixes_tokens: ClassVar[bool] = True  # False if a token sees only itself; a class token is then of no use
 
     @classmethod
     @abstractmethod

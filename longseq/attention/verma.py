@@ -18,12 +18,13 @@ from longseq.attention.layer import AttentionLayer, Stack
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import own_softmax
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
+from longseq.attention.scaled_product import ScaledProduct
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
 from longseq.attention.shard import Shard, Split, exponentials, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import at_least_float32, is_plain, is_transformed
 
-Normalize = Literal["rows", "columns"]
+Normalize = Literal["rows", "columns", "scaling"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ class Verma(Mechanism):
         projection: What E and F are; it has no effect without k.
         normalize: ``rows``: each softmax runs along the rows of its matrix, so every row of H L sums to one and Y is a
             weighted mean of the values. ``columns``: the normalisers are column sums, as in the paper's proof: H is a
-            softmax over the n tokens and L over the c channels. Rows of H L then have no fixed sum.
+            softmax over the n tokens and L over the c channels. Rows of H L then have no fixed sum. ``scaling``: no
+            softmax at all, Q (K' V) / n, the scaling function of the paper's section 2 (scaled_product.py).
         length_scaling: The scores of L are multiplied by (log(n) / log(1000)) to this power, so that L does not become
             flatter in sequences longer than those of the training (attention/scaling.py); 0 turns it off. It has no
-            effect with k, and is not possible with ``columns``, whose L is no softmax over tokens.
+            effect with k, and is only possible with ``rows``, whose L is a softmax over tokens.
     """
 
     k: Lengths | None = None
@@ -61,21 +63,30 @@ class Verma(Mechanism):
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        return [cls(), cls(length_scaling=1.5), *examples_of_lengths(cls), cls(7, normalize="columns")]
+        return [
+            cls(),
+            cls(length_scaling=1.5),
+            *examples_of_lengths(cls),
+            cls(7, normalize="columns"),
+            cls(7, normalize="scaling"),
+        ]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
         require_choice("normalize", self.normalize, Normalize)
         refuse_wrong_power(self.length_scaling)
         is_over_tokens = not self.length_scaling or self.normalize == "rows"
-        require(is_over_tokens, "length_scaling", "must be 0 with normalize columns; L is no softmax over tokens")
+        what = f"must be 0 with normalize {self.normalize}; L is no softmax over tokens"
+        require(is_over_tokens, "length_scaling", what)
         pairs: list[Any] = [(None, None)] * len(stack)
         if self.k is not None:
             pairs = shared_projections(self.projection, self.sharing, k=self.k, grid=grid, stack=stack)
         if self.normalize == "rows":
             power = self.length_scaling if self.k is None else 0.0
             return [VermaLayer(trained, E, F_, power) for trained, (E, F_) in zip(stack, pairs, strict=True)]
+        is_scaled = self.normalize == "scaling"
+        formula = ScaledProduct if is_scaled else _ByColumns
         return [
-            AttentionLayer(trained, _ByColumns(self.k is None), *pair)
+            AttentionLayer(trained, formula(self.k is None), *pair, independent_queries=is_scaled)
             for trained, pair in zip(stack, pairs, strict=True)
         ]
 
@@ -86,15 +97,23 @@ class EfficientAttention(Mechanism):
 
     It is Verma without E and without its scale. A layer costs 8 n d^2 FLOPs for queries, keys, values and output, and
     4 d^2 c for the heads' matrices; n meets nothing wider than d. It takes sequences of any length.
+
+    Args:
+        normalize: ``softmax``, or ``scaling``: Q (K' V) / n, the paper's other way to normalise, as in Verma without k.
+            It costs 4 n d c instead of 4 d^2 c.
     """
 
     any_length: ClassVar[bool] = True
+    normalize: Literal["softmax", "scaling"] = "softmax"
 
     @classmethod
     def examples(cls) -> "Sequence[Mechanism]":
-        return [cls()]
+        return [cls(), cls("scaling")]
 
     def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        require_choice("normalize", self.normalize, Literal["softmax", "scaling"])
+        if self.normalize == "scaling":
+            return Verma(normalize="scaling").layers(stack, grid)
         return [VermaLayer(trained, None, None, scale=1.0) for trained in stack]
 
 

@@ -26,7 +26,7 @@ _FIRST_FLAGS = {
     "--experiment NAME": "the run is in runs/NAME/0, the next one in runs/NAME/1",
     "--resume true": "resume the newest unfinished run; or give a run's folder",
     "--model.init_from CKPT": "start from a trained model",
-    "--model.encoder.attention NAME": "Linformer, Verma, Softmax, ...; --model.encoder.depth 1 adds a block of it",
+    "--model.encoder.attention NAME": "Linformer, Verma, None, ...; --model.encoder.depth 1 adds a block of it",
     "--model.learning_rate 1e-3": "the peak of the learning rate",
     "--data.batch_size 32": "samples per step, on each device",
     "--trainer.devices 8": "GPUs; with --trainer.precision bf16-mixed they compute in bfloat16",

@@ -28,6 +28,7 @@ COMMANDS = {
     "stats": Command("Print the sizes of splits and classes, and figures of the training set.", needs_model=False),
     "check": Command("Open every file of a data set, and list those that are broken.", needs_model=False),
     "shard": Command("Write a data set as tar archives of many samples each, as WebDataset does.", needs_model=False),
+    "embed": Command("Run sounds or images through a frozen network, and write its tokens as features.", "longseq.cli"),
     "benchmark": Command("Measure time and memory of attention against sequence length and k.", "longseq.reports"),
     "spectrum": Command("Measure how few tokens a trained model's attention needs, and suggest k.", "longseq.reports"),
     "approximation": Command("Measure how far shortened attention is from exact attention.", "longseq.reports"),
@@ -39,6 +40,7 @@ COMMANDS = {
     "explain": Command(
         "Draw which pixels or moments of a file decided for each of its most probable classes.", "longseq.deploy"
     ),
+    "review": Command("Show a page of predictions, on this machine only, and save what is corrected.", "longseq.cli"),
     "board": Command("Show runs in TensorBoard, on this machine only.", "longseq.cli"),
     "export": Command(
         "Write a trained model as ONNX, as a program of torch.export, or as a folder to share.", "longseq.deploy"

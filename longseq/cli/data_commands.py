@@ -75,7 +75,7 @@ class Trainer(pl.Trainer):
         if labels[0].ndim == 2:  # each sample may have several classes, or none
             counts = (torch.cat(labels) > 0).sum(dim=1).bincount().tolist()
             of_each = ", ".join(f"{number}: {count}" for number, count in enumerate(counts) if count)
-            print(f"labels per {'clip' if hasattr(datamodule, 'sample_rate_hz') else 'image'}: {of_each}")
+            print(f"labels per {_sample_of(datamodule)}: {of_each}")
 
     @staticmethod
     def shard(model: None, datamodule: Any, out: str, samples_per_shard: int = 10_000) -> None:
@@ -96,3 +96,10 @@ class Trainer(pl.Trainer):
         print(f"shards:   {number}, of {sizes} samples")
         flags = datamodule.flags_of_shards(out)
         print(shown(f"to train: --data {shlex.join(flags)}"))
+
+
+def _sample_of(datamodule: Any) -> str:
+    """What a sample is."""
+    if hasattr(datamodule, "sample_rate_hz"):
+        return "clip"
+    return "bag" if hasattr(datamodule, "max_tokens") else "image"

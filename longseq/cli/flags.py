@@ -30,6 +30,8 @@ FLAGS_OF_PREDICT = {
     "out": (str | None, "Write a .csv, .jsonl or .json file; a stopped run resumes with it."),
     "events": (str | None, "Write the events with their times: .csv, .txt for Audacity, .tsv for Raven."),
     "picture": (str | None, "Draw a recording with its events."),
+    "page": (str | None, "Write a folder with a page to look at and correct the predictions."),
+    "explained": (int | None, "How many files of the page have explain's picture, the most uncertain first."),
     "embeddings": (str | None, "Write the features of every file: .npz."),
     "threshold": (float | None, "The probability that an event must reach."),
     "smooth": (float, "Seconds over which probabilities are averaged.", _SETTINGS.smooth),

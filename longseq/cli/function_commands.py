@@ -5,13 +5,16 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise, takewhile
-from typing import get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from longseq.arguments import ArgumentError
 from longseq.cli.before_torch import add_working_folder
 from longseq.cli.command_list import COMMANDS
 from longseq.cli.errors import UserError
+from longseq.cli.errors.building import refused_in_building
 from longseq.cli.errors.parsing import OneLineParser
+from longseq.files.description import NETWORKS
 
 
 def _with_brackets(function: Callable[..., None], args: list[str]) -> list[str]:
@@ -72,6 +75,21 @@ def _listed(values: list[str]) -> list[str]:
         raise UserError(f'flags: got {" ".join(values)}; give a list such as \'["--data.root", "DIR"]\'') from error
 
 
+def _with_class_of_file(function: Callable[..., None], args: list[str]) -> list[str]:
+    """Rewrite a network that is the path of a file, ``--network m.onnx``, to its class and the file."""
+    if "network" not in get_type_hints(function):
+        return args
+    rewritten = list(takewhile(lambda word: not word.startswith("--"), args))
+    for flag, values in _flags(args):
+        name, equals, value = flag.partition("=")
+        kind = None
+        if name == "--network" and (equals or values):
+            path, *others = [value, *values] if equals else values
+            kind = NETWORKS[".ckpt"] if Path(path).is_dir() else NETWORKS.get(Path(path).suffix.lower())
+        rewritten += [flag, *values] if kind is None else ["--network", kind, "--network.file", path, *others]
+    return rewritten
+
+
 def run_function(name: str, args: list[str]) -> None:
     """Parse the flags of a command's function, and call it.
 
@@ -82,8 +100,19 @@ def run_function(name: str, args: list[str]) -> None:
     function = getattr(importlib.import_module(f"{command.package}.{name}"), name)
     parser = OneLineParser(prog=f"longseq {name}", description=command.sentence)
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    parser.add_function_arguments(function, as_group=False, sub_configs=True, as_positional=name == "contract")
-    settings = parser.parse_args(_with_brackets(function, _with_flags_together(function, args))).as_dict()
+    parser.add_function_arguments(
+        function, as_group=False, sub_configs=True, as_positional=name in ("contract", "review")
+    )
+    args = _with_class_of_file(function, _with_flags_together(function, args))
+    given = parser.parse_args(_with_brackets(function, args))
+    try:
+        made: Any = parser.instantiate(given)
+    except Exception as error:
+        refused = refused_in_building(error, given.as_dict())
+        if refused is None:
+            raise
+        raise refused from error
+    settings = made.as_dict()
     settings.pop("debug")
     if settings.get("allow_class"):
         add_working_folder()

@@ -60,12 +60,20 @@ from longseq.cli.runs.resuming import (
     take_findings,
 )
 from longseq.cli.runs.seen_samples import say_if_trained_on
-from longseq.cli.runs.train_and_test import baseline_of, evaluate_best, fit_baseline_before, train
+from longseq.cli.runs.train_and_test import (
+    baseline_of,
+    evaluate_best,
+    fit_baseline_before,
+    say_if_near_chance,
+    train,
+    where_to_look_next,
+)
 from longseq.cli.settings import (
     LINKS,
     asked_for,
     refuse_incomplete_data,
     refuse_nulls,
+    refuse_other_inputs,
     refuse_unexpected_classes,
     refuse_wrong_settings,
     without_resume,
@@ -78,13 +86,14 @@ from longseq.cli.trainer_flags import (
     wrong_flag,
 )
 from longseq.compat.lightning import CommandLine, callbacks_of, restore_within
-from longseq.deploy.card import write_card
+from longseq.deploy.card import interval_of, num_tested_of, write_card
 from longseq.files.checkpoint import WholeCheckpoints, changed_settings, refuse_other_shapes
 from longseq.files.description import describe
 from longseq.training import Classifier
 from longseq.training.board.by_class import ByClass
 from longseq.training.board.event_figures import EventFigures
 from longseq.training.board.tensorboard import Confusions
+from longseq.training.energy import EnergyMeter
 from longseq.training.timed import Timed
 
 # Lightning's callbacks have devices and enums as defaults, and torchvision's transforms accept any kind of number.
@@ -300,6 +309,7 @@ class Commands(CommandLine):
         """Make and lock the run's folder, and build the trainer that logs and saves in it."""
         config, checkpoint, resumed = self.settings, self.asked.checkpoint, self.asked.resumed
         refuse_incomplete_data(self.datamodule)
+        refuse_other_inputs(self.model.encoder, self.datamodule)
         try:
             describe(self.datamodule)
         except TypeError as error:
@@ -387,6 +397,11 @@ class Commands(CommandLine):
         best = model.task.best
         if f"test/{best}" in figures:
             print(f"test {best + ':':<9} {figures[f'test/{best}']:.4f}")
+        num_tested = num_tested_of(self.trainer, len(datamodule.splits()["test"]), confusions.of_test)
+        interval = interval_of(model, figures, num_tested)
+        if interval is not None:
+            print(f"               95 % interval {interval[0]:.3f} to {interval[1]:.3f} ({num_tested:,} samples)")
+        say_if_near_chance(self.trainer, model, datamodule, figures.get("test/accuracy"), self.settings)
         for name in ("event_recall", "event_precision"):
             if f"test/{name}" in figures:
                 print(f"test {name}: {figures[f'test/{name}']:.4f}")
@@ -394,12 +409,17 @@ class Commands(CommandLine):
         if self.settings.baseline and (is_last or self.settings.grow is None):
             baseline = baseline_of(self.trainer, model, datamodule, figures.get("test/accuracy"))
             figures |= {} if baseline is None else baseline.figures
+        (energy,) = callbacks_of(self.trainer, EnergyMeter)
+        figures |= energy.figures
         tables = figures, {**by_class.figures, **of_events.by_class}, confusions.of_test
-        course = "".join(item.summary(self.trainer) for item in callbacks_of(self.trainer, Timed))
+        steps = [item.summary(self.trainer) for item in callbacks_of(self.trainer, Timed)]
+        course = " ".join([*steps, energy.summary()])
         write_card(record.run, model, datamodule, *tables, tested, self.command_line, baseline, course)
         write_metrics(record.run, figures)  # written last, because a run with this file counts as finished
         print(shown(f"checkpoint:    {from_here(tested)}"))
         print(shown(f"logs:          {record.run}"))
+        if is_last:
+            print(shown(f"next:          {where_to_look_next(self.trainer, model, tested, record.run)}"))
         if self.settings.folds is not None and is_last:
             write_report(record.run.parent, self.settings.folds, self.args)
 

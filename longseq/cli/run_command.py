@@ -29,7 +29,7 @@ from longseq.cli.errors.machine import (
 )
 from longseq.cli.names import shown
 from longseq.cli.process.spinning import give_way
-from longseq.compat.lightning import count_epochs_without_end
+from longseq.compat.lightning import count_epochs_from_one
 from longseq.compat.torch import dead_worker, message_of_worker
 from longseq.files.description import OURS
 from longseq.training.memory import keep_freed_memory
@@ -109,7 +109,7 @@ def _message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 def _quieten() -> None:
     """Hide the messages that Lightning prints at every start and that need no action."""
-    count_epochs_without_end()
+    count_epochs_from_one()
     for package in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for message in (

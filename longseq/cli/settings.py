@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from longseq.files.description import allow_classes, naming, planned, planned_ar
 from longseq.training import Classifier
 from longseq.training.data import lacking
 
+# What a data module of features says of them.
+OF_FEATURES = ("num_features", "num_coordinates", "most_tokens", "token_seconds")
 # Values that the data module passes to the model. An encoder gets only those that are arguments of its class.
 LINKS = {
     "data.num_classes": "model.num_classes",
@@ -34,6 +37,9 @@ LINKS = {
     "data.shape": "model.encoder.init_args.shape",
     "data.sample_rate_hz": "model.encoder.init_args.sample_rate_hz",
     "data.seconds": "model.encoder.init_args.seconds",
+    **{f"data.{name}": f"model.encoder.init_args.{name}" for name in OF_FEATURES},
+    "data.num_channels": "model.encoder.init_args.channels",
+    "data.has_gaps": "model.encoder.init_args.gaps",
 }
 
 
@@ -67,6 +73,7 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
     Raises:
         UserError: If the flags contradict each other, or name something that does not exist.
     """
+    args = _with_network_of_teacher(args)
     command, is_help = args[0], bool({"-h", "--help"} & set(args))
     finder = Finder()
     finder.add_argument("--ckpt_path")
@@ -94,6 +101,14 @@ def asked_for(parser: LightningArgumentParser, args: list[str], held: ExitStack)
     checkpoint = read_checkpoint(path, to_go_on=command == "fit")
     under = json.dumps(_configuration_of(checkpoint, path))
     return Asked([command, "--config", under, *args[1:]], has_resume, checkpoint=checkpoint)
+
+
+def _with_network_of_teacher(args: list[str]) -> list[str]:
+    """Rewrite a teacher with arguments, ``--model.teacher m.onnx --model.teacher.rate_hz 48000``: the network becomes
+    one of them, ``--model.teacher.network m.onnx``."""
+    if not any(arg.startswith("--model.teacher.") for arg in args):
+        return args
+    return [re.sub(r"^--model\.teacher(?==|$)", "--model.teacher.network", arg) for arg in args]
 
 
 def without_resume(args: list[str]) -> list[str]:
@@ -137,8 +152,11 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
     seed = settings.seed_everything
     if not isinstance(seed, bool) and not 0 <= seed < 2**32:
         raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")
+    encoder = settings.get("model.encoder")
+    defaults = {} if encoder is None else _defaults_of(imported(encoder.class_path))
     for source, target in LINKS.items():
-        if settings.get(target) is not None:
+        value = settings.get(target)
+        if value is not None and value != defaults.get(target.rpartition(".")[2]):
             key = target.replace("init_args.", "")
             raise UserError(f"{key}: follows from {source}; leave it out and set the data's arguments instead")
 
@@ -171,11 +189,15 @@ def refuse_nulls(config: Mapping[str, Any]) -> None:
         nulls = [name for name, value in (part.get("init_args") or {}).items() if value is None]
         if nulls:
             kind = imported(part["class_path"])
-            hints, defaults = argument_hints(kind), {p.name: p.default for ps, _ in constructors(kind) for p in ps}
+            hints, defaults = argument_hints(kind), _defaults_of(kind)
             for name in nulls:
                 has_default = all(defaults.get(name) is not absent for absent in (None, Parameter.empty))
                 if has_default and name in hints and not _takes_null(hints[name]):
                     raise UserError(f"{key}.{name}: got null; give a value, or leave it out")
+
+
+def _defaults_of(kind: type) -> dict[str, Any]:
+    return {parameter.name: parameter.default for parameters, _ in constructors(kind) for parameter in parameters}
 
 
 def _takes_null(hint: Any) -> bool:
@@ -210,6 +232,18 @@ def _as_description(value: Any) -> Any:
         return plain
     arguments = {**(plain.get("init_args") or {}), **(plain.get("dict_kwargs") or {})}
     return {"class_path": plain["class_path"], "init_args": arguments}
+
+
+def refuse_other_inputs(encoder: Any, datamodule: Any) -> None:
+    """Check that an encoder of features gets features, and that no other encoder does.
+
+    Raises:
+        UserError: If not.
+    """
+    kind, given = type(encoder).__name__, datamodule.inputs.kind
+    if (encoder.kind == "features") != (given == "features"):
+        choice = "FeatureEncoder" if given == "features" else f"another encoder, or a frozen network for {given}"
+        raise UserError(f"model.encoder: {kind} takes {encoder.kind}, and the data has {given}; choose {choice}")
 
 
 def refuse_incomplete_data(datamodule: Any) -> None:

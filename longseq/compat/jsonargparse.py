@@ -5,7 +5,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jsonargparse import add_instantiator
+from jsonargparse import Namespace, add_instantiator
 
 Kind = Literal[
     "no such option", "no flag", "no such argument", "not allowed", "no such class", "missing", "no value",
@@ -69,6 +69,15 @@ def with_nulls(args: Any) -> Any:
     if not isinstance(args, list):
         return args
     return [f"{arg[:-4]}null" if isinstance(arg, str) and arg.endswith("=None") else arg for arg in args]
+
+
+def with_name_for_none(parser: ArgumentParser, values: Any, kind: type, name: str) -> Any:
+    """The values of a parser's flags, with a class's name in place of the word None where one of this kind is expected.
+    null cannot have this meaning: jsonargparse takes it for an argument that is missing."""
+    expected = (action.dest for action in parser._actions if getattr(action, "_typehint", None) is kind)
+    none = ("None", {"class_path": "None"}, Namespace(class_path="None"))
+    names = {key: name for key in expected if values.get(key) in none}
+    return type(values)({**dict(values.items()), **names}) if names else values
 
 
 def options_of(parser: ArgumentParser) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from pytorch_lightning.callbacks import RichProgressBar, StochasticWeightAveraging, WeightAveraging
+from pytorch_lightning.callbacks import RichProgressBar, StochasticWeightAveraging, TQDMProgressBar, WeightAveraging
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
@@ -22,6 +22,7 @@ from pytorch_lightning.tuner.lr_finder import _LRCallback
 from torch.optim import Optimizer
 
 _Kind = TypeVar("_Kind")
+_ON_TRAIN_EPOCH_START = TQDMProgressBar.on_train_epoch_start
 
 
 class CommandLine(LightningCLI):
@@ -149,15 +150,40 @@ def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
     _ChildProcessObserver._terminate_all = end_all  # type: ignore[method-assign]
 
 
-def count_epochs_without_end() -> None:
-    """Make the progress bar show "Epoch 5" if the number of epochs is not limited; Lightning shows "Epoch 5/-2"."""
+def epoch_of(trainer: pl.Trainer) -> str:
+    """Which epoch runs, from 1, and of how many if that is limited."""
+    last = trainer.max_epochs
+    return f"{trainer.current_epoch + 1}" + ("" if last in (None, -1) else f"/{last}")
+
+
+def count_epochs_from_one() -> None:
+    """Make both progress bars show "Epoch 5/30", or "Epoch 5" if the number is not limited. Lightning counts from 0, in
+    one bar without the number, and shows "Epoch 4/-2"."""
 
     def description(self: Any, current_epoch: int) -> str:
-        last = self.trainer.max_epochs
-        text = f"Epoch {current_epoch}" if last in (None, -1) else f"Epoch {current_epoch}/{last - 1}"
+        text = f"Epoch {epoch_of(self.trainer)}"
         return text.ljust(len(self.validation_description))  # as long as the other bar's: no flickering
 
+    def start(self: Any, trainer: pl.Trainer, *arguments: Any) -> None:
+        _ON_TRAIN_EPOCH_START(self, trainer, *arguments)
+        self.train_progress_bar.set_description(f"Epoch {epoch_of(trainer)}")
+
     RichProgressBar._get_train_description = description  # type: ignore[method-assign]
+    TQDMProgressBar.on_train_epoch_start = start  # type: ignore[method-assign]
+
+
+def show_beside_bar(trainer: pl.Trainer, texts: Callable[[], Mapping[str, str]]) -> None:
+    """Show texts by their names beside the progress bar, in front of logged figures; nothing without a bar.
+    The run's number, v_num, which Lightning shows there, is left out."""
+    bar = trainer.progress_bar_callback
+    if bar is not None:
+
+        def get_metrics(*arguments: Any) -> dict[str, Any]:
+            figures = {**texts(), **type(bar).get_metrics(bar, *arguments)}
+            figures.pop("v_num", None)
+            return figures
+
+        bar.get_metrics = get_metrics  # type: ignore[method-assign]
 
 
 def hand_on_exact_inputs(trainer: pl.Trainer) -> None:

@@ -128,6 +128,19 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+def gpu_joules(device: torch.device) -> float | None:
+    """The energy that a GPU has used since its driver was loaded, from NVML; None if it is not known. NVML counts GPUs
+    without regard to CUDA_VISIBLE_DEVICES, so torch finds the right one."""
+    if device.type != "cuda" or find_spec("pynvml") is None:
+        return None
+    import pynvml  # type: ignore[import-not-found]
+
+    try:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(torch.cuda._get_pynvml_handler(device)) / 1000
+    except (pynvml.NVMLError, RuntimeError):  # old GPUs and parts of a GPU (MIG) count none
+        return None
+
+
 def with_adjacent_channels(part: Tensor) -> Tensor:
     """The tensor, or a copy, with the numbers of its last dimension side by side, as Triton's kernels read them."""
     return part if part.stride(-1) == 1 else part.contiguous()

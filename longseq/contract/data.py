@@ -57,9 +57,16 @@ def batches_have_all_samples(data: Any) -> None:
         require(all(len(batch) == 7 for batch in labels[:-1]), f"{name}: a batch before the last is not of 7")
         for batch in inputs:
             if isinstance(batch, dict):
-                waveforms, longest = batch["waveforms"], int(batch["lengths"].max())
-                require(waveforms.dtype == torch.float32, f"{name}: waveforms are {waveforms.dtype}")
-                require(waveforms.shape[1] == longest <= data.shape[0], f"{name}: {tuple(waveforms.shape)}, {longest}")
+                (kind, values), longest = next(iter(batch.items())), int(batch["lengths"].max())
+                axis = 1 if kind == "features" else -1
+                require(values.dtype == torch.float32, f"{name}: {kind} are {values.dtype}")
+                is_long = values.shape[axis] == longest <= data.shape[0 if axis == 1 else -1]
+                require(is_long, f"{name}: {tuple(values.shape)}, {longest}")
+                if kind == "features":
+                    require(values.shape[2:] == tuple(data.shape[1:]), f"{name}: an input is {tuple(values.shape[1:])}")
+                    continue
+                channels, wanted = values.shape[1:-1].numel(), getattr(data, "num_channels", 1)
+                require(channels == wanted, f"{name}: waveforms have {channels} channels, not {wanted}")
             else:
                 require(tuple(batch.shape[1:]) == tuple(data.shape), f"{name}: an input is {tuple(batch.shape[1:])}")
                 require(batch.dtype == inputs[0].dtype, f"{name}: inputs are {batch.dtype} and {inputs[0].dtype}")

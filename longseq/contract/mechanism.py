@@ -62,6 +62,15 @@ def a_layer_for_each_block(mechanism: Mechanism) -> None:
         require(isinstance(block.attn, TokenMixer), f"a block holds {type(block.attn).__name__}")
 
 
+@promise("tokens are mixed as mixes_tokens says", "set mixes_tokens = False where a token sees only itself")
+def tokens_are_mixed_or_not(mechanism: Mechanism) -> None:
+    layer, x = layer_of(mechanism).double().eval(), tokens(dtype=torch.float64)
+    changed = torch.cat([x[:, :1], 1 - x[:, 1:]], dim=1)  # not -x, which leaves products of keys and values unchanged
+    first, others = layer(x)[:, :1], layer(changed)[:, :1]
+    is_mixed = not torch.allclose(first, others, rtol=0, atol=1e-10)
+    require(is_mixed == mechanism.mixes_tokens, f"other tokens {'change' if is_mixed else 'leave'} the first one")
+
+
 @promise("every weight gets a gradient", "use the weight, or keep it as a buffer")
 def every_weight_gets_a_gradient(mechanism: Mechanism) -> None:
     # the outputs of all tokens count, because a layer may treat the class token differently
@@ -107,7 +116,8 @@ def samples_do_not_mix(mechanism: Mechanism) -> None:
         plugged, batch = model(mechanism, **options).double().eval(), images().double()
         logits = plugged(batch)
         require(logits.shape == (2, 10) and bool(logits.isfinite().all()), f"with {options} logits are not finite")
-        require(bool((logits[0] - logits[1]).abs().max() > 1e-4), f"with {options} two images have one answer")
+        if mechanism.mixes_tokens or plugged.global_pool == "avg":  # else the class token sees no image
+            require(bool((logits[0] - logits[1]).abs().max() > 1e-4), f"with {options} two images have one answer")
         alone = torch.cat([plugged(image[None]) for image in batch])
         require_close(alone, logits, f"with {options} logits of a batch and of its images alone", 1e-9)
 
@@ -280,7 +290,8 @@ def it_is_carried_to_and_from_others(mechanism: Mechanism) -> None:
 
 
 PROMISES = (
-    a_layer_for_each_block, every_weight_gets_a_gradient, dropout_falls_in_training_only, it_takes_any_number_of_heads,
+    a_layer_for_each_block, tokens_are_mixed_or_not, every_weight_gets_a_gradient,
+    dropout_falls_in_training_only, it_takes_any_number_of_heads,
     samples_do_not_mix, normed_keys_meet_the_queries, fewer_queries_have_the_same_outcome, padding_changes_nothing,
     gradients_of_large_tokens_are_finite, bfloat16_stays_near_float32, checkpointing_changes_no_gradient,
     a_deep_copy_is_equal, saved_weights_bring_back_the_logits, it_takes_the_place_of_another_attention,

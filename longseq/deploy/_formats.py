@@ -37,7 +37,9 @@ def write_onnx(program: Program, path: Path, facts: Mapping[str, Any]) -> Run:
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _require(package)
-    limits = {"samples": program.samples_of_row}  # without this limit, torch would trace a second time to find it
+    limits = {
+        program.name_of_axis: program.length_of_row
+    }  # without this limit, torch would trace a second time to find it
     written = _traced(
         torch.onnx.export,
         program,

@@ -20,9 +20,10 @@ class Program(nn.Module):
     """A classifier in evaluation mode and float32 that exporters can trace: convolutions compute its spectrogram.
 
     Its inputs are images (b, channels, height, width), 0 to 255 in uint8, or waveforms (b, samples) in float32 with
-    their lengths (b,) in samples. Its outputs are the probabilities (b, classes) that ``predict`` gives. The batch size
-    is free, and so is the length of waveforms. An encoder with a longest clip limits that length, and computes as many
-    tokens for a short clip as for the longest.
+    their lengths (b,) in samples; of several channels they are (b, channels, samples). Features are (b, tokens,
+    numbers), with their lengths in tokens; a frozen network is no part of the program. Its outputs are the
+    probabilities (b, classes) that ``predict`` gives. The batch size is free, and so is the length of waveforms and
+    features. An encoder with a longest input limits that length, and computes as many tokens for a short one.
 
     Args:
         model: The classifier; it is copied.
@@ -38,11 +39,11 @@ class Program(nn.Module):
         model.task.require("classes", "amounts")
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
         encoder: Any = self.model.encoder
-        self.inputs, self.has_lengths = inputs, inputs.shape == (None,)
+        self.inputs, self.has_lengths = inputs, None in inputs.shape
         if self.has_lengths and isinstance(getattr(encoder, "stem", None), Pretrained):
             what = "must have no pretrained stem where clips have lengths of their own"
             raise ArgumentError("ckpt_path", f"{what}; --format safetensors shares any model")
-        self.longest: int | None = encoder.num_samples if self.has_lengths and not encoder.any_length else None
+        self.longest: int | None = encoder.longest if self.has_lengths and not encoder.any_length else None
         for name, module in encoder.named_children():
             if isinstance(module, LogMel):
                 setattr(encoder, name, LogMelOfProducts(module))
@@ -50,13 +51,24 @@ class Program(nn.Module):
     def forward(self, inputs: Shaped[Tensor, "b ..."], lengths: Int64[Tensor, " b"] | None = None) -> Tensor:
         batch: Any = inputs
         if self.has_lengths:
-            batch = {"waveforms": inputs if self.longest is None else _filled(inputs, self.longest), "lengths": lengths}
+            name, axis = self._varying
+            batch = {name: inputs if self.longest is None else _filled(inputs, self.longest, axis), "lengths": lengths}
         return self.model.task.probabilities(self.model(batch))
 
     @property
     def names(self) -> list[str]:
         """The names of the inputs."""
-        return ["waveforms", "lengths"] if self.has_lengths else [self.inputs.kind]
+        return [self._varying[0], "lengths"] if self.has_lengths else [self.inputs.kind]
+
+    @property
+    def _varying(self) -> tuple[str, int]:
+        varying = self.model.encoder.varying
+        assert varying is not None
+        return varying
+
+    def _sized(self, length: int) -> tuple[int, ...]:
+        """The shape of an input of this length."""
+        return tuple(length if size is None else size for size in self.inputs.shape)
 
     def _numbers(self, *shape: int) -> Tensor:
         """Random inputs for a trial, except sounds: bytes, or numbers of either sign."""
@@ -76,17 +88,21 @@ class Program(nn.Module):
                 rows, columns = encoder.trunk.patch_embed.patch_size
                 height, width = max(height, 2 * rows), max(width, 2 * columns)
             return (torch.zeros(2, channels, height, width, dtype=self.inputs.dtype),)
-        samples = 3 * encoder.num_samples // 4
-        return torch.zeros(2, samples), torch.tensor([samples, samples // 2 + 1])
+        length = max(3 * encoder.longest // 4, 2)
+        return torch.zeros(2, *self._sized(length)), torch.tensor([length, length // 2 + 1])
 
     def other_examples(self, fewest_rows: int) -> list[tuple[Tensor, ...]]:
         """Smaller and larger inputs than ``examples``, for a model that takes any size. The smaller image has
         ``fewest_rows`` rows of tokens, 1 or 2."""
         generator = torch.Generator().manual_seed(0)
-        if self.samples_of_row is not None:
-            lengths = [self.samples_of_row, 7 * self.samples_of_row, 2 * self.examples()[0].shape[1] + 1]
+        if self.length_of_row is not None:
+            row = max(self.length_of_row, fewest_rows if self.inputs.kind == "features" else 1)
+            lengths = [row, 7 * row, 2 * int(self.examples()[1][0]) + 1]
             return [
-                (0.1 * torch.randn(2, length, generator=generator), torch.tensor([length, length // 2 + 1]))
+                (
+                    0.1 * torch.randn(2, *self._sized(length), generator=generator),
+                    torch.tensor([length, length // 2 + 1]),
+                )
                 for length in lengths
             ]
         encoder: Any = self.model.encoder
@@ -98,30 +114,39 @@ class Program(nn.Module):
     def free_dimensions(self, dim: Callable[[str], Any]) -> tuple[dict[int, Any], ...]:
         """The dimensions of each input that have no fixed size, with what ``dim`` returns for their names."""
         encoder: Any = self.model.encoder
-        batch, samples, height, width = map(dim, ("batch", "samples", "height", "width"))
+        batch, varying, height, width = map(dim, ("batch", self.name_of_axis, "height", "width"))
         if self.has_lengths:
-            return {0: batch, 1: samples}, {0: batch}
+            return {0: batch, 1 + self.inputs.shape.index(None): varying}, {0: batch}
         return ({0: batch, 2: height, 3: width} if encoder.any_length else {0: batch},)
 
     @property
-    def samples_of_row(self) -> int | None:
-        """Samples from one row of tokens to the next; None unless waveforms may have any length."""
+    def name_of_axis(self) -> str:
+        """What inputs with lengths have more or less of."""
+        return "tokens" if self.inputs.kind == "features" else "samples"
+
+    @property
+    def length_of_row(self) -> int | None:
+        """Samples from one row of tokens to the next, or 1 for features; None unless inputs may have any length."""
         encoder: Any = self.model.encoder
-        is_free = self.has_lengths and self.longest is None
-        return round(encoder.row_seconds * encoder.sample_rate_hz) if is_free else None
+        if not self.has_lengths or self.longest is not None:
+            return None
+        return 1 if self.inputs.kind == "features" else round(encoder.row_seconds * encoder.sample_rate_hz)
 
     def of_batch(self, inputs: Any) -> tuple[Tensor, ...]:
         """The arguments of ``forward`` for a batch of a data module."""
         if not self.has_lengths:
             return (inputs,)
+        name, axis = self._varying
         if isinstance(inputs, Tensor):
-            return inputs, torch.full((len(inputs),), inputs.shape[1])
-        return inputs["waveforms"], inputs["lengths"]
+            return inputs, torch.full((len(inputs),), inputs.shape[axis])
+        return inputs[name], inputs["lengths"]
 
 
-def _filled(waveforms: Float[Tensor, "b samples"], length: int) -> Float[Tensor, "b length"]:
-    """Waveforms padded with silence to a length, by the same operations for all lengths, as a tracer needs them."""
-    return torch.cat([waveforms, waveforms.new_zeros(waveforms.shape[0], length)], dim=1)[:, :length]
+def _filled(inputs: Float[Tensor, "b ..."], length: int, axis: int) -> Float[Tensor, "b ..."]:
+    """Inputs padded with zeros to a length, by the same operations for all lengths, as a tracer needs them."""
+    shape = [*inputs.shape]
+    shape[axis] = length
+    return torch.cat([inputs, inputs.new_zeros(shape)], dim=axis).narrow(axis, 0, length)
 
 
 class LogMelOfProducts(nn.Module):

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
 from torch import Tensor
 
 import longseq
@@ -50,21 +51,23 @@ def write_card(
         tested: The checkpoint that was tested.
         command: The command that trained it.
         baseline: A simple model on the same splits, if there is one.
-        course: A sentence on how many steps the training took, if the command does not say so.
+        course: Sentences on the training: how many steps it took, if the command does not say so, and its energy.
     """
     curves = read_curves(run)
     is_drawn = bool(curves) or confusions is not None
     if is_drawn:
         save(_draw(curves, model, confusions), run / FILES[1], dpi=100)
     splits = data.splits()
+    num_tested = num_tested_of(model.trainer, len(splits["test"]), confusions)
     counts = {name: model.task.counts(split.labels, model.num_classes).tolist() for name, split in splits.items()}
     sections = [
-        _front_matter(model, data),
+        _front_matter(run.parent.name, model, data, figures, num_tested),
         f"# {run.parent.name}",
         _first_sentence(model, data),
-        _result(model, figures, _num_tested(model.trainer, len(splits["test"]), confusions), tested),
+        _result(model, figures, num_tested, tested),
         "" if baseline is None else _compared(baseline),
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
+        "" if model.mix is None else _mixed(type(model.mix).__name__),
         f"## {_things(model).capitalize()}\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class, "amount" if model.task.predicts == "amounts" else "class"),
         "\n".join(["## Remarks on the data\n", *(f"- {line}" for line in data.remarks)]) if data.remarks else "",
@@ -93,12 +96,33 @@ def refuse_other_card(folder: Path, argument: str) -> None:
         refuse_foreign_picture(folder / FILES[1], argument)
 
 
-def _front_matter(model: Classifier, data: Any) -> str:
-    """The metadata that the Hugging Face Hub reads."""
+def _front_matter(name: str, model: Classifier, data: Any, figures: Mapping[str, float], num_tested: int | None) -> str:
+    """The metadata that the Hugging Face Hub reads: what the model does, its licence, and the figure of its test."""
     of = {"images": "image", "sounds": "audio"}.get(data.inputs.kind)
     is_known = of is not None and model.task.predicts == "classes"  # the Hub has no tag for other tasks
     tag = f"pipeline_tag: {of}-classification\n" if is_known else ""
-    return f"---\nlibrary_name: longseq\n{tag}tags:\n- longseq\n---"
+    licence = "license: unknown  # name one before you share the model, such as apache-2.0\n"
+    head, best = f"---\nlibrary_name: longseq\n{tag}{licence}tags:\n- longseq\n", model.task.best
+    if not is_known or f"test/{best}" not in figures:
+        return f"{head}---"
+    interval = interval_of(model, figures, num_tested)
+    of = "" if interval is None else f", 95 % interval {interval[0]:.3f} to {interval[1]:.3f}"
+    dataset = type(data).__name__
+    metric = {"type": best, "value": round(figures[f"test/{best}"], 6), "name": f"Test {_words(best)}{of}"}
+    result = {
+        "task": {"type": tag.split()[1]},
+        "dataset": {"type": dataset.lower(), "name": dataset, "split": "test"},
+        "metrics": [metric],
+    }
+    index = [{"name": name, "results": [result]}]
+    return f"{head}{yaml.safe_dump({'model-index': index}, sort_keys=False, allow_unicode=True)}---"
+
+
+def _mixed(mix: str) -> str:
+    return (
+        f"In training, samples are mixed ({mix}), and the loss and the figures of the training are those of mixed "
+        "samples. They are worse than on whole samples, and may be worse than those of the validation."
+    )
 
 
 def _things(model: Classifier) -> str:
@@ -112,7 +136,15 @@ def _first_sentence(model: Classifier, data: Any) -> str:
     return f"A model of {of}, trained with longseq ({task}) on {type(data).__name__}: {sizes}. `longseq.load` reads it."
 
 
-def _num_tested(trainer: Any, num_samples: int, confusions: Tensor | None) -> int | None:
+def interval_of(model: Classifier, figures: Mapping[str, float], num_tested: int | None) -> tuple[float, float] | None:
+    """The 95 % interval of the test accuracy; None for other figures, and without a test of known size."""
+    accuracy = figures.get("test/accuracy")
+    if model.task.best != "accuracy" or accuracy is None or not num_tested:
+        return None
+    return wilson(round(accuracy * num_tested), num_tested)
+
+
+def num_tested_of(trainer: Any, num_samples: int, confusions: Tensor | None) -> int | None:
     """How many samples were tested; None if only a part was and no confusions count it."""
     if confusions is not None:
         return int(confusions.sum())
@@ -127,9 +159,9 @@ def _result(model: Classifier, figures: Mapping[str, float], num_tested: int | N
         return "It was not tested."
     of = "a part of the test split" if num_tested is None else f"{num_tested} samples"
     text = f"**Test {_words(best)}: {figure:.4f}** on {of}"
-    if best == "accuracy" and num_tested is not None:
-        low, high = wilson(round(figure * num_tested), num_tested)
-        text += f" (95 % interval {low:.3f} to {high:.3f})"
+    interval = interval_of(model, figures, num_tested)
+    if interval is not None:
+        text += f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
     weights = {"averaged.ckpt": "the averaged weights", "last.ckpt": "the last weights"}
     return f"{text}, with {weights.get(Path(tested).name, 'the checkpoint of the best validation')}."
 
@@ -163,7 +195,7 @@ def _limits(model: Classifier, inputs: InputSpec, tested: Sequence[int]) -> str:
     lines = [f"It is meant for {inputs.kind} like those that it was trained on, and for these {_things(model)}."]
     if model.task.best == "accuracy":
         lines.append("Every input gets one of the classes, also one that belongs to none of them.")
-    if inputs.shape == (None,):
+    if inputs.shape[-1:] == (None,):
         longest = f"of up to {encoder.seconds:g} s at {inputs.rate_hz} Hz; longer ones in windows, and"
         length = f"of any length at {inputs.rate_hz} Hz," if encoder.any_length else longest
         lines.append(f"It hears {inputs.kind} {length} other rates after resampling.")

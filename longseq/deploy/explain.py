@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.deploy._explain_bag import explain_bag
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
+from longseq.encoders import FeatureEncoder
 from longseq.encoders.drawing import pixels_of
 from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
@@ -35,11 +37,12 @@ def explain(
     number of the image or spectrogram. The rollout says how much each token contributes to the encoder's output through
     the attention. The figure also shows what some summary tokens of the last layer look at: rows of E, or of L for
     Verma without E. A sound longer than the model's clips is split into windows, and the one with the clearest answer
-    is explained.
+    is explained. Of features, such as the tiles of a slide, it writes the share of each token: a table beside the
+    figure, and a figure at the tokens' coordinates or times.
 
     Args:
         ckpt_path: A checkpoint of fit, or a shared folder.
-        input: An image file or a sound file.
+        input: An image file, a sound file, or a file of features.
         top: How many classes; by default 3, or all if there are fewer.
         out: The figure to write, a .png, .pdf or .svg.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
@@ -58,26 +61,47 @@ def explain(
         top = min(3, len(predictor.class_names))
     if not 1 <= top <= len(predictor.class_names):
         raise ArgumentError("top", f"must be in 1..{len(predictor.class_names)} (the classes), got {top}; 3 are usual")
+    for line in explain_file(predictor, input, top, Path(out)):
+        print(line)
+
+
+def explain_file(predictor: Predictor, path: str, top: int, out: Path) -> list[str]:
+    """Write the picture of a file, and return what `explain` prints.
+
+    Args:
+        predictor: The model and what reads the file.
+        path: The file.
+        top: How many classes.
+        out: The picture.
+
+    Raises:
+        ValueError: If the model has no attention to show.
+    """
     model = predictor.model
-    batch, start, chances = _clearest_part(predictor, input)
+    batch, start, chances = _clearest_part(predictor, path)
     highest = chances.topk(top)
     labels = highest.indices.tolist()
+    if isinstance(model.encoder, FeatureEncoder):
+        return explain_bag(model, batch, start, chances, labels, out)
     attributions = attribute(model, batch, labels)
     names = [f"{model.class_names[label]} {chances[label]:.2f}" for label in labels]
     row_seconds = model.encoder.row_seconds
-    for name, attribution in zip(names, attributions, strict=True):
-        print(f"{name}: {_where(model.encoder, attribution, start, predictor.data.inputs)}")
+    inputs = predictor.data.inputs
+    lines = [
+        f"{name}: {_where(model.encoder, attribution, start, inputs)}"
+        for name, attribution in zip(names, attributions, strict=True)
+    ]
     with torch.no_grad():
         picture, rows = model.encoder.front_end(batch), model.encoder.rows(batch)
     picture = picture[0] if rows is None else picture[0, :, : int(rows)]
     if row_seconds is None:
-        figure = _draw_image(model.encoder, picture, names, attributions, bounds(predictor.data.inputs))
+        figure = _draw_image(model.encoder, picture, names, attributions, bounds(inputs))
     else:
         # a model that gives each sample one class would find an event in every frame
-        events = predictor.events(input) if model.task.names_silence and model.encoder.any_length else []
+        events = predictor.events(path) if model.task.names_silence and model.encoder.any_length else []
         figure = _draw_sound(model.encoder, picture, names, attributions, start, events)
-    save(figure, Path(out))
-    print(out)
+    save(figure, out)
+    return [*lines, str(out)]
 
 
 def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[Tensor, " classes"]]:
@@ -192,10 +216,12 @@ def _draw_sound(
     top, shares, rollout, *of_rows = figure.subplots(4 if len(rows) else 3, 1, sharex=True)
     frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
     end = start + picture.shape[1] * frame
-    values = picture[0].T
-    loudest = float(values.max())
+    values = picture.mean(0).T if picture.shape[2] > 1 else picture[..., 0].flip(0)  # the first channel is on top
+    known = values[~values.isnan()]
+    loudest = float(known.max())
+    quietest = loudest - 6 * math.log(10) if picture.shape[2] > 1 else float(known.min())
     top.imshow(
-        values, cmap="magma", vmin=loudest - 6 * math.log(10), vmax=loudest, origin="lower", aspect="auto",
+        values, cmap="magma", vmin=quietest, vmax=loudest, origin="lower", aspect="auto",
         interpolation="nearest", extent=(start, end, 0, len(values)),
     )  # fmt: skip
     top.grid(False)

@@ -13,6 +13,7 @@ from longseq.arguments import ArgumentError
 from longseq.deploy._formats import FEWEST_ROWS, MARKS, Run, quantise, write_onnx, write_torch
 from longseq.deploy._program import Program
 from longseq.deploy.predictor import Predictor, load, permutes_pixels, refuse_no_file, refuse_others_files
+from longseq.encoders.spectrogram import LogMel
 from longseq.files.storage import refuse_foreign, replacing
 from longseq.reports.plots import machine
 from longseq.training.answers.events import thresholds_of
@@ -101,18 +102,52 @@ def export(
 
 def facts_of(predictor: Predictor) -> dict[str, Any]:
     """What a user of the exported file needs to know, as plain values."""
-    encoder, task = predictor.model.encoder, type(predictor.model.task).__name__
+    encoder: Any = predictor.model.encoder
+    task = type(predictor.model.task).__name__
     inputs: InputSpec = predictor.data.inputs
-    has_lengths = inputs.shape == (None,)
-    facts: dict[str, Any] = {"class_names": predictor.class_names, "task": task}
+    has_lengths = None in inputs.shape
+    facts: dict[str, Any] = {"class_names": predictor.class_names, "task": task, **_preprocessing_of(predictor)}
+    network = getattr(predictor.data, "network", None)
+    if network is not None:  # its outputs are the inputs of the file
+        facts |= {"network": type(network).__name__, "network_sha256": network.sha256}
     if inputs.rate_hz is not None:
-        facts |= {"sample_rate_hz": inputs.rate_hz}
-        facts |= {"longest_seconds": encoder.seconds} if has_lengths and not encoder.any_length else {}
-    if not has_lengths and inputs.dtype.is_floating_point:
+        facts |= {"sample_rate_hz" if encoder.kind == "sounds" else "tokens_per_second": inputs.rate_hz}
+        is_limited = has_lengths and not encoder.any_length
+        facts |= {"longest_seconds": round(encoder.longest / inputs.rate_hz, 6)} if is_limited else {}
+    if inputs.shape != (None,) and inputs.dtype.is_floating_point:
         facts |= {"shape": list(inputs.shape), "unit": inputs.unit, "channels": inputs.channels}
     if not predictor.model.task.names_silence:
         return facts
     return facts | {"thresholds": thresholds_of(predictor.model).tolist()}
+
+
+def _preprocessing_of(predictor: Predictor) -> dict[str, Any]:
+    """What is done with a decoded image or sound: first what the user of the file does, then, under ``in_file``, what
+    the file does."""
+    encoder: Any = predictor.model.encoder
+    in_file: dict[str, Any] = {
+        name: [round(value, 6) for value in getattr(encoder, name).flatten().tolist()] for name in ("mean", "std")
+    }
+    log_mel = getattr(encoder, "log_mel", None)
+    if isinstance(log_mel, LogMel):
+        spectrogram: Any = log_mel.mel.spectrogram
+        in_file |= {
+            "mel_bands": log_mel.mel.n_mels,
+            "hop_samples": spectrogram.hop_length,
+            "window_samples": spectrogram.win_length,
+            "fft_samples": spectrogram.n_fft,
+        }
+    if encoder.kind != "images" or predictor.data.inputs.kind != "images":
+        return {"in_file": in_file}
+    channels, *size = encoder.picture_shape
+    is_cropped = bool(getattr(predictor.data, "keep_aspect", False))
+    resize = "scale until the size is covered, then crop the middle" if is_cropped else "stretch"
+    resizing = {
+        "size": size,
+        "colours": "grey" if channels == 1 else "RGB",
+        "resize": f"{resize}; bilinear, antialiased",
+    }
+    return {**resizing, "in_file": in_file}
 
 
 @torch.inference_mode()
@@ -172,7 +207,9 @@ def _first(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch[:1]
     length = batch["lengths"][:1]
-    return {"waveforms": batch["waveforms"][:1, : int(length)].contiguous(), "lengths": length}
+    if "features" in batch:
+        return {"features": batch["features"][:1, : int(length)].contiguous(), "lengths": length}
+    return {"waveforms": batch["waveforms"][:1, ..., : int(length)].contiguous(), "lengths": length}
 
 
 @torch.inference_mode()
@@ -186,10 +223,17 @@ def _latency(run: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
 def _what_it_takes(program: Program, format: str) -> str:
     encoder: Any = program.model.encoder
+    if encoder.kind == "features":
+        tokens = "tokens" if encoder.any_length else f"tokens up to {encoder.longest}"
+        return (
+            f"inputs: features, float32 (batch, {tokens}, {program.inputs.shape[1]}), with zeros behind the smaller "
+            "bags; lengths, int64 (batch), in tokens"
+        )
     if program.has_lengths:
         longest = "of any length" if encoder.any_length else f"up to {encoder.seconds:g} s"
+        shape = "(batch, samples)" if encoder.channels == 1 else f"(batch, {encoder.channels}, samples)"
         return (
-            f"inputs: waveforms, float32 (batch, samples) {longest}, at {encoder.sample_rate_hz} Hz (others must be "
+            f"inputs: waveforms, float32 {shape} {longest}, at {encoder.sample_rate_hz} Hz (others must be "
             "resampled before), with silence behind the shorter ones; lengths, int64 (batch), in samples"
         )
     channels, height, width = encoder.picture_shape

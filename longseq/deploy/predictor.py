@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 import longseq
@@ -60,12 +61,14 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
     def predict(
         self, inputs: Any, window: float | None = None, hop: float | None = None, top: int | None = None
     ) -> list[Prediction]:
-        """Predict the classes of files or arrays.
+        """Predict the classes of files, images or arrays.
 
         Args:
-            inputs: A path or an array, or a list of them. An array is a waveform (samples,) of floats at the model's
-                rate, with full scale 1, or an image (channels, height, width), 0 to 255, or what a user's data module
-                defines.
+            inputs: A path, the bytes of an image or sound file, an image of Pillow, or an array, or a list of them. An
+                array is a waveform (samples,) of floats at the model's rate, with full scale 1; or (channels, samples),
+                if the model takes several; or an image (channels, height, width) of the model's size, 0 to 255; or an
+                image (height, width, 3) of any size, which is resized as a file is; or features (tokens, f); or what a
+                user's data module defines. A model with a frozen network takes what the network takes.
             window: Seconds of a window. Sound files are split into windows, each with its own prediction.
             hop: Seconds from one window to the next.
             top: How many classes to name, the most probable first.
@@ -133,26 +136,74 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         if isinstance(source, str | PathLike):
             parts = self.data.parts(str(source), window, hop, self.model.encoder.any_length)
             return answers(self.model, batches_of(self.data, parts), parts, **wanted)
+        content = self._content_of(source)
+        if content is not None:
+            parts = self.data.parts(self._as_file(content), window, hop, self.model.encoder.any_length)
+            unnamed = [("", start, end) for _, start, end in parts]
+            return answers(self.model, batches_of(self.data, parts), unnamed, **wanted)
         if window is not None or hop is not None:
             raise ArgumentError("window", "must be None for an array; cut it yourself, or write it to a file")
         values = _tensor_of(source)
-        inputs: InputSpec = self.data.inputs
-        seconds = None if inputs.rate_hz is None else values.shape[-1:].numel() / inputs.rate_hz
+        inputs = self._inputs
+        axis = inputs.shape.index(None) if None in inputs.shape else -1  # time, if the inputs have a rate
+        is_suitable = values.ndim == len(inputs.shape)  # else it is refused below
+        seconds = values.shape[axis] / inputs.rate_hz if inputs.rate_hz is not None and is_suitable else None
         return answers(self.model, self._batch_of(values), [("", 0.0, seconds)], **wanted)
+
+    def _content_of(self, source: Any) -> bytes | Image.Image | None:
+        """The content of a file that the data module reads; None for other inputs, which are arrays of numbers."""
+        if isinstance(source, bytes | bytearray | memoryview):
+            return bytes(source)
+        if isinstance(source, Image.Image) or self._inputs.kind != "images" or not hasattr(source, "shape"):
+            return source if isinstance(source, Image.Image) else None
+        shape = tuple(source.shape)
+        if len(shape) != 3 or shape[2] != 3 or shape[0] == self._inputs.shape[0]:
+            return None
+        values = _tensor_of(source)
+        _refuse_no_pixels(values)
+        return Image.fromarray(values.round().to(torch.uint8).cpu().numpy())
+
+    def _as_file(self, content: bytes | Image.Image) -> Any:
+        """What the data module takes in place of a path.
+
+        Raises:
+            ValueError: If it takes no such content.
+        """
+        takes = {"images": (bytes, Image.Image), "sounds": (bytes,)}.get(self._inputs.kind, ())
+        if not isinstance(content, takes) or not hasattr(self.data, "as_file"):
+            what = f"must be paths or arrays of {self._inputs.kind}, or a list of them, got {type(content).__name__}"
+            raise ArgumentError("inputs", f"{what}; pass a path or an array")
+        return self.data.as_file(content)
+
+    @property
+    def _inputs(self) -> InputSpec:
+        """What an array must be."""
+        return self.data.inputs if self._network is None else self.data.raw_inputs
+
+    @property
+    def _network(self) -> Any:
+        return getattr(self.data, "network", None)
 
     def _batch_of(self, values: Tensor) -> Iterator[Any]:
         if permutes_pixels(self.data):
             raise ArgumentError("inputs", "must be paths, because the pixels of files are permuted; give paths")
-        inputs: InputSpec = self.data.inputs
-        if inputs.shape == (None,):
-            _refuse_no_waveform(values)
-            yield {"waveforms": values[None].float(), "lengths": torch.tensor([len(values)])}
+        inputs = self._inputs
+        if inputs.shape[-1:] == (None,):
+            _refuse_no_waveform(values, inputs)
+            values = values.float()
         elif inputs.dtype == torch.uint8:
             _refuse_no_pixels(values)
-            yield values[None]
         else:
             _refuse_other_numbers(values, inputs)
-            yield values[None].to(inputs.dtype)
+            values = values.to(inputs.dtype)
+        if self._network is not None:
+            values = self.data.embedded(values)
+        given: InputSpec = self.data.inputs
+        if None not in given.shape:
+            yield values[None]
+        else:
+            length = torch.tensor([values.shape[given.shape.index(None)]])
+            yield {"features" if given.kind == "features" else "waveforms": values[None], "lengths": length}
 
     def save_pretrained(self, save_directory: str | PathLike, **options: Any) -> str | None:
         """Write model.safetensors, config.json and the model card README.md into a folder.
@@ -283,16 +334,21 @@ def _refuse_other_numbers(values: Tensor, inputs: InputSpec) -> None:
         raise ArgumentError("inputs", f"{what}; scale them as the training data, fill gaps")
 
 
-def _refuse_no_waveform(values: Tensor) -> None:
+def _refuse_no_waveform(values: Tensor, inputs: InputSpec) -> None:
     """Check a waveform, as files are checked.
 
     Raises:
-        ValueError: If it is not a waveform of floats with full scale 1.
+        ValueError: If it is not a waveform of floats with full scale 1, or has other channels than the model's inputs.
     """
-    if values.ndim != 1 or not len(values):
-        raise ArgumentError("inputs", f"must be (samples,), got {tuple(values.shape)}; average channels first")
+    if tuple(values.shape[:-1]) != inputs.shape[:-1] or values.ndim != len(inputs.shape) or not values.numel():
+        (*channels, _) = inputs.shape
+        wanted = f"({channels[0]} channels, samples)" if channels else "(samples,)"
+        remedy = "give these channels" if channels else "average channels first"
+        raise ArgumentError("inputs", f"must be {wanted}, got {tuple(values.shape)}; {remedy}")
     if not values.is_floating_point():
         raise ArgumentError("inputs", f"must be floats in -1..1, got {values.dtype}; divide 16 bits by 32768")
+    if getattr(inputs, "has_gaps", False) and not values.isinf().any():  # in any unit
+        return
     if not values.abs().max() <= _LOUDEST:
         what = f"got values up to {float(values.abs().max()):g}"
         raise ArgumentError("inputs", f"must be finite floats in -1..1, {what}; divide by full scale, fill gaps")
@@ -312,6 +368,8 @@ def _tensor_of(array: Any) -> Tensor:
 
 def _listed(inputs: Any) -> list[Any]:
     """The inputs as a list."""
-    if isinstance(inputs, str | PathLike | Tensor | np.ndarray) or not isinstance(inputs, Iterable):
+    if isinstance(inputs, str | PathLike | Tensor | np.ndarray | bytes | bytearray | memoryview) or not isinstance(
+        inputs, Iterable
+    ):
         return [inputs]
     return list(inputs)

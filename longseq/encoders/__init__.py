@@ -2,6 +2,7 @@
 
 from longseq.encoders.ast import ASTEncoder
 from longseq.encoders.encoder import Encoder
+from longseq.encoders.feature import FeatureEncoder
 from longseq.encoders.image import ImageEncoder
 from longseq.encoders.local import Conv1d, Conv2d, LocalMixing
 from longseq.encoders.pretrained import TimmEncoder
@@ -10,6 +11,7 @@ from longseq.encoders.resize import resize
 from longseq.encoders.spectrogram import SpecAugment, SpectrogramEncoder
 from longseq.encoders.stem import Residual, Stem
 from longseq.encoders.trunk import Sizes
+from longseq.encoders.vit_pytorch import from_vit_pytorch
 from longseq.encoders.waveform import WaveformEncoder
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Encoder",
+    "FeatureEncoder",
     "ImageEncoder",
     "LocalMixing",
     "Pretrained",
@@ -27,5 +30,6 @@ __all__ = [
     "Stem",
     "TimmEncoder",
     "WaveformEncoder",
+    "from_vit_pytorch",
     "resize",
 ]

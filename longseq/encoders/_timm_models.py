@@ -48,12 +48,12 @@ def created(model: str, pretrained: bool | str, **options: Any) -> Any:
     except Exception as error:  # every format of weights has its own exceptions
         if not pretrained or "unexpected keyword argument" in str(error):
             raise
-        what = _misfit(str(error)) or str(error).strip().split("\n")[0] or type(error).__name__
+        what = misfit(str(error)) or str(error).strip().split("\n")[0] or type(error).__name__
         what = f"must have weights for {model} ({what}); give the path of a file, or false for random ones"
         raise ArgumentError("pretrained", what) from error
 
 
-def _misfit(message: str) -> str:
+def misfit(message: str) -> str:
     """Which weights of a file do not fit the model, from torch's message; empty if it is another message."""
     shapes = r"size mismatch for ([\w.]+): .*?with shape torch\.Size\(\[(.*?)\]\).*?model is torch\.Size\(\[(.*?)\]\)"
     odd = [

@@ -167,4 +167,4 @@ class ASTEncoder(SoundEncoder):
     def draw(self, pictures: Sequence[Float[Tensor, "1 _ mels"]], names: Sequence[str], limits: Any = None) -> Any:
         from longseq.encoders.drawing import draw_spectrograms  # matplotlib takes half a second to import
 
-        return draw_spectrograms([picture[0].T for picture in pictures], names, self.sample_rate_hz, hop_ms=10.0)
+        return draw_spectrograms(pictures, names, self.sample_rate_hz, hop_ms=10.0)

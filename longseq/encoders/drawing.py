@@ -59,14 +59,16 @@ def pixels_of(
 
 @small
 def draw_spectrograms(
-    pictures: Sequence[Float[Tensor, "mels _"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
+    pictures: Sequence[Float[Tensor, "channels _ mels"]], names: Sequence[str], sample_rate_hz: int, hop_ms: float
 ) -> Figure:
-    """Draw log-mel spectrograms over seconds and hertz, each as long as its clip, down to 60 dB below its peak."""
+    """Draw log-mel spectrograms over seconds and hertz, each as long as its clip, down to 60 dB below its peak: the
+    mean of the channels."""
     figure, grid = panels(len(names), 2, 1.3)
+    pictures = [picture.nanmean(0).T for picture in pictures]
     mels = len(pictures[0])
     hertz = [hz for hz in (250, 500, 1000, 2000, 4000, 8000, 16000) if hz < sample_rate_hz / 2]
     for axes, picture, name in zip(grid, pictures, names, strict=True):
-        loudest = float(picture.max())
+        loudest = float(picture.nan_to_num(-math.inf).max())
         axes.imshow(
             picture.numpy(), cmap="magma", vmin=loudest - 6 * math.log(10), vmax=loudest,
             origin="lower", aspect="auto", interpolation="nearest",
@@ -81,14 +83,38 @@ def draw_spectrograms(
 
 
 @small
-def draw_waveforms(waveforms: Sequence[Float[Tensor, " _"]], names: Sequence[str], sample_rate_hz: int) -> Figure:
-    """Draw waveforms over seconds, each as long as its clip and scaled to its own peak."""
-    figure, grid = panels(len(names), 2, 1.0)
+def draw_waveforms(
+    waveforms: Sequence[Float[Tensor, "channels _"]], names: Sequence[str], sample_rate_hz: int
+) -> Figure:
+    """Draw waveforms over seconds, each as long as its clip: one above another the channels, each scaled to its own
+    peak."""
+    figure, grid = panels(len(names), 2, 1.0 if len(waveforms[0]) == 1 else 1.6)
     for axes, waveform, name in zip(grid, waveforms, names, strict=True):
-        axes.plot([sample / sample_rate_hz for sample in range(len(waveform))], waveform.numpy(), linewidth=0.5)
+        seconds = [sample / sample_rate_hz for sample in range(waveform.shape[1])]
+        for number, channel in enumerate(waveform):
+            size = channel.abs().nan_to_num().max().clamp(min=1e-30) if len(waveform) > 1 else 1
+            axes.plot(seconds, (channel / size - 2 * number).numpy(), linewidth=0.5, color="C0")
         axes.set_title(name, parse_math=False)
         axes.set_xlabel("seconds")
         axes.set(yticks=[])
+    return figure
+
+
+@small
+def draw_features(
+    pictures: Sequence[Float[Tensor, "features _"]], names: Sequence[str], token_seconds: float | None
+) -> Figure:
+    """Draw features over tokens, or over seconds if the tokens have times, from the lowest to the highest number."""
+    figure, grid = panels(len(names), 2, 1.3)
+    for axes, picture, name in zip(grid, pictures, names, strict=True):
+        end = picture.shape[1] * (token_seconds or 1)
+        axes.imshow(
+            picture.numpy(), cmap="viridis", aspect="auto", interpolation="nearest", extent=(0, end, len(picture), 0)
+        )
+        axes.set_title(name, parse_math=False)
+        axes.set_xlabel("seconds" if token_seconds else "token")
+        axes.set_ylabel("feature")
+        axes.label_outer()
     return figure
 
 

@@ -16,6 +16,8 @@ from longseq.encoders.local import add_local
 from longseq.encoders.patches import without_padding
 from longseq.encoders.trunk import Sizes
 
+_AT_ONCE = 2**25  # numbers that are measured in float64 at a time: a bag of 200,000 tokens would take gigabytes
+
 
 class Encoder(nn.Module, ABC):
     """Turns a batch into features (b, dim) with a vision transformer whose attention is a mechanism's.
@@ -36,8 +38,8 @@ class Encoder(nn.Module, ABC):
         sizes: Those that are arguments of the constructor become attributes.
 
     Raises:
-        ValueError: If any_length is True and the mechanism is bound to a length, or if reversible comes with
-            checkpointing or bf16_residual.
+        ValueError: If any_length is True and the mechanism is bound to a length, if a class token is pooled and the
+            mechanism mixes no tokens, or if reversible comes with checkpointing or bf16_residual.
 
     Attributes:
         num_tokens: n, the length of the sequence in the attention; with any_length that of a typical input.
@@ -49,7 +51,9 @@ class Encoder(nn.Module, ABC):
     mean: Tensor
     std: Tensor
     checkpointing: bool
-    takes_sounds: ClassVar[bool] = False  # True for sounds, False for images
+    kind: ClassVar[str] = "images"  # what the inputs are: images, sounds or features
+    varying: ClassVar[tuple[str, int] | None] = None  # of inputs with lengths: their name in a batch, and their axis
+    gaps: bool = False  # whether NaN in the inputs of the trunk stands for what is missing
     measured_by: ClassVar[tuple[str, ...]] = ()  # arguments on which mean and std depend, besides the data
 
     def __init__(
@@ -67,6 +71,9 @@ class Encoder(nn.Module, ABC):
             what = f"must take sequences of any length, but {bound} is bound to one"
             remedy = "Verma without k and Linformer with Dynamic are not, or give any_length false"
             raise ArgumentError("attention", f"{what}; {remedy}")
+        what = f"must mix tokens for a class token, which sees no other with {type(attention).__name__}"
+        is_class_token = getattr(trunk, "global_pool", None) == "token"
+        require(attention.mixes_tokens or not is_class_token, "attention", f"{what}; give pool avg, or a mechanism")
         what = "must be false with reversible blocks, which keep no activations either; leave out one of the two"
         require(not (sizes.reversible and sizes.checkpointing), "checkpointing", what)
         what = "must be false with reversible blocks, which need exact outputs; leave out one of the two"
@@ -95,6 +102,11 @@ class Encoder(nn.Module, ABC):
         return None
 
     @property
+    def longest(self) -> int | None:
+        """The length of the longest input; with any_length that of a typical one; None for inputs without lengths."""
+        return None
+
+    @property
     def num_tokens(self) -> int:
         """n, the length of the sequence in the attention."""
         return self.trunk.patch_embed.num_patches + self.trunk.num_prefix_tokens
@@ -109,7 +121,8 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def front_end(self, inputs: Any) -> Float[Tensor, "b channels height width"]:
-        """Compute the inputs of the trunk, in float32 and not normalised. Missing rows at the end are padding."""
+        """Compute the inputs of the trunk, in float32 and not normalised. Missing rows at the end are padding. With
+        ``gaps``, NaN stands for what is missing."""
 
     def augment(self, picture: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b channels height width"]:
         """Change normalised inputs at random, in training."""
@@ -171,13 +184,16 @@ class Encoder(nn.Module, ABC):
         self, inputs: Any, is_augmented: bool = True
     ) -> tuple[Float[Tensor, "b channels height width"], Int64[Tensor, " b"] | None]:
         """The inputs of the trunk, normalised and, in training, augmented unless ``is_augmented`` is False; and the
-        number of rows of each before its padding."""
+        number of rows of each before its padding. With ``gaps``, what is missing is NaN."""
         picture, rows = self.front_end(inputs), self.rows(inputs)
         self._refuse_other_sizes(picture, may_be_lower=rows is not None)
         self.measure_if_new(inputs)
-        picture = (picture - self.mean) / self.std
+        picture = (picture - self.mean).div_(self.std)  # a third copy of a large bag would count
         if self.training and is_augmented:
+            missing = picture.isnan() if self.gaps else None
             picture = self.augment(picture)
+            if missing is not None:  # a mask of zeros must not look like something that is there
+                picture = picture.masked_fill(missing, float("nan"))
         return picture.to(self.mean.dtype), rows
 
     def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
@@ -198,23 +214,28 @@ class Encoder(nn.Module, ABC):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Any]) -> None:
-        """Set mean and standard deviation to those of the training set, without padding. If ``keeps_statistics``, do
-        nothing.
+        """Set mean and standard deviation to those of the training set, without padding and gaps. If
+        ``keeps_statistics``, do nothing.
 
         Args:
             batches: Inputs as the data module yields them, on the encoder's device.
         """
         if self.keeps_statistics:
             return
-        num_pixels = 0
+        num_pixels: Any = 0
         total = squares = torch.zeros(self.mean.shape, dtype=torch.float64, device=self.mean.device)
         for inputs in batches:
             rows = self.rows(inputs)
-            picture = without_padding(self.front_end(inputs).double(), rows)
+            picture = without_padding(self.front_end(inputs), rows)
             num_rows = len(picture) * picture.shape[2] if rows is None else int(rows.sum())
-            num_pixels += num_rows * picture.shape[1] * picture.shape[3] // total.numel()
-            total = total + picture.sum(0).sum_to_size(total.shape)
-            squares = squares + picture.square().sum(0).sum_to_size(total.shape)
+            num_pixels = num_pixels + num_rows * picture.shape[1] * picture.shape[3] // total.numel()
+            if self.gaps:
+                num_pixels = num_pixels - picture.isnan().sum(0).sum_to_size(total.shape)
+                picture = picture.masked_fill(picture.isnan(), 0)
+            for part in picture.split(max(_AT_ONCE // max(picture[:, :, :1].numel(), 1), 1), dim=2):
+                part = part.double()
+                total = total + part.sum(0).sum_to_size(total.shape)
+                squares = squares + part.square().sum(0).sum_to_size(total.shape)
         mean = total / num_pixels
         what = "must hold inputs of finite numbers, got none, NaN or infinity; look at the training set"
         require(bool(mean.isfinite().all()), "batches", what)  # num_pixels is 0 if there was no batch

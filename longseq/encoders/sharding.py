@@ -14,6 +14,7 @@ from longseq.attention.projection import LinearProjection
 from longseq.attention.shard import Shard, Split
 from longseq.compat.torch import is_compiled, is_hooked
 from longseq.encoders.encoder import Encoder
+from longseq.encoders.gated_pooling import GatedPooling
 from longseq.encoders.patches import is_product
 
 
@@ -128,8 +129,9 @@ def refuse_unsharded(encoder: Encoder) -> None:
     require(all(isinstance(layer, TokenMixer) and layer.can_be_sharded for layer in layers), "attention", what)
     is_turned = type(trunk) is not VisionTransformer or any(getattr(layer, "rotary", None) for layer in layers)
     require(not is_turned, "encoder", f"must have no rotary positions {where}; choose another")
-    is_pooled = trunk.global_pool in ("avg", "token") and trunk.attn_pool is None
-    require(is_pooled, "pool", f"must be avg or token {where}, got {trunk.global_pool}; choose one")
+    is_pooled = trunk.global_pool in ("avg", "token") and isinstance(trunk.attn_pool, GatedPooling | None)
+    pool = getattr(encoder, "pool", trunk.global_pool)
+    require(is_pooled, "pool", f"must be avg, gated or token {where}, got {pool}; choose one")
     what = f"must have no stem, and patches that do not overlap, {where}; choose another"
     require(is_product(trunk.patch_embed), "encoder", what)
     require(not encoder.reversible, "reversible", f"must be false {where}; leave it out")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torchaudio.functional import mask_along_axis_iid, melscale_fbanks
 from torchaudio.transforms import MelSpectrogram
@@ -48,22 +48,23 @@ class SpecAugment(nn.Module):
         self.mel_masks, self.mels, self.frame_masks, self.frames = mel_masks, mels, frame_masks, frames
         self.fraction = fraction
 
-    def forward(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
+    def forward(self, picture: Float[Tensor, "b channels frames mels"]) -> Float[Tensor, "b channels frames mels"]:
+        mask = torch.ones_like(picture[:, :1])  # one for all channels: another channel must not show what is hidden
         for _ in range(self.mel_masks):
-            picture = mask_along_axis_iid(picture, self.mels + 1, 0.0, axis=3)
+            mask = mask_along_axis_iid(mask, self.mels + 1, 0.0, axis=3)
         for _ in range(self.frame_masks):
-            picture = mask_along_axis_iid(picture, self.frames + 1, 0.0, axis=2, p=self.fraction)
-        return picture
+            mask = mask_along_axis_iid(mask, self.frames + 1, 0.0, axis=2, p=self.fraction)
+        return picture.masked_fill(mask == 0, 0)
 
 
 class SpectrogramEncoder(SoundEncoder):
-    """A vision transformer over a log-mel spectrogram: waveforms (b, samples) -> (b, dim).
+    """A vision transformer over a log-mel spectrogram: waveforms (b, samples) or (b, channels, samples) -> (b, dim).
 
     The spectrogram is part of the encoder. It is computed for the whole batch, on the batch's device, in float32 even
-    if the rest has a lower precision. The input of the trunk is (1, frames, mels), with time downwards: tokens are in
-    the order of time, and a shorter clip has the first ones. A batch is waveforms of one length, or a dictionary of
-    ``waveforms``, where shorter ones are followed by silence, and their ``lengths`` in samples. A clip in such a batch
-    has the same features as alone.
+    if the rest has a lower precision. The input of the trunk is (channels, frames, mels), with time downwards: tokens
+    are in the order of time, and a shorter clip has the first ones. A batch is waveforms of one length, or a dictionary
+    of ``waveforms``, where shorter ones are followed by silence, and their ``lengths`` in samples. A clip in such a
+    batch has the same features as alone.
 
     Args:
         sample_rate_hz: Samples per second of the waveforms.
@@ -77,7 +78,10 @@ class SpectrogramEncoder(SoundEncoder):
         subtract_mean: What is subtracted from a spectrogram. ``level``: its mean, so that loudness makes no difference.
             ``bands``: the mean of each mel band (cepstral mean normalisation), which removes the effect of a microphone
             or a room, and steady sounds. By default nothing. In recordings longer than ``seconds``, the mean is that of
-            the ``seconds`` before and after each frame.
+            the ``seconds`` before and after each frame. Each channel has its own.
+        channels: The number of channels; a token is a patch of all. The data decides it.
+        gaps: Whether NaN stands for a missing sample. The data decides it. A frame all of whose own samples are missing
+            is masked (with a stem, its neighbours see zeros there); the spectrum of others has zeros for missing ones.
         sizes: Arguments of ``Sizes``.
 
     Raises:
@@ -98,11 +102,13 @@ class SpectrogramEncoder(SoundEncoder):
         tokens: Literal["frames"] | Sequence[int] = "frames",
         spec_augment: SpecAugment | None = None,
         subtract_mean: Literal["level", "bands"] | None = None,
+        channels: int = 1,
+        gaps: bool = False,
         **sizes: Annotated[Any, Sizes],
     ) -> None:
         is_known = subtract_mean in (None, "level", "bands")
         require(is_known, "subtract_mean", f"must be level or bands, got {subtract_mean!r}; leave it out")
-        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds, num_mels=num_mels)
+        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds, num_mels=num_mels, channels=channels)
         require_positive(hop_ms=hop_ms, window_ms=window_ms)
         hop, window = (round(sample_rate_hz * ms / 1000) for ms in (hop_ms, window_ms))
         for name, ms, samples in (("hop_ms", hop_ms, hop), ("window_ms", window_ms, window)):
@@ -115,21 +121,24 @@ class SpectrogramEncoder(SoundEncoder):
         described = Sizes(**sizes)
         if described.stem is not None:
             refuse_stem(described.stem, (frames, mels), "tokens")
-        shape = (1, rows_of_patches(1 + round(sample_rate_hz * seconds) // hop, frames), num_mels)
-        super().__init__(make_trunk(shape, (frames, mels), described), attention, shape, (1, 1, num_mels), described)
+        shape = (channels, rows_of_patches(1 + round(sample_rate_hz * seconds) // hop, frames), num_mels)
+        statistics = (channels, 1, num_mels)
+        trunk = make_trunk(shape, (frames, mels), described, frames * hop / sample_rate_hz)
+        super().__init__(trunk, attention, shape, statistics, described)
         self.sample_rate_hz, self.seconds, self.num_mels = sample_rate_hz, seconds, num_mels
         self.hop_ms, self.window_ms = hop_ms, window_ms
         self.tokens = tokens if tokens == "frames" else list(tokens)
         if isinstance(described.stem, Pretrained):
             self.stem = described.stem.without_weights()  # a checkpoint has them
-        self.spec_augment, self.subtract_mean = spec_augment, subtract_mean
-        self.hop = hop
+        self.spec_augment, self.subtract_mean, self.channels = spec_augment, subtract_mean, channels
+        self.hop, self.gaps = hop, gaps
+        self.trunk.has_gaps = gaps
         self.log_mel = LogMel(sample_rate_hz, num_mels, hop, window)
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         small = {"sample_rate_hz": 8000, "seconds": 0.4, "dim": 16, "depth": 2, "heads": 4, **options}
-        padded = padded_clips(3200, 1000, 90)
+        padded, of_channels = padded_clips(3200, 1000, 90), padded_clips(3200, 1000, 90, channels=2)
         stem = Residual([4, 6], [1, 2])
         return [
             (cls(attention=attention, num_mels=20, **small), padded),
@@ -137,31 +146,60 @@ class SpectrogramEncoder(SoundEncoder):
             (cls(attention=attention, num_mels=20, spec_augment=SpecAugment(), **small), torch.randn(3, 3200)),
             (cls(attention=attention, num_mels=20, tokens=[10, 2], stem=stem, **small), padded),
             (cls(attention=attention, num_mels=20, subtract_mean="bands", **small), padded),
+            (cls(attention=attention, num_mels=20, channels=2, **small), of_channels),
         ]
 
-    def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 frames mels"]:
-        picture = self.log_mel(self.waveforms_of(inputs)).mT[:, None]
+    def front_end(
+        self, inputs: Float[Tensor, "b *channels samples"] | Mapping[str, Tensor]
+    ) -> Float[Tensor, "b channels frames mels"]:
+        waveforms, lost = self.waveforms_of(inputs), None
+        if self.gaps:
+            missing = waveforms.isnan()
+            waveforms, lost = waveforms.masked_fill(missing, 0), self._lost_frames(missing, inputs)
+        picture = self.log_mel(waveforms.flatten(0, -2)).mT.unflatten(0, (-1, self.channels))
+        if lost is not None:
+            picture = picture.masked_fill(lost.view(picture.shape[0], self.channels, -1, 1), float("nan"))
         if self.subtract_mean is None:
             return picture
         means = self._means(picture, self.rows(inputs))
         return picture - (means.mean(3, keepdim=True) if self.subtract_mean == "level" else means)
 
+    def _lost_frames(
+        self, missing: Bool[Tensor, "b *channels samples"], inputs: Any
+    ) -> Bool[Tensor, "b *channels frames"]:
+        """The frames none of whose own samples is there: the hop samples from i hop - 1 for frame i. So a clip of n
+        samples has the frames 0..n // hop, as without a gap behind it."""
+        if isinstance(inputs, Mapping):  # samples of the padding are not there either
+            padding = torch.arange(missing.shape[-1], device=missing.device) >= inputs["lengths"][:, None]
+            missing = missing | (padding if missing.ndim == 2 else padding[:, None])
+        samples = missing.shape[-1]
+        behind = missing.new_ones(*missing.shape[:-1], self.count_rows(samples) * self.hop - samples - 1)
+        return torch.cat([missing[..., :1], missing, behind], dim=-1).unflatten(-1, (-1, self.hop)).all(-1)
+
     def _means(
-        self, picture: Float[Tensor, "b 1 frames mels"], rows: Int64[Tensor, " b"] | None
-    ) -> Float[Tensor, "b 1 _ mels"]:
+        self, picture: Float[Tensor, "b channels frames mels"], rows: Int64[Tensor, " b"] | None
+    ) -> Float[Tensor, "b channels _ mels"]:
         """The mean of each mel band over the clip; with any_length over the nearby frames of each frame."""
         frame = torch.arange(picture.shape[2], device=picture.device)
         if rows is None:
             rows = frame.new_full((len(picture),), picture.shape[2])
-        picture = torch.where((frame < rows[:, None])[:, None, :, None], picture, 0)
+        there = (frame < rows[:, None])[:, None, :, None]
+        if self.gaps:
+            there = there & ~picture[..., :1].isnan()
+        picture = torch.where(there, picture, 0)
         if not self.any_length:
-            return picture.sum(2, keepdim=True) / rows[:, None, None, None]
+            number = there.sum(2, keepdim=True).clamp(min=1) if self.gaps else rows[:, None, None, None]
+            return picture.sum(2, keepdim=True) / number
         reach = self.count_rows(self.num_samples)
         begin = (frame - reach).clamp(min=0)
         end = torch.minimum(frame + reach + 1, rows[:, None])
         sums = F.pad(picture.double(), (0, 0, 1, 0)).cumsum(2)  # an hour's sum in float32 would lose the last seconds
-        until_end = sums.gather(2, end[:, None, :, None].expand(-1, 1, -1, picture.shape[3]))
+        until_end = sums.gather(2, end[:, None, :, None].expand(-1, *picture.shape[1:2], -1, picture.shape[3]))
         number = (end - begin).clamp(min=1)[:, None, :, None]  # after the clip there are no frames
+        if self.gaps:
+            counts = F.pad(there[..., 0].long(), (1, 0)).cumsum(2)
+            until = counts.gather(2, end[:, None].expand(-1, *counts.shape[1:2], -1))
+            number = (until - counts[:, :, begin]).clamp(min=1)[..., None]
         return ((until_end - sums[:, :, begin]) / number).to(picture.dtype)
 
     def count_rows(self, num_samples: Any) -> Any:
@@ -172,13 +210,15 @@ class SpectrogramEncoder(SoundEncoder):
         """Seconds from one row of tokens to the next."""
         return self.trunk.patch_embed.patch_size[0] * self.hop / self.sample_rate_hz
 
-    def augment(self, picture: Float[Tensor, "b 1 frames mels"]) -> Float[Tensor, "b 1 frames mels"]:
+    def augment(self, picture: Float[Tensor, "b channels frames mels"]) -> Float[Tensor, "b channels frames mels"]:
         return picture if self.spec_augment is None else self.spec_augment(picture)
 
-    def draw(self, pictures: Sequence[Float[Tensor, "1 _ mels"]], names: Sequence[str], limits: Any = None) -> Any:
+    def draw(
+        self, pictures: Sequence[Float[Tensor, "channels _ mels"]], names: Sequence[str], limits: Any = None
+    ) -> Any:
         from longseq.encoders.drawing import draw_spectrograms  # matplotlib takes half a second to import
 
-        return draw_spectrograms([picture[0].T for picture in pictures], names, self.sample_rate_hz, self.hop_ms)
+        return draw_spectrograms(pictures, names, self.sample_rate_hz, self.hop_ms)
 
 
 class LogMel(nn.Module):

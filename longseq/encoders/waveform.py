@@ -29,16 +29,19 @@ class WaveformSizes(Sizes):
 
 
 class WaveformEncoder(SoundEncoder):
-    """A vision transformer over the samples of a waveform: (b, samples) -> (b, dim).
+    """A vision transformer over the samples of a waveform: (b, samples) or (b, channels, samples) -> (b, dim).
 
     A second at 16 kHz is 16,000 tokens, as in S4's experiments on raw Speech Commands (arXiv:2111.00396). A single
-    sample means little, so the model needs local mixing. A clip in a padded batch has the same features as alone.
+    sample means little, so the model needs local mixing. A clip in a padded batch has the same features as alone. A
+    token is a patch of all channels; each channel has a mean and a deviation of its own.
 
     Args:
         sample_rate_hz: Samples per second of the waveforms.
         seconds: Length of the longest clip.
         attention: The mechanism of every block.
         patch_size: Samples of a token; 1 makes every sample a token.
+        channels: The number of channels. The data decides it.
+        gaps: Whether NaN stands for a missing sample, which is masked. The data decides it.
         sizes: Arguments of ``Sizes`` except ``stem`` and ``layer_scale``, with other defaults.
 
     Raises:
@@ -53,24 +56,30 @@ class WaveformEncoder(SoundEncoder):
         seconds: float,
         attention: Mechanism,
         patch_size: int = 1,
+        channels: int = 1,
+        gaps: bool = False,
         **sizes: Annotated[Any, WaveformSizes],
     ) -> None:
-        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size)
+        require_positive(sample_rate_hz=sample_rate_hz, seconds=seconds, patch_size=patch_size, channels=channels)
         num_samples = round(sample_rate_hz * seconds)
         what = f"must be at most a clip's {num_samples} samples, got {patch_size}; lower it"
         require(num_samples >= patch_size, "patch_size", what)
-        shape = (1, rows_of_patches(num_samples, patch_size), 1)
+        shape = (channels, rows_of_patches(num_samples, patch_size), 1)
         described = WaveformSizes(**sizes)
-        super().__init__(make_trunk(shape, (patch_size, 1), described), attention, shape, (1, 1, 1), described)
+        trunk = make_trunk(shape, (patch_size, 1), described, patch_size / sample_rate_hz)
+        super().__init__(trunk, attention, shape, (channels, 1, 1), described)
         self.sample_rate_hz, self.seconds, self.patch_size = sample_rate_hz, seconds, patch_size
+        self.channels, self.gaps = channels, gaps
+        self.trunk.has_gaps = gaps
 
     @classmethod
     def examples(cls, attention: Mechanism, **options: Any) -> "Sequence[tuple[Encoder, Any]]":
         small = {"sample_rate_hz": 8000, "dim": 16, "depth": 2, "heads": 4, **options}
-        padded = padded_clips(400, 130, 9)
+        padded, of_channels = padded_clips(400, 130, 9), padded_clips(400, 130, 9, channels=3)
         return [
             (cls(seconds=0.05, attention=attention, patch_size=4, **small), padded),
             (cls(seconds=0.004, attention=attention, pool="token", **small), torch.randn(3, 32)),
+            (cls(seconds=0.05, attention=attention, patch_size=4, channels=3, **small), of_channels),
         ]
 
     def count_rows(self, num_samples: Any) -> Any:
@@ -80,10 +89,13 @@ class WaveformEncoder(SoundEncoder):
     def row_seconds(self) -> float:
         return self.patch_size / self.sample_rate_hz
 
-    def front_end(self, inputs: Float[Tensor, "b samples"] | Mapping[str, Tensor]) -> Float[Tensor, "b 1 samples 1"]:
-        return self.waveforms_of(inputs).to(self.mean.dtype)[:, None, :, None]
+    def front_end(
+        self, inputs: Float[Tensor, "b *channels samples"] | Mapping[str, Tensor]
+    ) -> Float[Tensor, "b channels samples 1"]:
+        waveforms = self.waveforms_of(inputs).to(self.mean.dtype)[..., None]
+        return waveforms[:, None] if self.channels == 1 else waveforms
 
-    def draw(self, pictures: Sequence[Float[Tensor, "1 _ 1"]], names: Sequence[str], limits: Any = None) -> Any:
+    def draw(self, pictures: Sequence[Float[Tensor, "channels _ 1"]], names: Sequence[str], limits: Any = None) -> Any:
         from longseq.encoders.drawing import draw_waveforms  # matplotlib takes half a second to import
 
-        return draw_waveforms([picture[0, :, 0] for picture in pictures], names, self.sample_rate_hz)
+        return draw_waveforms([picture[..., 0] for picture in pictures], names, self.sample_rate_hz)

@@ -26,6 +26,7 @@ from longseq.files.storage import (
 )
 
 _FREE = re.compile(r"encoder\.(dropout|drop_path|checkpointing|bf16_residual|spec_augment|pretrained)\b")
+TO_TEACHER = "to_teacher.weight"  # W of model.distillation features, which no trained model has
 _PLAIN = bool | int | float | str
 _WITHOUT = {"TimmEncoder": False, "ASTEncoder": None}  # the value of `pretrained` that loads no weights
 _VALUES = 2**20  # the most values in the settings: with shared lists, a few bytes can hold any number
@@ -128,7 +129,8 @@ def has_checkpoint(folder: Path) -> bool:
 
 def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
     """A message about a weight that a checkpoint and a model do not share, or have in different shapes or kinds of
-    numbers; empty if all fit."""
+    numbers; empty if all fit. The map to a teacher's features is of a training only."""
+    saved, current = ({name: state[name] for name in state if name != TO_TEACHER} for state in (saved, current))
     saved_shapes, shapes = ({name: tuple(weight.shape) for name, weight in state.items()} for state in (saved, current))
     odd = next((name for name in {**shapes, **saved_shapes} if shapes.get(name) != saved_shapes.get(name)), None)
     if odd is None:

@@ -29,7 +29,9 @@ LIBRARIES = (
     "pytorch_lightning.loggers", "pytorch_lightning.plugins", "pytorch_lightning.profilers",
     "pytorch_lightning.strategies",
 )  # fmt: skip
-_ALLOWED_PACKAGES: list[str] = []  # the user's own packages: --allow_class
+# The class of a frozen network by the suffix of its file.
+NETWORKS = {".onnx": "Onnx", ".tflite": "TFLite", ".pt2": "Exported", ".ckpt": "longseq.deploy.trained.Trained"}
+_ALLOWED_PACKAGES: list[str] = []  # the user's own packages, and ours whose classes run code of files: --allow_class
 
 Plan = Callable[[], Any]  # makes the described object when called
 
@@ -202,6 +204,9 @@ def class_named(path: Any, expected: tuple[type, ...], key: str) -> type:
     # a function is refused, because it may do more than make an object
     if not isinstance(kind, type) or not issubclass(kind, expected):
         raise CheckpointError(f"{key}: {path} is no {_names(expected)}; name one")
+    if getattr(kind, "runs_code", False) and not _is_of(path, _ALLOWED_PACKAGES):
+        what = f"{kind.__name__} runs the code of its file"
+        raise CheckpointError(f"{key}: {what}; --allow_class {path.rpartition('.')[0]} if you trust it")
     return kind
 
 

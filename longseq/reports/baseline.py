@@ -2,12 +2,13 @@
 
 Images are classified by their pixels, at most 16 x 16, with a support vector machine and with nearest neighbours.
 Sounds are classified by statistics over time of a log-mel spectrogram, with a logistic regression and with extra trees
-(Geurts et al., 2006), a random forest that takes an eighth of the time.
+(Geurts et al., 2006), a random forest that takes an eighth of the time. Features of a trained network are classified by
+their mean and maximum over the tokens, with a logistic regression.
 """
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from longseq.training.data import InputSpec
 MOST = 10_000  # samples in all splits: with more, the models would take minutes
 _VERSION = 1  # increase it when the models or their features change; otherwise old results are reused
 _SECONDS = 30.0  # for reading the inputs: large images on a slow disk would take longer than all other work
+_SLOWEST_HZ = 1000  # the lowest rate of sounds
 _AT_ONCE = 16  # samples read at once: large images and long sounds must not fill the memory
 _SIDE = 16  # pixels
 _BANDS, _PARTS = 64, 5  # of a spectrogram: mel bands, and parts in time
@@ -55,19 +57,19 @@ def fit_baseline(data: Any) -> Baseline | None:
         data: The data module, after setup; each sample has one class.
 
     Returns:
-        None if there are more than 10,000 samples, or if inputs are neither images nor waveforms.
+        None if there are more than 10,000 samples, or if inputs are neither images nor waveforms nor features.
 
     Raises:
         BaselineError: If the samples can no longer be read or not within half a minute, if they are neither images nor
             sounds, or if all samples of the training split are of one class.
     """
-    rate = _rate_of_sounds(data.inputs)
-    is_known = rate is not None or data.inputs.kind == "images"
+    rate, kind = _rate_of_sounds(data.inputs), data.inputs.kind
+    is_known = rate is not None or kind in ("images", "features")
     if not is_known or sum(map(len, data.splits().values())) > MOST:
         return None
     key = f"baseline {_VERSION} at {rate} Hz of {dict(data.identity)}"
     try:
-        return Baseline(**data.remember(key, lambda: _fit(rate, data.splits())._asdict()))
+        return Baseline(**data.remember(key, lambda: _fit(rate, kind, data.splits())._asdict()))
     except Exception as error:
         # a file was removed after the training read it, or the cache's disk is full; other errors are defects
         if hasattr(error, "exit_code") or isinstance(error, OSError | ArgumentError) or is_out_of_memory(error):
@@ -76,11 +78,12 @@ def fit_baseline(data: Any) -> Baseline | None:
 
 
 def _rate_of_sounds(inputs: InputSpec) -> int | None:
-    """The sample rate of waveforms in Hz; None for other inputs."""
-    return None if inputs.shape != (None,) or inputs.rate_hz is None else int(inputs.rate_hz)
+    """The sample rate of waveforms in Hz; None for other inputs, and for signals too slow for mel bands."""
+    rate_hz = inputs.rate_hz or 0
+    return int(rate_hz) if inputs.shape[-1:] == (None,) and rate_hz >= _SLOWEST_HZ else None
 
 
-def _fit(rate: int | None, splits: Any) -> Baseline:
+def _fit(rate: int | None, kind: str, splits: Any) -> Baseline:
     begin = time.perf_counter()
     labels = {name: split.labels.numpy() for name, split in splits.items()}
     if len(set(labels["train"].tolist())) < 2:
@@ -95,7 +98,10 @@ def _fit(rate: int | None, splits: Any) -> Baseline:
                 raise BaselineError(f"reading the inputs takes more than {_SECONDS:g} s")
             read.append(values)
         features[name] = torch.cat(read)
-    models = _models_of_images(features["train"]) if rate is None else _models_of_sounds()
+    if kind == "features":
+        models = {"a logistic regression on the mean and the maximum of the tokens": _regression()}
+    else:
+        models = _models_of_images(features["train"]) if rate is None else _models_of_sounds()
     fitted = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a regression that has not fully converged is as good
@@ -108,16 +114,19 @@ def _fit(rate: int | None, splits: Any) -> Baseline:
     return Baseline(name, val, test, time.perf_counter() - begin)
 
 
-def _models_of_sounds() -> dict[str, Any]:
-    from sklearn.ensemble import ExtraTreesClassifier  # scikit-learn takes a second to import
-    from sklearn.linear_model import LogisticRegression
+def _regression() -> Any:
+    from sklearn.linear_model import LogisticRegression  # scikit-learn takes a second to import
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    return make_pipeline(StandardScaler(), LogisticRegression(C=0.05, max_iter=2000))
+
+
+def _models_of_sounds() -> dict[str, Any]:
+    from sklearn.ensemble import ExtraTreesClassifier
+
     return {
-        "a logistic regression on log-mel statistics": make_pipeline(
-            StandardScaler(), LogisticRegression(C=0.05, max_iter=2000)
-        ),
+        "a logistic regression on log-mel statistics": _regression(),
         "extra trees on log-mel statistics": ExtraTreesClassifier(200, random_state=0, n_jobs=torch.get_num_threads()),
     }
 
@@ -143,12 +152,16 @@ def _features(rate: int | None, split: Any) -> Iterator[Float[Tensor, "b _ ..."]
         inputs, _ = split.__getitems__(list(range(begin, min(begin + _AT_ONCE, len(split)))))
         if log_mel is not None:
             sounds = zip(inputs["waveforms"], inputs["lengths"], strict=True)
-            yield torch.stack([_of_sound(log_mel(sound[None, :length])[0]) for sound, length in sounds])
+            channels = (sound[..., :length].reshape(-1, length) for sound, length in sounds)
+            yield torch.stack([_of_sound(log_mel(sound).flatten(0, 1)) for sound in channels])
+        elif isinstance(inputs, Mapping) and "features" in inputs:
+            bags = [bag[:length] for bag, length in zip(inputs["features"], inputs["lengths"], strict=True)]
+            yield torch.stack([torch.cat([bag.mean(0), bag.amax(0)]) for bag in bags])
         elif isinstance(inputs, Tensor) and inputs.ndim == 4:
             sides = [min(side, _SIDE) for side in inputs.shape[2:]]
             yield F.interpolate(inputs.float(), sides, mode="bilinear", antialias=True)
         else:
-            raise BaselineError("the inputs are neither sounds nor images (channels, height, width)")
+            raise BaselineError("the inputs are neither sounds nor images (channels, height, width) nor features")
 
 
 def _of_sound(bands: Float[Tensor, "mels frames"]) -> Float[Tensor, " features"]:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from longseq.attention import Mechanism, Softmax, Verma
+from longseq.attention import Linformer, Mechanism, Softmax, Verma
 from longseq.attention.examples import exported
 from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
@@ -45,6 +45,17 @@ class _WrittenSoftmax(Mechanism):
         return [AttentionLayer(trained, _written) for trained in stack]
 
 
+@dataclass(frozen=True)
+class _WrittenLinformer(Linformer):
+    """Linformer with its n x k weights in memory: at k = n it keeps what _WrittenSoftmax keeps."""
+
+    def layers(self, stack: Stack, grid: TokenGrid) -> list[AttentionLayer]:
+        layers = super().layers(stack, grid)
+        for layer in layers:
+            layer.formula = _written
+        return layers
+
+
 def _written(heads: Heads) -> Float[Tensor, "b h n c"]:
     scores = (heads.queries * heads.queries.shape[-1] ** -0.5) @ heads.keys.mT
     return F.softmax(scores, dim=-1) @ heads.values
@@ -52,11 +63,12 @@ def _written(heads: Heads) -> Float[Tensor, "b h n c"]:
 
 # Every mechanism that longseq.attention exports, by the name of its column in a table.
 _EXPORTED: dict[str, Any] = {kind.__name__.lower(): kind for kind in exported(Mechanism)}
-WITH_K = {name for name, kind in _EXPORTED.items() if "k" in inspect.signature(kind).parameters}
+WITH_K = {"linformer-written"} | {name for name, kind in _EXPORTED.items() if "k" in inspect.signature(kind).parameters}
 # Each function takes k, which is None for a mechanism without k. The baselines come first.
 MECHANISMS: dict[str, Callable[[Any], Mechanism]] = {
     "softmax-written": lambda k: _WrittenSoftmax(),
     "softmax": lambda k: Softmax(),
+    "linformer-written": _WrittenLinformer,
     **{name: kind if name in WITH_K else (lambda k, kind=kind: kind()) for name, kind in _EXPORTED.items()},
     "verma-without-E": lambda k: Verma(),
 }

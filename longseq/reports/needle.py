@@ -1,22 +1,24 @@
 """In how long a recording a model still finds a sound of one second: accuracy against duration."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from longseq.arguments import ArgumentError
+from longseq.arguments import ArgumentError, require
 from longseq.files.checkpoint import CheckpointError
 from longseq.reports._checks import Device, require_device, require_positive
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, Report, machine, panels, styled
-from longseq.training.answers.predictions import answers
 from longseq.training.classifier import model_and_data
-from longseq.training.data import Part
 from longseq.training.memory import keep_freed_memory
 from longseq.training.throughput import peak_memory_gib, timed
+
+_FOUND = 0.9  # of the validation split, at the threshold of false alarms
 
 
 def needle(
@@ -24,6 +26,7 @@ def needle(
     seconds: list[float] = [10.0, 60.0, 600.0],  # noqa: B006  (jsonargparse shows them)
     trials: int = 50,
     window: float | None = None,
+    empty_hours: float | None = None,
     root: str | None = None,
     device: Device = "cpu",
     out: str = "needle",
@@ -32,15 +35,21 @@ def needle(
     """Measure the accuracy of a model of Needles by duration, on recordings of the test split's digits and backgrounds.
 
     A model for any length (any_length) processes each recording as one sequence. With --window any model also processes
-    each in windows that overlap by half, and answers with the class that has the highest probability in a window. A
-    model of bounded clips then processes windows only. The interval is Wilson's, for 95 %. Time is the median of a pass
-    over one recording, spectrogram included. Memory is the peak so far, of the process or on the GPU.
+    each in windows that overlap by half, and answers with the class that has the highest score (logit) in a window: a
+    probability is near 1 in windows without a digit too. A model of bounded clips then processes windows only. The
+    interval is Wilson's, for 95 %. Time is the median of a pass over one recording, spectrogram included. Memory is the
+    peak so far, of the process or on the GPU.
+
+    With --empty_hours recordings without digits are processed too. A false alarm is a recording, or a window, whose
+    highest score is at least a threshold: the highest one at which 0.9 of the validation split have the right answer
+    with such a score. Each way of processing has its own threshold. Overlapping windows are counted one by one.
 
     Args:
         ckpt_path: A checkpoint of a training on Needles.
         seconds: Durations of the recordings.
         trials: Recordings of each duration.
         window: Length of the windows in seconds; by default there are no windows.
+        empty_hours: Hours of recordings without digits, of each duration; by default false alarms are not counted.
         root: Folder of the data, if it has moved.
         device: Where the model runs; the recordings are made on the CPU.
         out: Folder for table.md, table.csv and needle.png.
@@ -53,6 +62,7 @@ def needle(
         SettingError: If its task predicts no classes.
     """
     require_positive(seconds=seconds, trials=trials, window=1 if window is None else window)
+    require_positive(empty_hours=1 if empty_hours is None else empty_hours)
     require_device(device)
     model, data = model_and_data(ckpt_path, allow_class, root)
     if not hasattr(data, "recording"):
@@ -63,6 +73,8 @@ def needle(
     if not hears_all and (window is None or window > data.seconds):
         what = f"clips of {data.seconds:g} s are its longest; give --window {data.seconds:g}, or train with any_length"
         raise ArgumentError("ckpt_path", f"must be of a model for any length, but {what}")
+    what = f"must be left out for the question {data.question}; only digit has false alarms"
+    require(empty_hours is None or data.question == "digit", "empty_hours", what)
     ways: dict[str, int | None] = {"as one sequence": None} if hears_all else {}
     if window is not None:
         ways[f"in windows of {window:g} s"] = round(window * data.sample_rate_hz)
@@ -73,6 +85,13 @@ def needle(
     report = Report(out, f"{model.encoder.attention!r}; Needles ({settings}); {machine(device)}")
     header = ["seconds", "heard", "tokens", "right", "trials"]
     header += ["accuracy", "95 % interval", "seconds a pass", "peak GiB"]
+    thresholds: dict[str, float | None] = {}
+    if empty_hours is not None:
+        header += ["threshold", "false alarms", "hours without digits", "false alarms an hour"]
+        thresholds = {way: threshold(model, data.val_set, samples, device) for way, samples in ways.items()}
+        for way, least in thresholds.items():
+            if least is None:
+                print(f"{way}: less than {_FOUND} of the validation split are right; there is no threshold", flush=True)
     rows: list[list[Any]] = []
     for duration in sorted(seconds):
         right = dict.fromkeys(ways, 0)
@@ -87,7 +106,10 @@ def needle(
             low, high = wilson(right[way], trials)
             figures = f"{right[way] / trials:.3f}", f"{low:.3f} to {high:.3f}", f"{median(times[way]):.3g}"
             peak = f"{peak_memory_gib(torch.device(device)):.2f}"
-            rows.append([f"{duration:g}", way, tokens, right[way], trials, *figures, peak])
+            row = [f"{duration:g}", way, tokens, right[way], trials, *figures, peak]
+            if empty_hours is not None:
+                row += _false_alarms(model, data, duration, empty_hours, ways[way], thresholds[way], device)
+            rows.append(row)
             print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
     title = f"Needles: {data.question}, {data.level_db:g} dB"
     report.end(report.write(header, rows), draw(rows, 1 / data.num_classes, title), "needle.png")
@@ -95,12 +117,43 @@ def needle(
 
 def answer(model: Any, waveform: Tensor, window: int | None) -> int:
     """The label that a model gives a recording, as one sequence or in windows of so many samples."""
+    return int(scores(model, waveform, window).amax(0).argmax())
+
+
+def scores(model: Any, waveform: Tensor, window: int | None) -> Float[Tensor, "windows classes"]:
+    """What a model scores in each window of a recording; as one sequence it is the only window."""
     window, hop = (len(waveform),) * 2 if window is None else (window, max(window // 2, 1))
     missing = max(window - len(waveform), -(len(waveform) - window) % hop)
     windows = torch.nn.functional.pad(waveform, (0, missing)).unfold(0, window, hop)
-    parts: list[Part] = [("", 0.0, None)] * len(windows)
-    chances = [part.probabilities for part in answers(model, map(_inputs, windows.split(64)), parts)]
-    return int(torch.stack(chances).amax(0).argmax())
+    with torch.inference_mode():
+        return torch.cat([model.task.evidence(model(_inputs(part))) for part in windows.split(64)])
+
+
+def threshold(model: Any, samples: Any, window: int | None, device: Device) -> float | None:
+    """The highest score with which 0.9 of the samples have the right answer at this score or above; None if fewer are
+    right."""
+    highest = []
+    for index in range(len(samples)):
+        of_classes = scores(model, samples.sample(index).to(device), window).amax(0)
+        if int(of_classes.argmax()) == int(samples.labels[index]):
+            highest.append(float(of_classes.max()))
+    needed = math.ceil(_FOUND * len(samples) - 1e-9)  # 0.9 * 70 is a little more than 63
+    return sorted(highest, reverse=True)[needed - 1] if len(highest) >= needed else None
+
+
+def _false_alarms(
+    model: Any, data: Any, seconds: float, hours: float, window: int | None, least: float | None, device: Device
+) -> list[Any]:
+    """The last columns of a row: the threshold, and how often recordings without digits have a score from it on."""
+    trials = math.ceil(hours * 3600 / seconds)
+    hours = trials * seconds / 3600
+    if least is None:
+        return ["none", "", f"{hours:g}", ""]
+    alarms = 0
+    for trial in range(trials):
+        waveform = data.empty_recording(seconds, trial).to(device)
+        alarms += int((scores(model, waveform, window).amax(1) >= least).sum())
+    return [f"{least:.3f}", alarms, f"{hours:g}", f"{alarms / hours:.3g}"]
 
 
 def _inputs(waveforms: Tensor) -> dict[str, Tensor]:

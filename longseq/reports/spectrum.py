@@ -1,6 +1,7 @@
 """The spectrum of the context matrix, by layer and head: what Linformer's figure 1 shows (arXiv:2006.04768)."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
@@ -36,9 +37,10 @@ def spectrum(
     """Measure the singular values of the context matrices of a trained model over inputs of its test split.
 
     The context matrix P maps values to outputs, Y = P V: it is softmax(Q K' / sqrt(c)) for softmax, with k columns for
-    Linformer, and H L for Verma. The logits are Q K' / sqrt(c), before any softmax; a follow-up study found that the
-    softmax raises the rank. The table says how many singular values hold a share of their sum: the k that a layer
-    needs. Verma's P says nothing about its k, because the rank of P is at most c, the channels of a head, for any k.
+    Linformer, and H L for Verma. The logits are Q K' / sqrt(c), before any softmax, and of rank c at most; Bakouch and
+    Leconte (2023) found that softmax raises the rank. The table says how many singular values hold a share of their
+    sum: the k that a layer needs. The rank is that of float64, the most of any input. Verma's P says nothing about its
+    k, because the rank of P is at most c, the channels of a head, for any k.
 
     Args:
         ckpt_path: A checkpoint of fit.
@@ -62,7 +64,7 @@ def spectrum(
     data.setup("test")
     samples = data.splits()["test"]
     chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:num_inputs].tolist()
-    curves = {"P": [], "logits": []}
+    curves = {"P": [], "logits": []}  # of each input
     n = 0
     for index in chosen:
         inputs, _ = samples.__getitems__([index])
@@ -73,12 +75,15 @@ def spectrum(
     mean = {which: stacked(per_input).mean(0) for which, per_input in curves.items()}  # layers, heads, values
     needed = {which: (curve < energy).sum(-1) + 1 for which, curve in mean.items()}
     most = mean["P"].shape[-1]  # singular values that are known
-    rows = [
-        [layer, head, *(str(count) if count <= most else f"> {most}" for count in counts)]
-        for layer in range(len(mean["P"]))
-        for head, counts in enumerate(zip(*(needed[which][layer].tolist() for which in needed), strict=True))
-    ]
-    header = ["layer", "head", f"k for {energy:.0%} of P", f"k for {energy:.0%} of the logits"]
+    counts = [*needed.values(), *(ranks(stacked(per_input)).amax(0) for per_input in curves.values())]
+    is_known = most != _LEADING or n <= EXACT  # else smaller singular values are not computed
+    rows = []
+    for layer, head in itertools.product(*map(range, mean["P"].shape[:2])):
+        k_and_rank = [int(count[layer, head]) for count in counts]
+        shown = [str(count) if count <= most else f"> {most}" for count in k_and_rank[:2]]
+        rows.append([layer, head, *shown, *(str(r) if is_known or r < most else f">= {r}" for r in k_and_rank[2:])])
+    of = f"k for {energy:.0%} of"
+    header = ["layer", "head", f"{of} P", f"{of} the logits", "rank of P", "rank of the logits"]
     attention = type(model.encoder.attention).__name__
     what = f"{attention}, {n} tokens, mean over {len(chosen)} inputs of the test split of {type(data).__name__}"
     report = Report(out, f"{what}; {machine()}")
@@ -140,6 +145,13 @@ def cumulative(matrices: Float[Tensor, "h n k"]) -> Float[Tensor, "h m"]:
     others = min(matrices.shape[1:]) - _LEADING
     left = (matrices.square().sum((1, 2)) - values.square().sum(-1)).clamp(min=0)
     return values.cumsum(-1) / (values.sum(-1) + (others * left).sqrt())[:, None]
+
+
+def ranks(curves: Float[Tensor, "*of m"]) -> Int64[Tensor, "*of"]:
+    """The rank of matrices whose cumulative shares these are: as numpy counts it, singular values above m times the
+    rounding error of the largest one. For more than EXACT tokens, that of the leading ones."""
+    shares = torch.cat([curves[..., :1], curves.diff(dim=-1)], -1)
+    return (shares > curves.shape[-1] * torch.finfo(curves.dtype).eps * shares[..., :1]).sum(-1)
 
 
 def stacked(curves: list[Float[Tensor, "*of _"]]) -> Float[Tensor, "_ *of m"]:

@@ -62,6 +62,8 @@ class Masked(Task):
         num_tokens = encoder.trunk.patch_embed.num_patches
         what = f"must be smaller than the number of tokens, {num_tokens}, got {self.span}; 1 hides each token by itself"
         require(self.span < num_tokens, "task.span", what)
+        if isinstance(encoder.trunk.attn_pool, nn.Module):  # DistributedDataParallel wants a gradient of each weight
+            encoder.trunk.attn_pool.requires_grad_(False)
         return _Rebuilder(encoder.dim, encoder.picture_shape[0] * rows * columns)
 
     def pooling(self, encoder: Any, pool: Pool | None) -> None:
@@ -82,6 +84,8 @@ class Masked(Task):
             picture = without_padding(picture, rows)
         hidden = self._hidden(counts, num_tokens, encoder.training)
         tokens, present = encode_tokens(trunk, picture, rows, replaced=(hidden, head.hidden_token))
+        if encoder.gaps:
+            picture = picture.nan_to_num()
         prefix = trunk.num_prefix_tokens
         tokens = trunk.fc_norm(tokens[:, prefix:])
         first = 0 if self.shard is None else max(self.shard.first - prefix, 0)

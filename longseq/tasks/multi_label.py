@@ -50,6 +50,9 @@ class MultiLabel(Task):
 
     distillation = binary_distillation
 
+    def outputs_of(self, scores: Float[Tensor, "b classes"], are_probabilities: bool) -> Float[Tensor, "b classes"]:
+        return scores.double().logit(1e-12).float() if are_probabilities else scores
+
     def losses(self, outputs: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
         targets = self.targets(labels, outputs.shape[1])
         return F.binary_cross_entropy_with_logits(outputs.float(), targets, reduction="none").mean(1)

@@ -69,6 +69,10 @@ class Ordinal(SingleLabel):
 
     distillation = binary_distillation
 
+    def outputs_of(self, scores: Float[Tensor, "b classes"], are_probabilities: bool) -> Float[Tensor, "b c"]:
+        exact = scores.double()
+        return _above(exact if are_probabilities else exact.softmax(-1)).logit(1e-12).float()
+
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {
             "mae": MeanAbsoluteError(),

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
-from longseq.attention.scaling import scaled_by_length
-from longseq.attention.shard import Shard, Split, exponentials, highest, summed
+from longseq.attention.shard import Shard, Split, highest, summed
 from longseq.compat.torch import at_least_float32
+from longseq.encoders.gated_pooling import GatedPooling
 
 Pool = Literal["avg", "max", "linear_softmax", "attention"]
 
@@ -89,35 +89,17 @@ class LinearSoftmaxPooling(Pooling):
         return pooled - torch.log(-torch.expm1(pooled))
 
 
-class AttentionPooling(Pooling):
+class AttentionPooling(GatedPooling, Pooling):
     """A weighted mean of the scores, with weights softmax_n(s w' (tanh(V x) * sigmoid(U x))) for all classes alike.
 
-    Source: Ilse, Tomczak and Welling, Attention-based Deep Multiple Instance Learning (arXiv:1802.04712), equation 9.
     s = log(n) / log(1000) is ours: with it the weights do not become flatter in inputs longer than those of the
     training.
-
-    Args:
-        dim: d, the width of a token.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(dim, 2 * dim)
-        self.weight = nn.Linear(dim, 1, bias=False)
+    length_scaling = 1.0
 
-    def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:
-        values, gates = self.hidden(tokens).chunk(2, dim=-1)
-        if self.shard is not None and present is None:  # so that processes count their tokens without prefix tokens
-            present = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
-        logits = self.weight(values.tanh() * gates.sigmoid())
-        logits = scaled_by_length(logits, tokens.shape[1], present, shard=self.shard)
-        if self.shard is not None and present is not None:
-            weights = exponentials(logits, 1, present[..., None], self.shard)
-            both = torch.cat([weights.mT @ scores.to(logits.dtype), weights.sum(1, keepdim=True)], dim=-1)
-            return _divided(both[:, 0], self.shard)
-        if present is not None:
-            logits = logits.masked_fill(~present[..., None], -float("inf"))
-        return (logits.softmax(1).mT @ scores.to(logits.dtype))[:, 0]
+    def forward(self, tokens: Tensor, scores: Tensor, present: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return self.mean(tokens, scores, present)
 
 
 def _divided(both: Float[Tensor, "b numbers"], shard: Shard) -> Float[Tensor, "b classes"]:

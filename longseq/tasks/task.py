@@ -101,6 +101,9 @@ class Task(ABC):
 
     def pooling(self, encoder: Encoder, pool: Pool | None) -> Pooling | None:
         """The pooling of the scores of tokens; None if the encoder pools features instead."""
+        of_encoder = getattr(encoder, "pool", None)
+        what = f"must be left out if the encoder's pool is {of_encoder}, which learns to pool; leave out one of them"
+        require(pool is None or of_encoder not in ("gated", "statistics"), "pool", what)
         return make_pooling(pool, encoder.dim)
 
     @abstractmethod
@@ -135,6 +138,10 @@ class Task(ABC):
             temperature: Divides both.
         """
         raise SettingError(f"model.teacher: {type(self).__name__} cannot learn from one; leave it out")
+
+    def outputs_of(self, scores: Float[Tensor, "b classes"], are_probabilities: bool) -> Float[Tensor, "b outputs"]:
+        """The outputs that say the same as the scores of a foreign network: logits of all classes, or probabilities."""
+        return scores.clamp(min=1e-30).log() if are_probabilities else scores
 
     @property
     def takes_teacher(self) -> bool:

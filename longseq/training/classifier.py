@@ -1,6 +1,7 @@
 """The LightningModule: an encoder and a head, trained on a task."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from pytorch_lightning.callbacks import BaseFinetuning
 from pytorch_lightning.strategies import ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torchmetrics import MetricCollection
 
@@ -27,7 +28,7 @@ from longseq.compat.lightning import (
 from longseq.compat.torch import HAS_TRITON, is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.forward_pass import shard_of
-from longseq.files.checkpoint import Checkpoint, CheckpointError, misfit, read_checkpoint
+from longseq.files.checkpoint import TO_TEACHER, Checkpoint, CheckpointError, misfit, read_checkpoint
 from longseq.files.checkpoint import data_of as data_described_by
 from longseq.files.description import allow_classes, build, build_from, describe, naming
 from longseq.tasks import SingleLabel, Task
@@ -38,10 +39,10 @@ from longseq.training._initial_weights import start_from_checkpoint, start_from_
 from longseq.training.compiled import Compile, compile_encoder, keep_gradients, samples_of_a_batch
 from longseq.training.data import data_of
 from longseq.training.devices.processes import Loss, is_spare_batch, loss_of_step
-from longseq.training.distillation import Teacher
+from longseq.training.distillation import NetworkTeacher, Teacher, Teaching, is_network
 from longseq.training.divergence import BadSteps
 from longseq.training.memory import keep_freed_memory, stop_keeping_freed_memory
-from longseq.training.mix import Mix
+from longseq.training.mix import Mix, MixUp
 from longseq.training.optimizer import lengths_of, set_rates
 from longseq.training.recipe import Recipe
 
@@ -99,7 +100,8 @@ class Classifier(pl.LightningModule):
     learning_rate: float
     label_smoothing: float
     mix: Mix | None
-    teacher: str | None
+    teacher: str | dict[str, Any] | None
+    distillation: Literal["logits", "features"]
 
     def __init__(
         self,
@@ -125,17 +127,22 @@ class Classifier(pl.LightningModule):
         described = Recipe(**recipe)
         for name, value in vars(described).items():
             setattr(self, name, value)
-        if self.mix is not None and not self.mix.suits_sounds and encoder.takes_sounds:
-            raise ArgumentError("mix", f"must suit sounds, got {type(self.mix).__name__}; use MixUp")
-        if self.teacher is not None and not self.task.takes_teacher:
+        if self.mix is not None and encoder.kind not in self.mix.suits:
+            remedy = "use MixUp" if encoder.kind in MixUp.suits else "leave it out"
+            raise ArgumentError("mix", f"must suit {encoder.kind}, got {type(self.mix).__name__}; {remedy}")
+        if self.teacher is not None and not (self.task.takes_teacher or (self.task.predicts and self._learns_features)):
             what = f"must be left out with the task {type(self.task).__name__}, got {self.teacher}"
             raise ArgumentError("teacher", f"{what}; it cannot learn from one")
+        if self._learns_features and freeze == "encoder":
+            what = "must be logits with freeze encoder, whose features do not change, got features"
+            raise ArgumentError("distillation", f"{what}; leave out one of the two")
         if compile and encoder.reversible:
             what = "must be false with reversible blocks, whose activations a compiled backward pass would keep"
             raise ArgumentError("compile", f"{what}; leave out one of the two")
         # used only during a training, and not saved in a checkpoint
         self.bad_steps = BadSteps()
-        self.teaching: Teacher | None = None
+        self.teaching: Teaching | None = None
+        self.to_teacher: nn.Linear | None = None  # from features to those of the teacher
         self.progress: Callable[[], float] | None = None  # the share of a timed training that is done (timed.py)
         self._kind_of_schedule: type | None = None  # the class of the schedule that this class has made
         self._planned_for: tuple[Any, ...] | None = None  # the schedule's peak, and the lengths of the training
@@ -190,7 +197,7 @@ class Classifier(pl.LightningModule):
         sharded, only the first rank draws them, and the others get their parts from it (devices/fully_sharded.py).
 
         Raises:
-            CheckpointError: If the teacher, or the checkpoint to start from, cannot be used.
+            CheckpointError, SettingError: If the teacher, or the checkpoint to start from, cannot be used.
             TypeError: If the data module cannot be described; a checkpoint needs its description.
             SettingError: If class_weights is balanced, and there is no data module with labels.
         """
@@ -205,7 +212,7 @@ class Classifier(pl.LightningModule):
             self._describe_data()
             self._learn_labels()
             if self.teacher is not None:
-                self.teaching = Teacher(self.teacher, self)
+                self._meet_teacher(self.teacher)
             if self.trainer.ckpt_path is None and not gets_parts:
                 start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
         if self._compile and not is_compiled(self.encoder):
@@ -213,6 +220,28 @@ class Classifier(pl.LightningModule):
                 what = "on a GPU it needs Triton, a C compiler and Python.h, and one is missing"
                 raise SettingError(f"model.compile: {what}; install gcc and python3-dev, or give false")
             compile_encoder(self.encoder, self._compile, lambda: samples_of_a_batch(trainer_of(self)))
+
+    def _meet_teacher(self, teacher: str | dict[str, Any]) -> None:
+        if is_network(teacher):
+            self.teaching = NetworkTeacher(teacher, self, getattr(self.trainer, "datamodule", None))
+        else:
+            assert isinstance(teacher, str)
+            self.teaching = Teacher(teacher, self)
+        if not self._learns_features:
+            return
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            what = "features cannot be learned with sharded weights"
+            raise SettingError(f"model.distillation: {what}; give logits, or another --trainer.strategy")
+        with torch.random.fork_rng(devices=[]):  # the same on any number of processes
+            torch.set_rng_state(self._drawn_from)
+            new = nn.Linear(self.encoder.dim, self.teaching.width, bias=False)
+        # callbacks have copied the model before; the copies get the same weights in the same order
+        for model in (self, *running_averages(self.trainer)):
+            model.to_teacher = copy.deepcopy(new).to(model.encoder.mean.device)
+
+    @property
+    def _learns_features(self) -> bool:
+        return self.teacher is not None and self.distillation == "features"
 
     def teardown(self, stage: str) -> None:
         """Give the freed memory back. A training that ends with an error keeps it until the next one has ended."""
@@ -299,10 +328,10 @@ class Classifier(pl.LightningModule):
         optimizer.zero_grad(set_to_none=not self._accumulates_in_graphs)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
-        inputs, labels = batch
-        inputs, targets = self.mixed(inputs, labels)
-        outputs = self(inputs)
-        losses = self._losses(inputs, outputs, targets)
+        inputs, labels, *taught = batch
+        inputs, targets, *taught = self.mixed(inputs, labels, *taught)
+        features, outputs = (None, self(inputs)) if self.to_teacher is None else self._features_and_outputs(inputs)
+        losses = self._losses(inputs, outputs, targets, features, *taught)
         loss, returned, of_all = loss_of_step(losses, self.trainer, batch_idx)
         if self.bad_steps.count(loss, of_all, self.trainer, batch_idx):
             if isinstance(self, FSDPModule):  # it needs a backward pass; on_before_optimizer_step drops the gradients
@@ -315,17 +344,31 @@ class Classifier(pl.LightningModule):
         self.log("train/loss", of_all)
         return returned
 
-    def mixed(self, inputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
-        """The inputs and targets of a training batch, mixed if ``mix`` is given."""
+    def mixed(self, inputs: Any, labels: Tensor, *taught: Tensor) -> tuple[Any, ...]:
+        """The inputs and targets of a training batch, and what a teacher gives of it, mixed if ``mix`` is given."""
         if self.mix is None or self.task.predicts is None:
-            return inputs, labels
-        return self.mix(inputs, self.task.targets(labels, self.num_classes).to(self.device).to(self.dtype))
+            return inputs, labels, *taught
+        targets = self.task.targets(labels, self.num_classes).to(self.device).to(self.dtype)
+        inputs, both = self.mix(inputs, torch.cat([targets, *taught], dim=1))
+        return inputs, *both.split([targets.shape[1], *(rows.shape[1] for rows in taught)], dim=1)
 
-    def _losses(self, inputs: Any, outputs: Tensor, targets: Tensor) -> list[Loss]:
+    def _features_and_outputs(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """The features of a batch, and the outputs, from one pass."""
+        if self.pooling is None:
+            features = self.encoder(inputs)
+            return features, self.head(features)
+        features, tokens, present = self.encoder.all_features(inputs)
+        return features, self.pooling(tokens, self.head(tokens), present)
+
+    def _losses(
+        self, inputs: Any, outputs: Tensor, targets: Tensor, features: Tensor | None, taught: Tensor | None = None
+    ) -> list[Loss]:
         """The parts of the loss of a training batch."""
         mean = self.task.loss(outputs, targets, self.loss_weights, self.label_smoothing)
         loss = Loss(1.0, mean, self.task.weight(outputs, targets, self.loss_weights))
-        return [loss] if self.teaching is None else self.teaching.losses(loss, inputs, outputs, self)
+        if self.teaching is None:
+            return [loss]
+        return self.teaching.losses(loss, inputs, outputs, self, features, taught)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Remove the gradients of a bad step, so that the optimizer changes nothing."""
@@ -472,6 +515,20 @@ class Classifier(pl.LightningModule):
 
     def _describe_data(self) -> Any:
         return describe(getattr(self.trainer, "datamodule", None))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Like torch's, except that a model which does not learn features of a teacher leaves their map out.
+
+        Raises:
+            CheckpointError: If the teacher gives another number of features than the one in the checkpoint.
+        """
+        saved, own = state_dict.get(TO_TEACHER), self.to_teacher
+        if saved is not None and own is None:
+            state_dict = {name: weight for name, weight in state_dict.items() if name != TO_TEACHER}
+        elif saved is not None and saved.shape != own.weight.shape:  # type: ignore[union-attr]
+            what = f"gives {len(own.weight)} features, and that of the checkpoint gave {len(saved)}"  # type: ignore[union-attr]
+            raise CheckpointError(f"model.teacher: {what}; give the same one")
+        return super().load_state_dict(state_dict, strict, assign)
 
     @classmethod
     def load_from_checkpoint(

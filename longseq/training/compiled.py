@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset
 from longseq.compat.torch import compile_for_shapes, plain_call, replace_call
 from longseq.encoders import Encoder
 from longseq.encoders._block import run_block
-from longseq.encoders.sound import SoundEncoder
 
 Compile = bool | Literal["blocks", "reduce-overhead"]
 
@@ -131,8 +130,9 @@ class _FewShapes:
     def __call__(self, inputs: Any) -> Any:
         encoder = self._encoder
         encoder.measure_if_new(inputs)  # without padding, and not in the graph
-        if isinstance(encoder, SoundEncoder):
-            is_longer = _samples(inputs) > encoder.num_samples
+        if encoder.varying is not None:
+            assert encoder.longest is not None
+            is_longer = _length(inputs, encoder) > encoder.longest
             if is_longer and not (encoder.training and encoder.any_length):
                 return self._plain(encoder, inputs)  # the length of a recording seldom comes twice
             inputs = _lengthened(inputs, encoder)
@@ -143,23 +143,27 @@ class _FewShapes:
         return tree_map_only(Tensor, lambda part: part[:number], outputs)
 
 
-def _samples(inputs: Any) -> int:
-    """The number of samples of the longest waveform."""
-    return (inputs["waveforms"] if isinstance(inputs, Mapping) else inputs).shape[-1]
+def _length(inputs: Any, encoder: Encoder) -> int:
+    """The length of the longest input of a batch."""
+    assert encoder.varying is not None
+    name, axis = encoder.varying
+    return (inputs[name] if isinstance(inputs, Mapping) else inputs).shape[axis]
 
 
-def _lengthened(inputs: Any, encoder: SoundEncoder) -> Any:
-    """Sounds that are followed by silence up to the next eighth of the longest clip."""
-    longest, samples = encoder.num_samples, _samples(inputs)
+def _lengthened(inputs: Any, encoder: Encoder) -> Any:
+    """Inputs that are followed by padding up to the next eighth of the longest one."""
+    assert encoder.varying is not None and encoder.longest is not None
+    (name, axis), longest, own = encoder.varying, encoder.longest, _length(inputs, encoder)
     step = -(-longest // _LENGTHS)
-    length = -(-samples // step) * step
-    if samples <= longest:
+    length = -(-own // step) * step
+    if own <= longest:
         length = min(length, longest)
-    if length == samples:
+    if length == own:
         return inputs
     if not isinstance(inputs, Mapping):
-        inputs = {"waveforms": inputs, "lengths": torch.full((len(inputs),), samples, device=inputs.device)}
-    return {**inputs, "waveforms": F.pad(inputs["waveforms"], (0, length - samples))}
+        inputs = {name: inputs, "lengths": torch.full((len(inputs),), own, device=inputs.device)}
+    after = inputs[name].ndim - 1 - axis % inputs[name].ndim  # axes behind that of the lengths, which F.pad takes first
+    return {**inputs, name: F.pad(inputs[name], (*(0, 0) * after, 0, length - own))}
 
 
 def _filled(part: Tensor, whole: int) -> Tensor:

@@ -28,6 +28,8 @@ class InputSpec(Protocol):
     def channels(self) -> tuple[str, ...] | None: ...
     @property
     def rate_hz(self) -> float | None: ...
+    @property
+    def has_gaps(self) -> bool: ...
 
 
 @runtime_checkable
@@ -46,7 +48,9 @@ class LabelledSamples(Protocol):
 class DataContract(Protocol):
     """What longseq's commands need of a LightningDataModule besides its loaders; datamodules.DataModule has all of it.
 
-    An encoder that takes ``shape``, or ``sample_rate_hz`` and ``seconds``, gets them from the data module too.
+    An encoder that takes ``shape``, or ``sample_rate_hz``, ``seconds``, ``channels`` and ``gaps``, gets them from the
+    data module too: its attributes ``shape``, ``sample_rate_hz``, ``seconds``, ``num_channels`` and ``has_gaps``, if it
+    has them.
 
     Attributes:
         class_names: Names of the labels 0, 1, ...

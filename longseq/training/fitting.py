@@ -42,6 +42,7 @@ def what_fits(
     autocast: Callable[[], AbstractContextManager[Any]],
     has_moments: bool = False,
     accumulated: int = 1,
+    has_max_tokens: bool = False,
 ) -> list[str]:
     """The flags that make a training step fit with room to spare. Each is tried alone: a half, a quarter and so on of
     the batch; activation checkpointing; bfloat16; a half, a quarter and so on of k.
@@ -52,6 +53,7 @@ def what_fits(
         autocast: The precision of the training, as a context.
         has_moments: Whether AdamW's moments are on the device already; if not, memory is reserved for them.
         accumulated: Batches per optimizer step.
+        has_max_tokens: Whether the data limits the tokens of a batch (data.max_tokens), and not only its inputs.
     """
     model.zero_grad()
     inputs, labels = batch
@@ -80,7 +82,10 @@ def what_fits(
     halves = [len(labels) >> shift for shift in range(1, len(labels).bit_length())]
     if count := next((count for count in halves if fits(model, count)), None):
         batches = -(-len(labels) * accumulated // count)
-        flags.append(f"--data.batch_size {count} --trainer.accumulate_grad_batches {batches}")
+        smaller = f"--data.batch_size {count}"
+        if has_max_tokens:  # other batches have more and smaller bags, and as many tokens
+            smaller = f"--data.max_tokens {count * inputs['features'].shape[1]}"
+        flags.append(f"{smaller} --trainer.accumulate_grad_batches {batches}")
     if not model.encoder.checkpointing and not model.encoder.reversible:
         model.encoder.trunk.set_grad_checkpointing(True)
         if fits(model, len(labels)):

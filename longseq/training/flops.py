@@ -55,9 +55,9 @@ class Flops(NamedTuple):
 def flops_per_sample(model: Classifier) -> Flops:
     """Count the matrix products, convolutions and FFTs of trunk, head and pooling for one sample, on the meta device.
 
-    In training, a teacher's forward pass is counted too. The spectrogram (it has no parameters), the optimizer and all
-    elementwise operations are not counted. Recomputation under activation checkpointing or in a fused attention's
-    backward pass is not counted either, because it is not the model's work.
+    In training, the forward pass of a teacher is counted too, if it is a checkpoint. The spectrogram (it has no
+    parameters), the optimizer and all elementwise operations are not counted. Recomputation under activation
+    checkpointing or in a fused attention's backward pass is not counted either, because it is not the model's work.
 
     Raises:
         RuntimeError: If no parameter is trained.
@@ -65,8 +65,8 @@ def flops_per_sample(model: Classifier) -> Flops:
     if model.before_sharding is not None:
         return model.before_sharding[0]
     own = _count(model, backward=True)
-    taught = 0 if model.teaching is None else _count(model.teaching.model, backward=False).forward
-    return Flops(own.forward, own.training + taught)
+    teacher = None if model.teaching is None else model.teaching.model
+    return Flops(own.forward, own.training + (0 if teacher is None else _count(teacher, backward=False).forward))
 
 
 @torch.inference_mode(False)  # the backward pass needs gradients, which the caller may have turned off

@@ -23,7 +23,7 @@ class Mix(ABC):
         ValueError: If alpha is out of its range.
     """
 
-    suits_sounds: ClassVar[bool] = False
+    suits: ClassVar[tuple[str, ...]] = ("images",)  # the kinds of encoders whose inputs it can mix
 
     def __init__(self, alpha: float = 0.4) -> None:
         # a smaller alpha mixes nothing, a larger one gives equal shares, and a huge one does not fit into float32
@@ -47,7 +47,7 @@ class MixUp(Mix):
     Source: Zhang et al., mixup: Beyond empirical risk minimization (arXiv:1710.09412).
     """
 
-    suits_sounds = True
+    suits = ("images", "sounds")
 
     def __call__(self, inputs: Any, targets: Float[Tensor, "b classes"]) -> tuple[Any, Float[Tensor, "b classes"]]:
         share = self.share()
@@ -60,7 +60,10 @@ class MixUp(Mix):
         if isinstance(inputs, Mapping):
             lengths = inputs["lengths"]
             longer = torch.maximum(lengths, lengths.roll(1, 0))
-            return {"waveforms": mixed(inputs["waveforms"]), "lengths": longer}, both
+            waveforms, missing = inputs["waveforms"], inputs["waveforms"].isnan()
+            mixture = mixed(waveforms.masked_fill(missing, 0))  # a gap of one of them is silent, as its padding is
+            is_gap = missing & missing.roll(1, 0)
+            return {"waveforms": mixture.masked_fill(is_gap, float("nan")), "lengths": longer}, both
         return mixed(inputs), both
 
 

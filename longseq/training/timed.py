@@ -132,7 +132,10 @@ class Timed(pl.Callback):
         batches = math.inf if of_batch <= 0 else (1 - self._progress) * self._total / of_batch
         self._epochs = self._of_slowest(batches / max(trainer.num_training_batches, 1))
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self._of_sample = of_batch / (2 * data.batch_size * trainer.world_size)
+        # not batch_size, because batches may have fewer samples
+        loader: Any = trainer.train_dataloader
+        of_all_ranks = len(data.splits()["train"]) / max(len(loader), 1)
+        self._of_sample = of_batch / (2 * of_all_ranks)
         self._evaluation = self._evaluation or self._samples[0] * self._of_sample
         self._is_mixed = self._epochs >= _EPOCHS_TO_MIX
         self._apply_plan(trainer, pl_module)
@@ -154,11 +157,9 @@ class Timed(pl.Callback):
 
     def summary(self, trainer: pl.Trainer) -> str:
         """The number of steps and epochs, as a sentence."""
-        epochs = trainer.global_step / max(trainer.num_training_batches / trainer.accumulate_grad_batches, 1)
         mixing = "" if self._mix is None or self._is_mixed else f", without {type(self._mix).__name__}"
-        return (
-            f"In these {self.minutes:g} minutes it had {trainer.global_step:,} steps, {_round(epochs)} epochs{mixing}."
-        )
+        epochs = _round(epochs_done(trainer))
+        return f"In these {self.minutes:g} minutes it had {trainer.global_step:,} steps, {epochs} epochs{mixing}."
 
     def _end(self, trainer: pl.Trainer) -> None:
         trainer.fit_loop.epoch_loop.max_steps = trainer.global_step
@@ -184,6 +185,11 @@ class Timed(pl.Callback):
         self._began -= state_dict["seconds"]
         self._evaluation, self._of_sample = state_dict["evaluation"], state_dict["of_sample"]
         self._epochs, self._is_mixed = state_dict["epochs"], state_dict["is_mixed"]
+
+
+def epochs_done(trainer: pl.Trainer) -> float:
+    """The number of epochs that a training has had, with the part of an epoch in which it ended."""
+    return trainer.global_step / max(trainer.num_training_batches / trainer.accumulate_grad_batches, 1)
 
 
 def _round(epochs: float) -> str:

@@ -12,16 +12,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from longseq.attention import (
     LRU,
     LSTM,
+    S4,
     S4D,
     EfficientAttention,
     LinearTransformer,
     LongConv,
     Longformer,
+    Mamba,
     Mamba2,
     Mechanism,
+    NoAttention,
     Nystromformer,
     Performer,
     SparseTransformer,
+    StaticMixing,
     TokenGrid,
     TransformerLS,
 )
@@ -33,6 +37,7 @@ C, K, M, N, G = D // H, 16, 13, 24, 2  # channels, landmarks or summaries, featu
 # columns and prefix tokens of the grid, and the formula beside 8 n d^2 for queries, keys, values and output
 ATTENTION: list[tuple[Mechanism, int, int, Callable[[int], float]]] = [
     (EfficientAttention(), 1, 0, lambda n: 4 * D**2 * C),
+    (EfficientAttention("scaling"), 1, 0, lambda n: 4 * n * D * C),
     (LinearTransformer(), 1, 0, lambda n: 4 * n * D * C),
     (Performer(M), 1, 0, lambda n: 8 * n * M * D),
     (Nystromformer(K), 1, 0, lambda n: 8 * n * K * D + 48 * K**3 * H),
@@ -46,8 +51,19 @@ ATTENTION: list[tuple[Mechanism, int, int, Callable[[int], float]]] = [
 OTHERS: list[tuple[Mechanism, int, int, Callable[[int], float]]] = [
     (S4D(N), 1, 0, lambda n: 4 * n * D**2 + 15 * n * D * log2(2 * n) + 4 * n * D * N),
     (LongConv(), 1, 0, lambda n: 4 * n * D**2 + 15 * n * D * log2(2 * n)),
+    (NoAttention(), 1, 0, lambda n: 4 * n * D**2),
+    (StaticMixing(K), 1, 0, lambda n: 2 * n * D**2 + 2 * K * D**2 + 4 * n * K * D),
     (LSTM(), 1, 0, lambda n: 14 * n * D**2),
     (LRU(N), 1, 0, lambda n: 4 * n * D**2 + 12 * n * D * N + 40 * n * N * log2(2 * n)),
+    (
+        S4(N),
+        1,
+        0,
+        lambda n: (
+            4 * n * D**2 + 15 * n * D * log2(2 * n) + 4 * n * D * N + 2 * D * N**3 * log2(n) + 6 * n**0.5 * D * N**2
+        ),
+    ),
+    (Mamba(N), 1, 0, lambda n: 4 * n * (6 * D**2 + 4 * D * (2 + N) + 2 * D * N)),
     (Mamba2(N), 1, 0, lambda n: 2 * n * (12 * D**2 + 4 * D * N + 128 * (N + 2 * D) + 8 * D * N)),
 ]
 

@@ -11,6 +11,7 @@ from longseq.arguments import ArgumentError
 from longseq.attention import (
     Conv,
     Dynamic,
+    EfficientAttention,
     Gaussian,
     Linear,
     Linformer,
@@ -45,6 +46,10 @@ MECHANISMS = [
         for projection in (Mean(), Max(), Conv(), Conv(full=True), Gaussian())
     ),
     Verma(K, projection=Mean(), normalize="columns"),
+    Verma(normalize="scaling"),
+    Verma(K, normalize="scaling"),
+    Verma(K, "none", Max(), normalize="scaling"),
+    EfficientAttention("scaling"),
     Linformer([[3, 5, 7]], "none"),
     Linformer([[3, 5, 7]], "none", Max()),
     Verma([[3, 5, 7]], "none", Conv(full=True)),
@@ -74,7 +79,9 @@ def naive(layer: torch.nn.Module, mechanism: Mechanism, x: Tensor) -> Tensor:
         for Q, K_, V in zip(
             q.split(C, dim=1), shortened(layer.project_keys, k), shortened(layer.project_values, v), strict=True
         ):
-            if isinstance(mechanism, Verma):
+            if getattr(mechanism, "normalize", "") == "scaling":
+                heads.append((Q / len(K_) ** 0.5) @ (K_.T / len(K_) ** 0.5) @ V)
+            elif isinstance(mechanism, Verma):
                 axis = 1 if mechanism.normalize == "rows" else 0
                 H_ = torch.softmax(Q / C**0.5, dim=axis)
                 L = torch.softmax(scale * K_.T / C**0.5, dim=axis)
@@ -161,6 +168,15 @@ def test_verma_is_efficient_attention_when_nothing_is_shortened() -> None:
     torch.testing.assert_close(layer(x)[0], layer.proj(expected), rtol=1e-10, atol=1e-10)
 
 
+def test_a_way_to_normalise_that_does_not_exist_is_named_in_one_line() -> None:
+    for mechanism, names in (
+        (Verma(normalize="row"), "rows, columns or scaling"),  # type: ignore[arg-type]
+        (EfficientAttention("rows"), "softmax or scaling"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ArgumentError, match=f"^normalize must be {names}, got 'rows?'; choose one of them$"):
+            layer_of(mechanism)
+
+
 @pytest.mark.parametrize(
     "mechanism",
     [m for m in MECHANISMS if getattr(m, "normalize", "rows") == "rows" and getattr(m, "projection", None) == Linear()],
@@ -231,8 +247,9 @@ def test_scores_are_scaled_by_the_tokens_that_are_present() -> None:
 
 
 def test_length_scaling_needs_a_softmax_over_tokens() -> None:
-    with pytest.raises(ArgumentError, match="length_scaling"):
-        layer_of(Verma(normalize="columns", length_scaling=1.0))
+    for normalize in ("columns", "scaling"):
+        with pytest.raises(ArgumentError, match=f"^length_scaling must be 0 with normalize {normalize}; L is no"):
+            layer_of(Verma(normalize=normalize, length_scaling=1.0))
     for power in (-1.0, math.inf, math.nan):
         for mechanism in (Verma(length_scaling=power), Softmax(power), Linformer(K, projection=Dynamic(False, power))):
             with pytest.raises(ArgumentError, match="length_scaling"):

@@ -30,6 +30,7 @@ from longseq.attention import (
 )
 from longseq.attention.examples import every_projection
 from longseq.attention.projection import Projection, resample_columns
+from longseq.attention.sharing import Sharing
 from longseq.contract.projection import OWN, D, H, K, built, tokens
 from longseq.contract.promise import Promise
 
@@ -144,6 +145,24 @@ def test_the_singular_start_has_orthonormal_rows_also_where_the_inputs_have_few_
     for block in model.trunk.blocks:
         E = block.attn.project_keys.weight.double()
         torch.testing.assert_close(E @ E.mT, torch.eye(16).double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharing", ["none", "key_value"])
+@pytest.mark.parametrize("projection", every_projection(), ids=repr)
+def test_with_one_key_every_token_gets_the_one_summary_of_the_values(projection: Projection, sharing: Sharing) -> None:
+    """The softmax over one key is 1: k = 1 is the control without any weight that depends on queries and keys."""
+    torch.manual_seed(0)
+    (layer,) = Linformer(1, sharing, projection).layers([Attention(D, H, qkv_bias=True)], TokenGrid((4, 6)))
+    layer, n = layer.double(), 24
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)
+    x = torch.randn(2, n, D, dtype=torch.float64)
+    for length in (n, 15):
+        present = (torch.arange(n) < length).expand(2, n)[..., None]
+        values = layer.qkv(x)[..., 2 * D :].masked_fill(~present, 0)
+        summary = layer.project_values.given(x, present)(values, present)
+        y = layer(x, present.mT[:, None])[:, :length]
+        torch.testing.assert_close(y, layer.proj(summary).expand(-1, length, -1), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import torch
 from small_vit import model
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers.models.mamba import MambaConfig, modeling_mamba
 from transformers.models.mamba2 import Mamba2Config, modeling_mamba2
 
 from longseq import ImageEncoder, SpectrogramEncoder, resize
 from longseq.arguments import ArgumentError
-from longseq.attention import LRU, LSTM, S4D, LongConv, Mamba2
+from longseq.attention import LRU, LSTM, S4, S4D, LongConv, Mamba, Mamba2
 from longseq.attention.others import mamba2
 from longseq.attention.others.longconv import _squashed
 from longseq.attention.others.sequence import backwards
@@ -106,7 +107,56 @@ def test_s4d_with_its_gradients_is_a_sum_over_scipys_impulse_responses():
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("mechanism", [S4D(), LRU(state=24), LongConv()], ids=repr)
+def of_s4(weights):
+    """The complex numbers of all states, those of the second half the conjugates of the first."""
+    half = torch.view_as_complex(weights) if weights.shape[-1:] == (2,) and not weights.is_complex() else weights
+    return torch.cat([half, half.conj()], dim=-1)
+
+
+def s4_by_steps(layer, x, direction):
+    """x_k = A' x_(k-1) + B' u_k, y_k = C x_k, with dense complex A = Lambda - P P*: arXiv:2111.00396, equation 3."""
+    A = of_s4(-layer.log_A_real.exp() + 1j * layer.A_imag).diag_embed()
+    P, B, C = of_s4(layer.P), of_s4(layer.B), of_s4(layer.C[direction])
+    A = A - P[..., :, None] * P.conj()[..., None, :]
+    half, one = layer.log_dt.exp()[:, None, None] / 2, torch.eye(A.shape[-1])
+    ahead, inputs = torch.linalg.solve(one - half * A, torch.stack([one + half * A, 2 * half * B.diag_embed()]))
+    inputs, state, outcome = inputs.sum(-1), 0 * B, []
+    for u in x.unbind(1):
+        state = (ahead @ state[..., None]).squeeze(-1) + inputs * u[..., None]
+        outcome.append((C * state).sum(-1))
+    outcome = torch.stack(outcome, 1)
+    assert outcome.imag.abs().max() < 1e-9
+    return outcome.real
+
+
+@pytest.mark.parametrize("n", [1, 2, N, 64])
+def test_s4_is_the_recurrence_of_its_dense_matrix_in_both_directions(n):
+    layer, x = layer_of(S4(state=8)), tokens(n)
+    with torch.no_grad():
+        for weight in (layer.P, layer.B, layer.log_A_real):
+            weight.add_(0.1 * torch.randn_like(weight))  # as a training leaves them
+    next_on = nn.functional.pad(s4_by_steps(layer, x.flip(1), 1).flip(1)[:, 1:], (0, 0, 0, 1))
+    compare(layer.filter(x), s4_by_steps(layer, x, 0) + next_on, x, layer)
+
+
+def test_s4_starts_at_hippo_and_is_discretised_as_scipy_does():
+    """HiPPO-LegS is a triangular matrix of real numbers. With C = B' its kernel depends on no basis."""
+    n = np.arange(8)
+    A = -np.tril(np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), -1) - np.diag(n + 1.0)
+    B = np.sqrt(2 * n + 1.0)[:, None]
+    layer = layer_of(S4(state=8))
+    with torch.no_grad():
+        layer.C[0] = layer.B * torch.tensor([1.0, -1.0])  # the conjugates
+    for channel in (0, DIM - 1):
+        system = A, B, B.T, np.zeros((1, 1))
+        step, inputs, *_ = scipy.signal.cont2discrete(system, layer.log_dt[channel].exp().item(), "bilinear")
+        kernel = [(B.T @ np.linalg.matrix_power(step, power) @ inputs).item() for power in range(40)]
+        torch.testing.assert_close(
+            layer.kernels(40)[0, channel], torch.tensor(kernel, dtype=torch.float64), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("mechanism", [S4D(), S4(state=8), LRU(state=24), LongConv()], ids=repr)
 def test_the_block_around_a_filter_is_that_of_s4(mechanism):
     """GLU(W GELU(filter(u) + D u) + b), the block of S4's paper, with GELU and GLU written out."""
     layer, x = layer_of(mechanism), tokens()
@@ -127,6 +177,8 @@ def test_s4d_starts_at_the_states_of_its_paper():
     [
         (S4D(state=5), "state must be even and positive, got 5; 64 is usual"),
         (S4D(lr=0.0), "lr must be positive, got 0.0; 0.001 is usual"),
+        (S4(state=3), "state must be even and positive, got 3; 64 is usual"),
+        (Mamba(rank=0), "rank must be positive, got 0; leave it out for the paper's"),
         (LongConv(lam=-1.0), "lam must be 0 or more, got -1.0; 0.003 is usual"),
         (LongConv(smooth=4), "smooth must be odd and positive, got 4; 1 for no moving average"),
         (LongConv(lr=0.0), "lr must be positive, got 0.0; 0.001 is usual"),
@@ -368,6 +420,38 @@ def test_mamba2_is_that_of_transformers_in_both_directions(mechanism, monkeypatc
     forward = mamba2_of_transformers(layer.from_first, 4, x, monkeypatch)
     backward = mamba2_of_transformers(layer.from_last, 4, x.flip(1), monkeypatch).flip(1)
     compare(layer(x), forward + backward, x, layer)
+
+
+def mamba_of_transformers(direction, x, monkeypatch):
+    inner, states = direction.A_log.shape
+    config = MambaConfig(
+        hidden_size=DIM, state_size=states, expand=inner // DIM, conv_kernel=direction.conv1d.kernel_size[0],
+        time_step_rank=direction.sizes[0], use_mambapy=False,
+    )  # fmt: skip
+    mixer = modeling_mamba.MambaMixer(config, 0).double()
+    for name in ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log", "D", "out_proj"):
+        part = getattr(direction, name)
+        if isinstance(part, nn.Parameter):
+            setattr(mixer, name, part)
+            continue
+        getattr(mixer, name).weight = part.weight
+        if part.bias is not None:
+            getattr(mixer, name).bias = part.bias
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(modeling_mamba, "torch", SimpleNamespace(**{**vars(torch), "float32": torch.float64}))
+    outcome = mixer.eval()(x)
+    monkeypatch.undo()
+    return outcome
+
+
+@pytest.mark.parametrize("mechanism", Mamba.examples(), ids=repr)
+def test_mamba_is_that_of_transformers_in_both_directions(mechanism, monkeypatch):
+    """Over one chunk, and over three of them."""
+    for n in (N, 150):
+        layer, x = layer_of(mechanism), tokens(n)
+        forward = mamba_of_transformers(layer.from_first, x, monkeypatch)
+        backward = mamba_of_transformers(layer.from_last, x.flip(1), monkeypatch).flip(1)
+        compare(layer(x), forward + backward, x, layer)
 
 
 def test_long_sequences_of_mamba2_do_not_overflow():

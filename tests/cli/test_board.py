@@ -1,7 +1,7 @@
 """The command board, and what a person sees on its page, in a real browser (Debian's package chromium).
 
 With SCREENSHOTS=DIR the runs are trained for some minutes, and the browser's tests leave their pictures there:
-docs/board.png and docs/board-images.png (the README's) are two.
+docs/board.png and docs/board-images.png (of guides/reading-results.md) are two.
 """
 
 import json

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import longseq
 from datamodules import ImageFolder
-from longseq.attention import Linformer, Mechanism, Softmax, Verma
+from longseq.attention import Linformer, Mechanism, NoAttention, Softmax, Verma
 from longseq.attention.examples import exported
 from longseq.training import Classifier
 
@@ -88,6 +88,26 @@ def test_every_mechanism_is_trained_and_tested_by_its_name(kind: type[Mechanism]
     assert "test accuracy" in figures(done.out)
     checkpoint = tmp_path / "runs/digits/0/last.ckpt"
     assert type(Classifier.load_from_checkpoint(checkpoint).encoder.attention) is kind
+
+
+@pytest.mark.parametrize("place", ["flag", "configuration"])
+def test_no_attention_is_none_in_flags_and_configurations(command, place: str, tmp_path: Path) -> None:
+    """It is a class in the checkpoint, which resumes; leaving the attention out is still a mistake."""
+    few = ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1", "--trainer.max_steps", "1"]
+    config = Path(DIGITS).read_text().split("      attention:")
+    for attention in ("", "      attention: None\n"):
+        (tmp_path / "digits.yaml").write_text(config[0] + attention + config[1].partition("k: 16\n")[2])
+        given = ["--config", tmp_path / "digits.yaml"]
+        if attention and place == "flag":
+            given = ["--config", DIGITS, "--model.encoder.attention", "None"]
+        done = command("fit", *given, *TINY, *few)
+        if not attention:
+            assert done.error.startswith("error: model.encoder.attention: missing"), done.err
+    assert done.code == 0, done.err
+    checkpoint = tmp_path / "runs/digits/0/last.ckpt"
+    assert type(Classifier.load_from_checkpoint(checkpoint).encoder.attention) is NoAttention
+    done = command("test", "--ckpt_path", checkpoint, "--trainer.limit_test_batches", "1")
+    assert done.code == 0, done.err
 
 
 def test_a_flag_that_a_resumed_optimizer_overrides_is_warned_of(command, run: Path) -> None:

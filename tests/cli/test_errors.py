@@ -70,6 +70,10 @@ MISTAKES = {
         ["--data", "ImageFolder", "--data.class_names", "[7, 8]"],
         "data.class_names: got the number 7; quote it: '7'",
     ),
+    "an unknown network": (
+        ["--data", "AudioFolder", "--data.network", "Tim"],
+        "data.network: no class Tim; did you mean Timm?",
+    ),
     "an unknown data set": (["--data", "Digit"], "data: no class Digit; did you mean Digits?"),
     "a word for a number": (
         ["--model.encoder.attention.k", "many"],
@@ -336,8 +340,8 @@ def test_a_configuration_that_is_no_text_is_one_line(command: Callable, tmp_path
         (
             [],
             2,
-            "command: missing; choose one of fit, validate, test, predict, preview, stats, check, shard, benchmark, "
-            "spectrum, approximation, sweep, needle, contract, explain, board, export",
+            "command: missing; choose one of fit, validate, test, predict, preview, stats, check, shard, embed, "
+            "benchmark, spectrum, approximation, sweep, needle, contract, explain, review, board, export",
         ),
         (["ft"], 2, "ft: no such command; did you mean fit?"),
         (["fit"], 2, "model.encoder, data: missing; give --config, one of configs/, or these flags"),

@@ -18,19 +18,22 @@ from lightning_fabric.strategies.launchers.subprocess_script import _ChildProces
 from pytorch_lightning.callbacks import (
     EarlyStopping,
     ModelCheckpoint,
+    RichProgressBar,
     StochasticWeightAveraging,
     Timer,
+    TQDMProgressBar,
     WeightAveraging,
 )
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from small_networks import onnx_of_sounds, tflite_of_sounds
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import lowering
 from torchmetrics.classification import MulticlassAccuracy
 
 from datamodules import Digits
-from datamodules.compat import position_in_training
+from datamodules.compat import position_in_training, tflite_tensors, tflite_with_output, with_output
 from longseq import ImageEncoder, Mechanism, Softmax
 from longseq.compat import jsonargparse, lightning, timm, torchmetrics
 from longseq.compat import torch as of_torch
@@ -96,8 +99,8 @@ class Watching(pl.Callback):
 def trainer_of(folder: object, *callbacks: pl.Callback, **options: object) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu", default_root_dir=str(folder), callbacks=list(callbacks), logger=False, limit_train_batches=4,
-        limit_val_batches=1, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
-        **{"max_epochs": 1, **options},
+        limit_val_batches=1, num_sanity_val_steps=0, enable_model_summary=False,
+        **{"max_epochs": 1, "enable_progress_bar": False, **options},
     )  # fmt: skip
 
 
@@ -243,6 +246,18 @@ def test_jsonargparses_reports_are_taken_apart(arguments, fault) -> None:
     assert {"n", "config"} <= jsonargparse.options_of(parser)
 
 
+def test_the_word_none_names_a_class_where_jsonargparse_expects_one_of_its_kind() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--attention", type=Mechanism)
+    parser.add_argument("--name", type=str)
+    for none in ("None", {"class_path": "None"}):
+        values = jsonargparse.with_name_for_none(parser, {"attention": none, "name": "None"}, Mechanism, "Softmax")
+        assert parser.parse_object(values).as_dict() == {
+            "attention": {"class_path": "longseq.Softmax", "init_args": {"length_scaling": 0.0, "rotary": False}},
+            "name": "None",
+        }
+
+
 def test_jsonargparse_builds_every_class_where_its_refusal_is_noted() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--callbacks", type=list[pl.Callback])
@@ -281,6 +296,14 @@ def test_torch_says_that_memory_is_too_little_in_the_known_words() -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert of_torch.is_out_of_memory(error.value)
     assert of_torch.asked_of_memory(error.value) in (None, f"{1 << 40} MiB")
+
+
+def test_torch_names_a_gpu_to_nvml() -> None:
+    (argument,) = inspect.signature(torch.cuda._get_pynvml_handler).parameters
+    assert argument == "device"
+    assert "return handle" in inspect.getsource(torch.cuda._get_pynvml_handler)
+    # energy is read with it in the way in which torch itself reads the power
+    assert "handle = _get_pynvml_handler" in inspect.getsource(torch.cuda.memory_usage)
 
 
 def test_torchmetrics_states_come_back_in_one_metric() -> None:
@@ -354,6 +377,31 @@ def test_lightning_tells_the_trainer_of_a_model(tmp_path) -> None:
     assert lightning.trainer_of(untrained) is trainer
 
 
+@pytest.mark.parametrize("kind", [RichProgressBar, TQDMProgressBar])
+def test_a_bar_of_lightning_counts_epochs_from_one_and_shows_texts_beside_it(tmp_path, kind, monkeypatch) -> None:
+    for patched, name in (
+        (RichProgressBar, "_get_train_description"), (TQDMProgressBar, "on_train_epoch_start")
+    ):  # fmt: skip
+        monkeypatch.setattr(patched, name, getattr(patched, name))  # undone after the test
+    lightning.count_epochs_from_one()
+    described, shown = [], []
+
+    class Reads(pl.Callback):
+        def on_train_start(self, trainer, pl_module) -> None:
+            lightning.show_beside_bar(trainer, lambda: {"left": "9 min"})
+
+        def on_validation_start(self, trainer, pl_module) -> None:
+            bar = trainer.progress_bar_callback.train_progress_bar
+            described.append(bar.description.strip() if kind is RichProgressBar else bar.desc.removesuffix(": "))
+            shown.append(trainer.progress_bar_callback.get_metrics(trainer, pl_module)["left"])
+
+    options = {"enable_progress_bar": True, "max_epochs": 2, "enable_checkpointing": False}
+    trainer = trainer_of(tmp_path, Reads(), kind(), **options)
+    trainer.fit(model(), datamodule=Digits(batch_size=512))
+    assert [text.split("]")[-1] for text in described] == ["Epoch 1/2", "Epoch 2/2"]
+    assert shown == ["9 min", "9 min"]
+
+
 def test_libgomps_threads_spin_briefly_while_there_are_more_of_them_than_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,9 +426,29 @@ holder.start()
 time.sleep(0.2)
 print(spinning_of())
 until.set()
-holder.join()
-print(spinning_of())
+holder.join()  # libgomp frees the thread's team when the thread itself ends, which can be later than Python's join
+print(next((seconds for seconds in (spinning_of() for _ in range(20)) if seconds > 0.01), 0.0))
 """
     done = forked.run("-c", code, cwd=tmp_path, fresh=True)
     before, meanwhile, after = map(float, done.stdout.split())
     assert meanwhile < 0.005 < 0.01 < min(before, after), done
+
+
+def test_onnxruntime_joins_the_outputs_of_two_messages(tmp_path: Path) -> None:
+    import onnxruntime
+
+    onnx_of_sounds(tmp_path / "m.onnx")
+    changed = with_output((tmp_path / "m.onnx").read_bytes(), "embedding")
+    session = onnxruntime.InferenceSession(changed, providers=["CPUExecutionProvider"])
+    assert [entry.name for entry in session.get_outputs()] == ["scores", "embedding"]
+
+
+def test_litert_has_the_schema_of_its_files(tmp_path: Path) -> None:
+    from ai_edge_litert.interpreter import Interpreter
+
+    tflite_of_sounds(tmp_path / "m.tflite")
+    content = (tmp_path / "m.tflite").read_bytes()
+    outputs, made = tflite_tensors(content)
+    assert (list(outputs), list(made)) == (["scores"], ["embedding", "scores"])
+    changed = Interpreter(model_content=tflite_with_output(content, made["embedding"]))
+    assert [entry["name"] for entry in changed.get_output_details()] == ["embedding"]

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import soundfile
@@ -28,10 +29,12 @@ from datamodules import (
     DataModule,
     Digits,
     FashionMNIST,
+    FeatureFolder,
     ImageFolder,
     ImageShards,
     Needles,
     Pathfinder,
+    SignalFolder,
     SpeechCommands,
     TinyImageNet,
     Vowels,
@@ -176,6 +179,35 @@ def audio_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AudioFolder:
     for number in range(20):
         noise(folder / f"{('bells', 'horns')[number % 2]}/{number}.wav", 8000, 0.05 + 0.005 * number)
     return AudioFolder(str(folder), sample_rate_hz=8000, seconds=0.1)
+
+
+def bag(path: Path, num_tokens: int, num_features: int = 6, has_coordinates: bool = True) -> None:
+    """Write random features of tiles on a grid, as TRIDENT does; one path always gives the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng([*str(path).encode()])
+    with h5py.File(path, "w") as file:
+        file["features"] = generator.normal(size=(num_tokens, num_features)).astype(np.float32)
+        if has_coordinates:
+            file["coords"] = 512 * np.stack(np.divmod(np.arange(num_tokens), 5), 1)
+            file["coords"].attrs["patch_size_level0"] = 512
+
+
+@of(FeatureFolder)
+def feature_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FeatureFolder:
+    for number in range(20):
+        bag(folder / f"{('normal', 'tumor')[number % 2]}/{number}.h5", 1 + number)
+    return FeatureFolder(str(folder))
+
+
+@of(SignalFolder)
+def signal_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SignalFolder:
+    for number in range(20):
+        path = folder / ("calm", "fast")[number % 2] / f"{number}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        signal = np.random.default_rng(number).standard_normal((2, 50 + number))
+        signal[:, 20:23] = np.nan
+        np.savez(path, signal=signal, fs=100)
+    return SignalFolder(str(folder), channels=1)  # the foreign files of the tests have one
 
 
 @of(ImageShards)

@@ -1,6 +1,7 @@
 """Recordings with hidden digits: what is hidden, where, how loud, and that nothing of the test is heard before."""
 
 import csv
+import math
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,37 @@ def test_a_label_is_what_is_spoken(root: str, question: str) -> None:
         assert len(clips) == int((names.train_set.labels == digit).sum())
 
 
+@pytest.mark.parametrize("held_out", [[7, 8, 9], [0, 5]])
+def test_the_test_compares_digits_that_training_and_validation_never_hold(root: str, held_out: list[int]) -> None:
+    data = needles(root, question="same", held_out_digits=held_out)
+    others = set(range(10)) - set(held_out)
+    for name, samples in data.splits().items():
+        assert samples.labels.sum() == len(samples) // 2  # half are the same
+        spoken: dict[int, set[tuple[int, ...]]] = {0: set(), 1: set()}
+        generator = torch.Generator().manual_seed(0)
+        for label, pairs in spoken.items():
+            pairs.update(tuple(samples.maker._spoken(torch.tensor(label), generator)) for _ in range(900))
+        expected = set(held_out) if name == "test" else others
+        assert spoken[1] == {(digit, digit) for digit in expected}
+        assert spoken[0] == {(first, second) for first in expected for second in expected if first != second}
+
+
+def test_no_recording_of_one_digit_holds_a_held_out_one_and_the_classes_stay_ten(root: str) -> None:
+    data = needles(root, held_out_digits=[0, 8])
+    assert data.num_classes == 10
+    for samples in data.splits().values():
+        counts = samples.labels.bincount(minlength=10)
+        assert counts[0] == counts[8] == 0 and counts[counts > 0].max() - counts[counts > 0].min() <= 1
+    assert [data.recording(2.5, trial)[1] for trial in range(9)] == [1, 2, 3, 4, 5, 6, 7, 9, 1]
+
+
+def test_held_out_digits_change_the_digest_and_their_absence_does_not_change_recordings(root: str) -> None:
+    plain, held_out = needles(root, question="same"), needles(root, question="same", held_out_digits=[7, 8, 9])
+    assert plain.test_set.digest() != held_out.test_set.digest()
+    first = plain.test_set.maker._spoken(torch.tensor(0), torch.Generator().manual_seed(5))
+    assert first == torch.randperm(10, generator=torch.Generator().manual_seed(5))[:2].tolist()
+
+
 def test_recordings_of_several_digits_hold_one_to_three_different_ones_each_in_its_share(root: str) -> None:
     data = needles(root, question="digits", num_train=200, shortest=4.0)
     labels = data.train_set.labels
@@ -129,6 +161,15 @@ def test_a_training_hears_new_recordings_in_every_epoch_and_an_evaluation_the_sa
     assert [len(data.test_set.sample(index)) for index in range(9)] == data.test_set.lengths[:9].tolist()
 
 
+def test_an_empty_recording_has_the_backgrounds_of_the_test_and_no_digit(root: str) -> None:
+    loud, quiet = (needles(root, level_db=level) for level in (40.0, -60.0))
+    empty = loud.empty_recording(6.0, 3)
+    assert torch.equal(empty, quiet.empty_recording(6.0, 3)) and len(empty) == 48_000
+    background, _ = quiet.recording(6.0, 3)
+    torch.testing.assert_close(empty / empty.std(), background / background.std(), rtol=0, atol=0.01)
+    assert not torch.equal(empty, loud.empty_recording(6.0, 4))
+
+
 def test_recordings_of_any_duration_are_made_again_from_their_number(root: str) -> None:
     data = needles(root)
     waveform, label = data.recording(61.5, 12)
@@ -153,6 +194,53 @@ def test_noise_has_the_spectra_of_the_recordings_and_never_repeats(root: str) ->
     assert not torch.equal(data.recording(6.0, 0)[0], needles(root).recording(6.0, 0)[0])
 
 
+@pytest.mark.parametrize("decibels", [-6.0, 3.0])
+def test_a_tilt_changes_each_octave_by_its_decibels(decibels: float) -> None:
+    from datamodules.sets.needles import _tilted
+
+    for eighth in (1, 2, 4, 8):  # of the highest frequency
+        tone = torch.cos(torch.pi * eighth / 8 * torch.arange(8000, dtype=torch.float64)).float()
+        change = _tilted(tone, decibels)[8:-8].std() / tone[8:-8].std()
+        assert 20 * change.log10() == pytest.approx(decibels * math.log2(eighth / 8), abs=0.02)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_mixed_backgrounds_are_pairs_of_the_splits_own_clips_or_noise(root: str, split: str) -> None:
+    data = needles(root, background="mixed", shortest=2.5)
+    maker = data.splits()[split].maker
+    maker.is_training = False  # so that its clips keep their frequencies
+    cycles = [100 + 50 * number for number in range(len(maker.backgrounds))]
+    times = torch.arange(4000) / 4000
+    maker.backgrounds = [torch.sin(2 * torch.pi * number * times) for number in cycles]
+    generator = torch.Generator().manual_seed(0)
+    pairs, noises = set(), 0
+    for _ in range(120):
+        clip = maker._background_clip(generator)
+        assert clip.square().mean().sqrt() == pytest.approx(0.02, rel=1e-3)
+        power = torch.fft.rfft(clip).abs().square()
+        heard = (power > 0.01 * power.sum()).nonzero()[:, 0].tolist()
+        if len(clip) == 4000:
+            assert set(heard) <= set(cycles) and 1 <= len(heard) <= 2
+            assert power[heard].sum() > 0.99 * power.sum()
+            pairs.add(tuple(heard))
+        else:
+            noises += 1
+            assert len(clip) == 5 * 8000 and not heard
+    assert 15 <= noises <= 50 and len(pairs) >= 12
+
+
+def test_mixed_backgrounds_are_made_again_from_the_number_and_differ_from_epoch_to_epoch(root: str) -> None:
+    data, again = (needles(root, background="mixed", num_train=10, num_test=10) for _ in range(2))
+    assert torch.equal(data.test_set.sample(3), again.test_set.sample(3))
+    (first, second), repeated = (
+        [ForTraining(one.train_set, (), seed=0).__getitems__([5 + 10 * epoch])[0]["waveforms"] for epoch in range(2)]
+        for one in (data, again)
+    )
+    assert torch.equal(first, repeated[0]) and torch.equal(second, repeated[1]) and not torch.equal(first, second)
+    assert torch.equal(data.recording(61.5, 12)[0], again.recording(61.5, 12)[0])
+    assert data.test_set.digest() != needles(root).test_set.digest()
+
+
 def test_a_colour_makes_each_frequency_as_loud_as_its_gain_says() -> None:
     from datamodules.sets.needles import _coloured
 
@@ -174,6 +262,13 @@ def test_a_colour_makes_each_frequency_as_loud_as_its_gain_says() -> None:
         ({"shortest": 1.5, "question": "same"}, "shortest"),
         ({"shortest": 2.5, "question": "digits"}, "shortest"),
         ({"shortest": 11.0}, "shortest"),
+        ({"background": "music"}, "background"),
+        ({"held_out_digits": [7, 8, 9], "question": "digits", "shortest": 4.0}, "held_out_digits"),
+        ({"held_out_digits": [7, 8, 9], "question": "order"}, "held_out_digits"),
+        ({"held_out_digits": [7], "question": "same"}, "held_out_digits"),
+        ({"held_out_digits": [7, 7], "question": "same"}, "held_out_digits"),
+        ({"held_out_digits": [9, 10], "question": "same"}, "held_out_digits"),
+        ({"held_out_digits": list(range(9)), "question": "same"}, "held_out_digits"),
     ],
 )
 def test_a_bad_argument_is_refused_by_name(change, name: str) -> None:

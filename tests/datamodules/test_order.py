@@ -1,10 +1,12 @@
 """The order of samples depends only on the seed and the epoch."""
 
+import itertools
+
 import pytest
 import torch
 
 from datamodules import DataError, Digits
-from datamodules.order import CountedSampler, RankSampler
+from datamodules.order import CountedSampler, RankSampler, SizedRankSampler, SizedSampler
 
 
 def dealt(sampler, world):
@@ -131,3 +133,74 @@ def test_one_process_asks_for_no_fewer_processes():
     assert list(RankSampler(0)) == []
     with pytest.raises(DataError, match=r"^trainer.devices: 3 processes for 2 samples of a split; ask for fewer$"):
         RankSampler(2, ranks=lambda: (0, 3))
+
+
+# Batches with few tokens
+
+
+def sized(lengths, batch_size=16, max_tokens=1000, seed=0):
+    return SizedSampler(len(lengths), batch_size, seed, lengths, max_tokens)
+
+
+@pytest.fixture
+def sizes():
+    """The sizes of bags: log-normal, a few of them larger than the limit."""
+    sizes = (torch.randn(500, generator=torch.Generator().manual_seed(0)) + 4).exp().clamp(1, 5000).long()
+    assert sizes.min() < 10 and (sizes > 1000).any()
+    return sizes
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_samples", [500, 499, 40, 8])
+def test_batches_of_few_tokens_hold_every_sample_once_an_epoch_on_any_number_of_ranks(sizes, world, num_samples):
+    sampler = sized(sizes[:num_samples])
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        shares = dealt(sampler, world)
+        assert len({len(share) for share in shares}) == 1  # ranks agree on the number of batches
+        seen = []
+        for rank, share in enumerate(shares):
+            sampler.ranks = lambda rank=rank: (rank, world)
+            for number, batch in enumerate(share):
+                indices = [key % num_samples for key in batch]
+                assert indices == sampler.batch(number)
+                assert 1 <= len(batch) <= 16 and (len(batch) == 1 or len(batch) * sizes[indices].max() <= 1000)
+                seen += [] if sampler.is_spare(number) else indices
+        assert sorted(seen) == list(range(num_samples))
+
+
+def test_the_number_of_batches_is_the_same_in_every_epoch_and_their_samples_are_not(sizes):
+    sampler = sized(sizes)
+    epochs = []
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        epochs.append({frozenset(key % 500 for key in batch) for batch in sampler})
+    assert {len(epoch) for epoch in epochs} == {len(sampler)}
+    of_many = [{batch for batch in epoch if 1 < len(batch) < 16} for epoch in epochs]
+    assert all(len(one & other) < len(one) / 4 for one, other in itertools.combinations(of_many, 2))
+
+
+def test_little_of_a_batch_of_few_tokens_is_padding(sizes):
+    sampler = sized(sizes)
+    padded = sum(len(batch) * int(sizes[batch].max()) for batch in sampler)
+    assert 1 - int(sizes.sum()) / padded < 0.1
+
+
+def test_a_start_in_mid_epoch_skips_batches_of_few_tokens_and_the_next_epoch_is_whole(sizes):
+    sampler, resumed = sized(sizes), sized(sizes)
+    sampler.set_epoch(4)
+    whole = list(sampler)
+    resumed.start(4, 7)
+    assert list(resumed) == whole[7:]
+    resumed.set_epoch(5)
+    sampler.set_epoch(5)
+    assert list(resumed) == list(sampler)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_evaluation_in_batches_of_few_tokens_holds_every_sample_once(sizes, world):
+    shares = dealt(SizedRankSampler(16, sizes, 1000), world)
+    batches = [batch for share in shares for batch in share]
+    assert sorted(index for batch in batches for index in batch) == list(range(500))
+    assert all(1 <= len(batch) <= 16 for batch in batches)
+    assert all(len(batch) == 1 or len(batch) * sizes[batch].max() <= 1000 for batch in batches)

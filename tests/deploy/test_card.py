@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 
 import longseq
@@ -67,6 +68,28 @@ def test_the_card_says_how_the_model_came_about_and_what_it_is_for(digits_run: P
     assert "encoder.attention.k: 16" in card and "parameters" in card
     assert card.startswith("---\nlibrary_name: longseq\npipeline_tag: image-classification\n")
     assert "![" in card and Image.open(digits_run / "card.png").width > 800
+
+
+def test_the_hub_reads_the_licence_and_the_figure_of_the_test_with_its_interval(digits_run: Path) -> None:
+    data = ModelCard.load(digits_run / "README.md").data
+    accuracy = json.loads((digits_run / "metrics.json").read_text())["test/accuracy"]
+    low, high = wilson(round(accuracy * 359), 359)
+    (result,) = data.eval_results
+    assert (data.license, data.library_name, data.model_name) == ("unknown", "longseq", "digits")
+    assert (result.task_type, result.dataset_name, result.dataset_split) == ("image-classification", "Digits", "test")
+    assert (result.metric_type, result.metric_value) == ("accuracy", pytest.approx(accuracy, abs=1e-6))
+    assert result.metric_name == f"Test accuracy, 95 % interval {low:.3f} to {high:.3f}"
+
+
+def test_the_card_says_if_training_figures_are_those_of_mixed_samples(
+    command, digits_run: Path, tmp_path: Path
+) -> None:
+    flags = ["--trainer.max_steps", "2", "--trainer.logger", "false", "--trainer.default_root_dir", tmp_path]
+    flags += ["--baseline", "false", "--trainer.enable_progress_bar", "false"]
+    assert command("fit", "--config", "image/digits", *SMALL, *flags, "--model.mix", "MixUp").code == 0
+    said = "samples are mixed (MixUp), and the loss and the figures of the training are those of mixed samples."
+    assert said in (tmp_path / "runs/digits/0/README.md").read_text()
+    assert "samples are mixed" not in (digits_run / "README.md").read_text()
 
 
 def test_a_model_of_sounds_and_several_labels_has_its_own_figures(command, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from programs import program_of
 from torch import nn
 
 import longseq
-from datamodules import Digits
+from datamodules import FSDD, Digits
 from longseq.arguments import ArgumentError, SettingError
 from longseq.attention import S4D, Dynamic, Linear, Linformer, Mechanism, Softmax, Verma
 from longseq.attention.examples import every_mechanism
@@ -61,7 +61,7 @@ def classifier(encoder: Encoder, num_classes: int = 5, **options) -> Classifier:
 )
 def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: str, tmp_path: Path) -> None:
     encoder, inputs = kind.examples(Linformer(7), local=Conv1d(3))[0]
-    if encoder.takes_sounds:
+    if encoder.kind == "sounds":
         inputs = {**inputs, "waveforms": inputs["waveforms"].clamp(-1, 1)}  # as files are read
     encoder.trunk.blocks = encoder.trunk.blocks[:1]  # an export takes its time for each block
     model = classifier(encoder)
@@ -154,6 +154,19 @@ def test_every_mechanism_is_exported_for_clips_of_any_length(mechanisms: list[Me
         assert largest_difference(model, program, run, inputs) < 1e-5, lengths
 
 
+@THOROUGH
+@pytest.mark.parametrize("pool", ["max", "gated", "statistics"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_pools_the_tokens_is_exported(format: str, pool: str, tmp_path: Path) -> None:
+    model = classifier(SpectrogramEncoder(8000, 0.4, Verma(), num_mels=20, dim=16, depth=1, heads=4, pool=pool))
+    program = program_of(model)
+    run = FORMATS[format](program, tmp_path / "model", {})
+    waveforms = torch.randn(2, 3200).clamp(-1, 1)
+    waveforms[1, 900:] = 0
+    inputs = {"waveforms": waveforms, "lengths": torch.tensor([3200, 900])}
+    assert largest_difference(model, program, run, inputs) < 1e-5
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path: Path) -> None:
@@ -175,6 +188,18 @@ def test_a_model_of_any_length_is_exported_for_any_length(format: str, tmp_path:
     for height, width in ((12, 8), (8, 20), (30, 30)):
         pixels = torch.randint(256, (3, 3, height, width), dtype=torch.uint8)
         assert largest_difference(images, program, run, pixels) < 1e-5, (height, width)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_clock_is_exported_for_any_length(format: str, tmp_path: Path) -> None:
+    free = {"any_length": True, "positions": "clock", "dim": 16, "depth": 1, "heads": 4}
+    sounds = classifier(SpectrogramEncoder(8000, 0.4, Verma(), num_mels=20, **free), pool="max")
+    program = program_of(sounds)
+    run = FORMATS[format](program, tmp_path / "sounds", {})
+    refuse_bound(program, run, format, 1e-5)
+    for samples in (500, 3200, 50_000):
+        assert largest_difference(sounds, program, run, torch.randn(2, samples).clamp(-1, 1)) < 1e-5, samples
 
 
 @pytest.mark.parametrize(
@@ -204,9 +229,21 @@ def test_the_command_writes_a_file_that_describes_itself_and_checks_it_with_a_gi
     (taken,) = session.get_inputs()
     assert (taken.name, taken.shape, taken.type) == ("images", ["batch", 1, 8, 8], "tensor(uint8)")
     facts = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
-    assert facts == {"class_names": [str(digit) for digit in range(10)], "task": "SingleLabel"}
+    encoder = longseq.load(checkpoint).model.encoder
+    in_file = {"mean": [pytest.approx(float(encoder.mean))], "std": [pytest.approx(float(encoder.std))]}
+    described = {"class_names": [str(digit) for digit in range(10)], "task": "SingleLabel", "in_file": in_file}
+    resizing = {"size": [8, 8], "colours": "grey", "resize": "stretch; bilinear, antialiased"}
+    assert facts == {**described, **resizing}
     onnx.checker.check_model(str(out), full_check=True)
     assert not is_foreign(out, MARKS["onnx"])
+
+
+def test_the_file_of_a_model_of_sounds_names_its_spectrogram() -> None:
+    encoder = SpectrogramEncoder(8000, 0.5, Verma(), num_mels=40, hop_ms=10, window_ms=25, dim=8, depth=1, heads=1)
+    data = FSDD("nowhere")
+    in_file = facts_of(Predictor(classifier(encoder, num_classes=10), data))["in_file"]
+    assert len(in_file["mean"]) == len(in_file["std"]) == in_file["mel_bands"] == 40
+    assert (in_file["hop_samples"], in_file["window_samples"], in_file["fft_samples"]) == (80, 200, 256)
 
 
 def test_what_torch_exports_is_described_too(command, checkpoint: Path, tmp_path: Path) -> None:

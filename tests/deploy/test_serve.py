@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image
+
+import longseq
 
 PAGE = "docs/serve.md"
 TEXT = (Path(__file__).parents[2] / PAGE).read_text()
@@ -41,8 +44,21 @@ def snippet(word: str) -> str:
 @pytest.mark.thorough
 def test_the_onnx_snippet_names_a_digit(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(folder)
-    exec(snippet("onnxruntime"), {})
+    exec(snippet("np.zeros((1, 4000)"), {})
     assert capsys.readouterr().out.strip() in set("0123456789")
+
+
+@pytest.mark.thorough
+def test_the_image_snippet_answers_as_longseq_does(
+    digits_run: Path, command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    checkpoint = digits_run / "best.ckpt"
+    assert command("export", "--ckpt_path", checkpoint, "--out", tmp_path / "images.onnx").code == 0
+    pixels = np.random.default_rng(0).integers(256, size=(30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((300, 400)).save(tmp_path / "photo.jpg")
+    exec(snippet("images.onnx"), {})
+    (expected,) = longseq.load(checkpoint).predict(tmp_path / "photo.jpg", top=1)
+    assert capsys.readouterr().out.strip() == expected.answers[0].class_name
 
 
 def test_the_notebook_snippet_prints_three_classes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -53,6 +53,7 @@ ONLY_PARSED = {
     "FullySharded": "several processes; tests/training/test_fully_sharded.py has them",
     "vit_base_patch16_224": "a large model; docs/coming-from/timm.md has such a command with a smaller one",
     "ASTEncoder": "a checkpoint of transformers; tests/encoders/test_ast.py makes one and runs such a command",
+    "embed": "the file of a network; tests/cli/test_embed.py makes small ones",
     "--format": "seconds each; tests/deploy/test_export.py and tests/deploy/test_shared.py run every format",
 }
 # Flags with which a command takes a second.
@@ -69,7 +70,7 @@ ids = functools.partial(map, lambda page: str(page.relative_to(ROOT)))
 
 def is_record(page: Path) -> bool:
     """Whether a page says what was done, and not what to do."""
-    return page.parent.name == "results"
+    return page.parent.name in ("results", "notebook")
 
 
 class Parsed(BaseException):
@@ -81,7 +82,6 @@ def parse(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]],
     """Parse a command as the command line does, with its configurations and its checkpoint, stop before it runs, and
     return the names of its options."""
     monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(ROOT)  # benchmarks.pointwise
     monkeypatch.setattr("longseq.cli.settings.refuse_missing_devices", lambda *_: None)
     parsed: list[dict[str, Any]] = []
 
@@ -185,11 +185,14 @@ CONTEXTS = [
     [*FIT, "image/folder", "--data=Pathfinder"],
     [*FIT, "image/folder", "--model.encoder.stem=Pretrained", "--model.encoder.stem.model=resnet18"],
     [*FIT, "image/folder", "--model.encoder=TimmEncoder", "--model.encoder.model=vit_tiny_patch16_224"],
+    *([*FIT, name] for name in ("feature/bags", "feature/birdnet", "signal/folder")),
     ["predict", "--ckpt_path", "CKPT", "--input", "x"],
     ["sweep", "--config", "audio/fsdd", "--grid", "model.encoder.attention.k=8"],
     ["export", "--ckpt_path", "CKPT"],
     ["needle", "--ckpt_path", "CKPT"],
     [*FIT, "audio/folder", "--model.encoder=ASTEncoder", "--model.encoder.pretrained=x"],
+    ["embed", "--network=BirdNET", "--input", "x", "--out", "x"],
+    ["embed", "--network=Timm", "--network.model=x", "--input", "x", "--out", "x"],
     ["board"],
 ]
 
@@ -481,8 +484,8 @@ def path_of(name: str) -> Path:
 
 def run(arguments: list[str], command: Callable, folder: Path) -> None:
     """Run a command of a page in a folder, with few steps of a small model."""
-    if arguments[0] == "board":
-        look_at_board(arguments, folder)
+    if arguments[0] in ("board", "review"):
+        look_at_page(arguments, folder)
         return
     if arguments[0] == "export":  # in its own process: traced lengths are torch.SymInt, which beartype refuses for int
         exported = forked.run(ROOT / "train.py", *arguments, cwd=folder)
@@ -492,15 +495,15 @@ def run(arguments: list[str], command: Callable, folder: Path) -> None:
     assert done.code == 0, f"{' '.join(arguments)}: {done.err}"
 
 
-def look_at_board(arguments: list[str], folder: Path) -> None:
-    """Start a board in a process of its own, open its page, and stop it."""
+def look_at_page(arguments: list[str], folder: Path) -> None:
+    """Start a server in a process of its own, open its page, and stop it."""
     process = forked.start(ROOT / "train.py", *arguments, cwd=folder)
     try:
         while not process.said()[0].endswith("\n"):
             assert process.poll() is None, process.said()[1]
             time.sleep(0.2)
         with urlopen(process.said()[0].partition("#")[0]) as answer:
-            assert b"TensorBoard" in answer.read()
+            assert {"board": b"TensorBoard", "review": b"predictions"}[arguments[0]] in answer.read()
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -531,7 +534,7 @@ def shortened(arguments: list[str]) -> list[str]:
         for word in arguments:
             flag = word if word.startswith("--") else flag
             kept += [] if flag in shorter else [word]
-        return [*kept, *shorter]
+        return [*kept, *shorter, *(["--explained", "1"] if "--page" in kept else [])]
     of_timm = ["--model.encoder.pretrained", "false", "--data.batch_size", "4"]  # with the page's precision, bf16-mixed
     words = [re.sub(r"(x\d+):\d+", r"\1:1", word) for word in arguments]  # of --grow 8x8:20,16x16:5 the epochs
     if "--minutes" in words:
@@ -555,7 +558,8 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_the_table_of_choices_has_the_figures_of_the_costs_and_of_the_results() -> None:
     choices, costs, results = (
-        (ROOT / "docs" / name).read_text() for name in ("guides/choosing.md", "attention.md", "results/README.md")
+        (ROOT / "docs" / name).read_text()
+        for name in ("guides/choosing.md", "attention.md", "results/notebook/2026-11.md")
     )
     results = results.split("| with convolutions |")[1]
     exact = {"Linformer, k = 64": "Linformer(k=64)", "Verma, k = 64": "Verma(k=64)", "Verma without E": "Verma()",

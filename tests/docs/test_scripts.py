@@ -52,16 +52,24 @@ SMALLER: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 ELSEWHERE = {
+    "benchmarks/calls.py": "tests/reports/test_calls.py",
+    "benchmarks/claims.py": "tests/reports/test_claims.py",
+    "benchmarks/claims_of_cost.py": "tests/reports/test_claims.py",
+    "benchmarks/elpv.py": "tests/reports/test_wheel_sets.py",
+    "benchmarks/controlled.py": "tests/reports/test_controlled.py",
     "benchmarks/few_keys.py": "tests/attention/test_triton_kernels.py",
     "benchmarks/front_door.py": "tests/reports/test_front_door.py",
     "benchmarks/gpu.py": "tests/reports/test_gpu.py",
     "benchmarks/local_mixing.py": "tests/reports/test_local_mixing.py",
+    "benchmarks/run_table.py": "tests/reports/test_controlled.py",
     "benchmarks/schedule.py": "tests/training/test_schedule.py",
+    "benchmarks/uea.py": "tests/reports/test_wheel_sets.py",
     "benchmarks/verdict.py": "tests/reports/test_verdict.py",
     "docs/costs.py": "tests/attention/test_design.py",
 }
 NOT_RUN = {
     "benchmarks/peers.py": "its sizes are those of its table: ten minutes of layers and classifiers, `make bench`",
+    "benchmarks/bags.py": "starts a process for each row, because it measures its memory",
     "benchmarks/busy.py": "trains in processes of their own beside busy ones, because that is what it measures",
     "benchmarks/frozen.py": "its weights are in two packages that longseq does not install",
     "benchmarks/start.py": "starts Python eight times, because that is what it measures",

@@ -20,6 +20,7 @@ from longseq.attention import (
     Linformer,
     Max,
     Mean,
+    NoAttention,
     Separable,
     Verma,
 )
@@ -58,7 +59,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "verma k ragged": Verma([[6, 3], [4, 2]], sharing="none"),
     "verma columns": Verma(normalize="columns"),
     "verma k columns": Verma(6, normalize="columns"),
+    "verma k by scaling": Verma(6, normalize="scaling"),
     "efficient": EfficientAttention(),
+    "efficient by scaling": EfficientAttention("scaling"),
+    "none": NoAttention(),
 }
 
 
@@ -109,7 +113,8 @@ def cases() -> dict[str, tuple[Any, Any]]:
     clips = {"waveforms": torch.randn(3, 2000, dtype=torch.float64), "lengths": lengths}
     made: dict[str, tuple[Any, Any]] = {}
     for name, mechanism in MECHANISMS.items():
-        made[f"{name} image"] = ImageEncoder((1, 7, 5), mechanism, pool="token", local=Conv2d(3), **SMALL), images
+        pool = "token" if mechanism.mixes_tokens else "avg"
+        made[f"{name} image"] = ImageEncoder((1, 7, 5), mechanism, pool=pool, local=Conv2d(3), **SMALL), images
         made[f"{name} sound"] = SpectrogramEncoder(8000, 0.3, mechanism, num_mels=12, local=Conv1d(5), **SMALL), clips
     made["patches of sound"] = SpectrogramEncoder(8000, 0.3, Verma(), num_mels=16, tokens=[8, 3], **SMALL), clips
     free = {"positions": "none", "any_length": True, **SMALL}
@@ -120,6 +125,8 @@ def cases() -> dict[str, tuple[Any, Any]]:
     for pool in ("avg", "max", "linear_softmax", "attention"):
         made[f"pool {pool} image"] = Pooled(ImageEncoder((1, 7, 5), Linformer(6), pool="token", **SMALL), pool), images
         made[f"pool {pool} sound"] = Pooled(SpectrogramEncoder(8000, 0.3, Verma(), num_mels=12, **SMALL), pool), clips
+    made["gated image"] = ImageEncoder((1, 7, 5), Linformer(6), pool="gated", **SMALL), images
+    made["gated sound"] = SpectrogramEncoder(8000, 0.3, Verma(), num_mels=12, pool="gated", **SMALL), clips
     made["masked image"] = Masking(ImageEncoder((1, 7, 5), Linformer(6), pool="token", **SMALL)), images
     made["masked sound"] = Masking(SpectrogramEncoder(8000, 0.3, Verma(), num_mels=12, **SMALL)), clips
     made["masked any length"] = Masking(SpectrogramEncoder(8000, 1.0, Verma(), num_mels=12, **free)), clips

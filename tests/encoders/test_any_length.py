@@ -103,7 +103,7 @@ def test_a_part_that_is_bound_to_a_length_is_refused_by_its_name(kind, projectio
     with pytest.raises(ArgumentError, match=rf"{type(projection).__name__} is bound to one") as error:
         sounds(mechanism, any_length=True)
     assert error.value.argument == "attention"
-    with pytest.raises(ArgumentError, match=r"positions.*must be none for inputs of any length, got 'learned'"):
+    with pytest.raises(ArgumentError, match=r"positions.*must be none or clock for .* any length, got 'learned'"):
         sounds(Verma(), any_length=True, positions="learned")
 
 

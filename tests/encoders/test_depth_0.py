@@ -34,14 +34,14 @@ def sounds(**options: Any) -> SpectrogramEncoder:
 
 def inputs_of(encoder: Any) -> Any:
     torch.manual_seed(0)
-    if not encoder.takes_sounds:
+    if encoder.kind != "sounds":
         return torch.randint(256, (3, 3, 8, 12), dtype=torch.uint8)
     lengths = torch.tensor([3200, 1000, 90])
     return {"waveforms": torch.rand(3, 3200) * (torch.arange(3200) < lengths[:, None]), "lengths": lengths}
 
 
 def classifier(encoder: Any, **options: Any) -> Classifier:
-    encoder.set_statistics(torch.tensor(100.0 if not encoder.takes_sounds else -3.0), torch.tensor(50.0))
+    encoder.set_statistics(torch.tensor(100.0 if encoder.kind != "sounds" else -3.0), torch.tensor(50.0))
     model = Classifier(encoder, 4, **options).eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)  # type: ignore[arg-type]
     return model
@@ -91,7 +91,7 @@ def test_it_is_counted_summarised_explained_and_trained_and_there_is_no_attentio
 def test_its_arguments_rebuild_it_and_it_is_carried_to_another_size(make: Any) -> None:
     encoder = classifier(make()).encoder
     assert arguments_of(type(encoder)(**arguments_of(encoder))) == arguments_of(encoder)
-    larger = resize(encoder, seconds=0.8) if encoder.takes_sounds else resize(encoder, (3, 16, 12))
+    larger = resize(encoder, seconds=0.8) if encoder.kind == "sounds" else resize(encoder, (3, 16, 12))
     assert larger.depth == 0 and larger.num_tokens > encoder.num_tokens
 
 
@@ -110,7 +110,7 @@ def test_what_needs_blocks_is_refused() -> None:
         WaveformEncoder(8000, 0.1, Verma(), depth=0)
     with pytest.raises(ValueError, match="depth must be positive, got -1"):
         images(depth=-1)
-    with pytest.raises(ValueError, match="pool must be avg with depth 0"):
+    with pytest.raises(ValueError, match="pool must not be token with depth 0"):
         images(pool="token")
     with pytest.raises(ValueError, match="encoder must have no stem"):
         refuse_unsharded(images())

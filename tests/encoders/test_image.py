@@ -65,7 +65,7 @@ def test_a_picture_with_its_channels_last_is_refused_with_the_remedy() -> None:
         ({"depth": -1}, "depth must be positive, got -1"),
         ({"dropout": 1.0}, r"dropout must be in 0\.\.1"),
         ({"attention": Linformer(k=65)}, r"k must be in 1\.\.64"),
-        ({"pool": "max"}, "pool must be avg or token, got 'max'"),
+        ({"pool": "map"}, "pool must be avg, max, gated, statistics or token, got 'map'"),
         ({"shape": [8, 8]}, "shape must be channels, height and width"),
     ],
 )

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from small_sets import picture
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+import longseq
 from longseq import ImageEncoder, Linformer, SpectrogramEncoder, resize
 from longseq.encoders import Encoder
 from longseq.training import Classifier
@@ -133,3 +135,17 @@ def test_the_training_that_docs_python_shows_learns_as_it_stands_there() -> None
         warnings.simplefilter("error", UserWarning)
         exec(loop, names)
     assert names["right"].float().mean() > 0.85  # 0.94 to 0.97 with four seeds, 0.79 if the inputs are not normalised
+
+
+@pytest.mark.thorough
+def test_the_first_training_that_docs_python_shows_saves_a_model_that_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for label in ("cat", "dog"):
+        for index in range(30):
+            picture(tmp_path / f"pictures/{label}/{index}.png", side=32)
+    monkeypatch.chdir(tmp_path)
+    block = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    exec(block, {})
+    assert "class_name=" in capsys.readouterr().out
+    assert longseq.load("shared").predict("pictures/dog/1.png", top=1)[0].answers

@@ -23,7 +23,7 @@ EXAMPLES = [
     pytest.param(
         *kind.examples(**options)[number],
         id=f"{kind.__name__} {number} {sorted(options)}",
-        marks=[pytest.mark.thorough] if number and not kind.takes_sounds else [],
+        marks=[pytest.mark.thorough] if number and kind.kind != "sounds" else [],
     )
     for kind, options in FORMS
     for number in range(len(kind.examples(**options)))

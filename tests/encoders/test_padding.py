@@ -46,6 +46,7 @@ def gradients(model, features, weights):
 
 
 CASES = [(each, change) for change in ({}, {"tokens": [8, 4]}, {"pool": "token"}) for each in MECHANISMS]
+CASES += [(each, {"pool": pool}) for each in (Verma(), Linformer(9)) for pool in ("max", "gated", "statistics")]
 # a checkpointed block is given its mask alike for every mechanism; Reformer hashes again in the backward pass
 CASES += [(each, {"checkpointing": True, "tokens": [16, 3]}) for each in (Softmax(), Linformer(9), Reformer(2, 16))]
 

@@ -77,5 +77,5 @@ def test_sounds_have_them_too_and_other_words_are_refused() -> None:
         assert encoder(torch.randn(2, 1600)).isfinite().all()
         assert resize(encoder, seconds=0.4).positions == positions
     without_type_check = inspect.unwrap(Sizes.__init__)
-    with pytest.raises(ValueError, match="^positions must be learned, sincos or none, got 'rope'"):
+    with pytest.raises(ValueError, match="^positions must be learned, sincos, clock or none, got 'rope'"):
         without_type_check(Sizes(), positions="rope")

@@ -41,7 +41,7 @@ def assert_exact(encoder: Encoder, inputs: Any) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("mechanism", every_mechanism(), ids=repr)
+@pytest.mark.parametrize("mechanism", [each for each in every_mechanism() if each.mixes_tokens], ids=repr)
 def test_gradients_of_every_mechanism_are_those_with_kept_activations(mechanism):
     torch.manual_seed(0)
     encoder, inputs = WaveformEncoder.examples(mechanism, reversible=True)[0]  # clips of unlike lengths

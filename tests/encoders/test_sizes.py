@@ -9,7 +9,15 @@ from jsonargparse import ArgumentParser
 
 from longseq.arguments import argument_hints, argument_names
 from longseq.attention import Softmax
-from longseq.encoders import ASTEncoder, ImageEncoder, Sizes, SpectrogramEncoder, TimmEncoder, WaveformEncoder
+from longseq.encoders import (
+    ASTEncoder,
+    FeatureEncoder,
+    ImageEncoder,
+    Sizes,
+    SpectrogramEncoder,
+    TimmEncoder,
+    WaveformEncoder,
+)
 from longseq.files.description import build, describe
 
 # the flags, and the arguments in checkpoints, that each encoder had before it shared a description with the others
@@ -21,6 +29,15 @@ EXPECTED = {
     ImageEncoder: WITH_STEM,
     SpectrogramEncoder: WITH_STEM,
     WaveformEncoder: {**FREE, "dim": 64, "depth": 4, "mlp_ratio": 2.0, "positions": "none"},
+    FeatureEncoder: {
+        **FREE,
+        "dim": 128,
+        "depth": 2,
+        "mlp_ratio": 2.0,
+        "positions": "none",
+        "any_length": True,
+        "layer_scale": 0.0,
+    },
     ASTEncoder: {**OF_A_VIT, "dim": 768, "depth": 12, "heads": 12},
     TimmEncoder: TRAINED,
 }

@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -21,9 +23,12 @@ from datamodules import Digits, Vowels
 from datamodules.errors import DataError
 from datamodules.inputs import InputSpec
 from longseq.cli import main
+from longseq.cli.runs.train_and_test import say_if_near_chance
 from longseq.reports import baseline
 from longseq.reports.baseline import BaselineError, fit_baseline
+from longseq.tasks import SingleLabel
 
+ROOT = Path(__file__).parents[2]
 TINY = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.logger", "false", "--experiment", "x"]
 FIT = ["fit", "--config", "image/digits", *TINY, "--trainer.max_epochs", "1"]
 
@@ -188,12 +193,41 @@ def test_images_that_are_all_alike_and_few_images_have_a_baseline_too() -> None:
     assert found is not None and found.test == 0.5
 
 
+@pytest.mark.parametrize(
+    ("labels", "accuracy", "epochs", "line"),
+    [
+        (list(range(10)) * 36, 0.1, 1, "near chance after 1 epoch; this recipe needs about 30"),
+        (list(range(10)) * 36, 0.125, 2.54, "near chance after 2.5 epochs; this recipe needs about 30"),
+        (list(range(10)) * 36, 0.1, 30, "near chance after 30 epochs; try more --minutes"),
+        (list(range(10)) * 36, 0.2, 1, ""),  # of 360, 45 are within two deviations of 36, and 72 are not
+        ([0] * 90 + [1] * 10, 0.9, 1, "near chance after 1 epoch; this recipe needs about 30"),
+        ([0] * 50 + [1] * 50, 0.9, 1, ""),
+        ([0] * 90 + [1] * 10, 0.7, 1, ""),  # classes with weights: it is not a model that always says 0
+    ],
+)
+def test_near_chance_is_what_the_test_cannot_tell_from_always_saying_the_most_frequent_class(
+    labels: list[int], accuracy: float, epochs: float, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {f"limit_{split}_batches": 1.0 for split in ("train", "val", "test")}
+    steps = {"global_step": round(100 * epochs), "num_training_batches": 100, "accumulate_grad_batches": 1}
+    trainer: Any = SimpleNamespace(**limits, **steps)
+    model: Any = SimpleNamespace(task=SingleLabel(), num_classes=10)
+    data = SimpleNamespace(splits=lambda: {"test": Split(None, torch.tensor(labels))})
+    settings = Namespace(grow=None, config=[ROOT / "configs/image/digits.yaml", ROOT / "configs/trainer/cpu.yaml"])
+    say_if_near_chance(trainer, model, data, accuracy, settings)
+    assert capsys.readouterr().out.strip() == line
+    trainer.limit_train_batches = 2  # a trial of a few batches
+    say_if_near_chance(trainer, model, data, accuracy, settings)
+    assert capsys.readouterr().out == ""
+
+
 def test_fit_prints_a_baseline_and_says_that_it_is_ahead(command, tmp_path: Path) -> None:
     done = command(*FIT)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     (at,) = (number for number, line in enumerate(lines) if line.startswith("baseline: "))
-    accuracy = float(lines[at - 1].removeprefix("test accuracy:"))
+    accuracy = float(lines[at - 3].removeprefix("test accuracy:"))
+    assert lines[at - 1].strip() == "near chance after 1 epoch; this recipe needs about 30"
     form = r"baseline:      (0\.\d{4}) by 3 nearest neighbours on 8 x 8 pixels \(\d+\.\d s\)"
     (figure,) = re.fullmatch(form, lines[at]).groups()
     assert float(figure) > 0.98 > accuracy  # an epoch of this small model
@@ -208,6 +242,7 @@ def test_fit_prints_a_baseline_and_says_that_it_is_ahead(command, tmp_path: Path
 
     again = command("fit", "--resume", run)  # nothing is left to train; the card has the baseline again
     assert again.code == 0 and lines[at] in again.out, again.err
+    assert "near chance after 1 epoch" in again.out
     assert json.loads((run / "metrics.json").read_text()) == metrics
 
     without = command(*FIT, "--baseline", "false")

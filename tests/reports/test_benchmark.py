@@ -98,6 +98,31 @@ def test_softmax_written_out_is_softmax_and_keeps_its_n_by_n_weights():
     assert any(shape[-2:] == (64, 64) for shape in kept)
 
 
+def test_linformer_written_out_is_linformer_and_at_k_n_keeps_what_softmax_keeps():
+    def kept(cell: Cell) -> set[int]:
+        """Numbers of the n x k matrices of weights that a layer keeps for its backward pass."""
+        sizes: set[int] = set()
+
+        def keep(t: torch.Tensor) -> torch.Tensor:
+            if t.ndim > 2 and t.shape[-2:] == (64, cell.k or 64):
+                sizes.add(t.numel())
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            cell.blocks()[0].attn(torch.randn(1, 64, 16, requires_grad=True))
+        return sizes
+
+    torch.manual_seed(0)
+    written = replace(CELL, mechanism="linformer-written", n=64, k=20)
+    ours, plain = written.blocks().double(), replace(written, mechanism="linformer").blocks().double()
+    plain.load_state_dict(ours.state_dict())
+    tokens = torch.randn(1, 64, 16, dtype=torch.float64)
+    torch.testing.assert_close(ours(tokens), plain(tokens))
+    assert kept(written) == {2 * 64 * 20}
+    assert {2 * 64 * 64} <= kept(replace(written, k=64)) and kept(replace(written, mechanism="linformer")) == set()
+    assert kept(replace(CELL, mechanism="softmax-written", n=64, k=None)) == {2 * 64 * 64}
+
+
 def test_a_report_measures_predicts_and_writes_its_files(tmp_path, monkeypatch, capsys):
     def told(cell: Cell) -> Result:
         return Result([1e-6 * cell.n**2 if cell.k is None else 1e-3 * cell.n] * 3, 1000 * cell.n)

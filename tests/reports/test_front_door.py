@@ -30,6 +30,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             for number in range(9):
                 tone = 0.1 * np.sin(np.arange(4000) * (digit + 1) / 9)
                 soundfile.write(folder / f"{digit}_{speaker}_{number}.wav", tone, 8000)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("front_door", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -40,7 +41,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["front_door.py", "--data", "data", "--out", "out", *arguments])
+    monkeypatch.setattr(sys, "argv", ["front_door.py", "--data", "data", "--table", "runs.csv", *arguments])
     script.main()
 
 
@@ -52,22 +53,21 @@ def test_a_table_has_the_three_rates_and_the_best_of_them_trains_on_and_nothing_
     for name, split in (("things", {"train": 8 * 8, "val": 8 * 32, "test": 8 * 3}), ("fsdd", {"train": 3 * 2 * 3})):
         found = {part: sum(1 for _ in Path(f"runs/front_door/sets/{name}/{part}").glob("*/*")) for part in split}
         assert found == split
-        with open(f"out/{name}.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        with open("runs.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["experiment"] == f"front_door/{name}/0.01 min"]
         assert [row["seed"] for row in rows] == ["0", "0", "0", "1"]
-        first = {row["system"]: float(row["validation"]) for row in rows[:3]}
-        assert list(first) == ["CNN 0.001", "CNN 0.002", "CNN 0.004"]
-        assert first[rows[3]["system"]] == max(first.values())
+        first = {row["setting"]: float(row["validation"]) for row in rows[:3]}
+        assert list(first) == ["0.001", "0.002", "0.004"]
+        assert first[rows[3]["setting"]] == max(first.values())
         assert all(0 <= float(row["test"]) <= 1 and float(row["epochs"]) >= 0 for row in rows)
-    assert "| fsdd | 0.01 |" in capsys.readouterr().out
+    assert "front_door/fsdd/0.01 min\n| system |" in capsys.readouterr().out
     monkeypatch.setattr(script, "train_cnn", None)  # what has a row is not trained again
     run(script, monkeypatch, *given)
-    run(script, monkeypatch, "--table")
 
 
 @pytest.mark.thorough
 def test_longseq_is_trained_by_its_command_line(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     run(script, monkeypatch, "--sets", "things", "--systems", "longseq", "--minutes", "0.2", "--seeds", "1")
-    with open("out/things.csv", newline="") as file:
+    with open("runs.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["system"] == "longseq" and float(row["test"]) > 0.1

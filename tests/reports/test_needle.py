@@ -11,9 +11,8 @@ from small_sets import SMALL
 from datamodules import Needles
 from longseq.arguments import SettingError
 from longseq.reports.interval import wilson
-from longseq.reports.needle import answer, draw
-from longseq.tasks import Masked
-from longseq.training.classifier import Answers
+from longseq.reports.needle import _false_alarms, answer, draw, threshold
+from longseq.tasks import Masked, SingleLabel
 
 module = importlib.import_module("longseq.reports.needle")
 
@@ -101,6 +100,7 @@ def test_a_model_of_bounded_clips_is_refused_and_hears_windows(command, root: Pa
     [
         (["--trials", "0"], "trials: must be positive, got 0"),
         (["--seconds", "0", "5"], "seconds: must be positive, got 0"),
+        (["--empty_hours", "0"], "empty_hours: must be positive, got 0"),
         (["--window", "-1"], "window: must be positive, got -1"),
     ],
 )
@@ -141,11 +141,11 @@ def test_data_without_recordings_of_any_duration_is_refused(command, tmp_path: P
 class Loudest:
     """Says class 1, as surely as the input is loud, where a loud sample is in it, and else class 0 with little."""
 
-    device = torch.device("cpu")
+    task = SingleLabel()
 
-    def predict_step(self, inputs, number, probabilities):
+    def __call__(self, inputs):
         loud = inputs["waveforms"].amax(1)
-        return Answers(torch.stack([torch.full_like(loud, 0.4), loud], dim=1))
+        return torch.stack([torch.full_like(loud, 0.4), loud], dim=1)
 
 
 @pytest.mark.parametrize("place", [0, 39, 40, 99, 123])
@@ -155,6 +155,75 @@ def test_windows_leave_no_sample_out(place: int, samples: int) -> None:
     assert answer(Loudest(), waveform, 40) == 0
     waveform[place] = 0.9
     assert answer(Loudest(), waveform, 40) == 1
+
+
+class Surest(Loudest):
+    """Says class 0 where nothing is loud, with a probability of 0.999, and class 1 at the loud sample with 0.982."""
+
+    def __call__(self, inputs):
+        loud = inputs["waveforms"].amax(1) > 0.5
+        return torch.where(loud[:, None], torch.tensor([6.0, 10.0]), torch.tensor([2.0, -5.0]))
+
+
+def test_windows_are_combined_by_the_highest_score_and_not_by_the_highest_probability() -> None:
+    waveform = torch.zeros(200)
+    waveform[99] = 0.9
+    assert answer(Surest(), waveform, 40) == 1
+
+
+class Levels:
+    """A validation split whose samples hold their loudest samples at these levels, all of class 1."""
+
+    def __init__(self, *levels: float) -> None:
+        self.levels, self.labels = levels, torch.ones(len(levels), dtype=torch.long)
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def sample(self, index: int) -> torch.Tensor:
+        return torch.full((100,), self.levels[index])
+
+    def empty_recording(self, seconds: float, trial: int) -> torch.Tensor:
+        """One loud sample, at 75 of 124: in the windows from 40, and from 60 on, of 40 samples."""
+        waveform = torch.zeros(124)
+        waveform[75] = self.levels[trial]
+        return waveform
+
+
+def test_nine_of_ten_of_the_validation_are_right_at_the_threshold() -> None:
+    levels = [0.5 + 0.04 * number for number in range(10)]
+    assert threshold(Loudest(), Levels(*levels), 40, "cpu") == pytest.approx(levels[1])
+    assert threshold(Loudest(), Levels(*levels), None, "cpu") == pytest.approx(levels[1])
+    # the others are wrong: Loudest answers 0 below 0.4
+    assert threshold(Loudest(), Levels(0.1, *levels[1:]), None, "cpu") == pytest.approx(levels[1])
+    assert threshold(Loudest(), Levels(0.1, 0.2, *levels[2:]), None, "cpu") is None
+
+
+def test_false_alarms_are_recordings_or_windows_without_digits_at_the_threshold_or_above() -> None:
+    data = Levels(0.9, 0.1, 0.7, 0.1)  # four recordings of 1,800 s
+    assert _false_alarms(Loudest(), data, 1800.0, 2.0, None, 0.7 - 1e-6, "cpu") == ["0.700", 2, "2", "1"]
+    assert _false_alarms(Loudest(), data, 1800.0, 2.0, 40, 0.7 - 1e-6, "cpu") == ["0.700", 4, "2", "2"]
+    assert _false_alarms(Loudest(), data, 1800.0, 1.2, None, 0.8, "cpu") == ["0.800", 1, "1.5", "0.667"]
+    assert _false_alarms(Loudest(), data, 1800.0, 2.0, None, None, "cpu") == ["none", "", "2", ""]
+
+
+def test_needle_reports_false_alarms_of_recordings_and_of_windows(
+    checkpoint: Path, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "threshold", lambda *_: -100.0)  # so that everything is an alarm
+    module.needle(str(checkpoint), seconds=[20.0], trials=1, window=2, empty_hours=0.02, out=str(tmp_path))
+    for row, alarms in zip(table(tmp_path), (4, 4 * 19), strict=True):
+        assert row["threshold"] == "-100.000" and int(row["false alarms"]) == alarms
+        assert float(row["hours without digits"]) == pytest.approx(80 / 3600, rel=1e-4)
+        assert float(row["false alarms an hour"]) == pytest.approx(alarms * 45, rel=1e-2)
+
+
+def test_questions_about_several_digits_have_no_false_alarms(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
+    model, data = module.model_and_data(str(checkpoint))
+    data.question = "same"
+    monkeypatch.setattr(module, "model_and_data", lambda *_: (model, data))
+    with pytest.raises(ValueError, match=r"^empty_hours must be left out for the question same; only digit has"):
+        module.needle(str(checkpoint), seconds=[3.0], trials=1, empty_hours=1.0, out=str(tmp_path))
 
 
 def test_the_interval_is_wilsons() -> None:

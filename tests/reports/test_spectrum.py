@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from longseq import ImageEncoder, Linformer, Mean, Nystromformer, Softmax, SpectrogramEncoder, Verma
-from longseq.reports.spectrum import context_matrices, cumulative, stacked
+from longseq.reports.spectrum import context_matrices, cumulative, ranks, stacked
 from longseq.training import Classifier
 
 module = importlib.import_module("longseq.reports.spectrum")  # a plain import gives the function of that name
@@ -69,6 +69,19 @@ def test_shares_are_those_of_the_singular_values():
     assert shares[0, :5].tolist() == pytest.approx([0.5, 0.75, 0.875, 0.9375, 1.0])
 
 
+def test_softmax_raises_the_rank_of_the_logits_from_the_channels_to_the_tokens():
+    """512 tokens and 64 channels, as Bakouch and Leconte have it; 16 tokens and 4 channels in a model."""
+    torch.manual_seed(0)
+    queries, keys = torch.randn(2, 1, 512, 64, dtype=torch.float64)
+    logits = queries @ keys.mT / 8
+    curves = [cumulative(matrix) for matrix in (logits, logits.softmax(-1))]
+    assert [ranks(curve).item() for curve in curves] == [64, 512]
+    assert [int((curve < 0.9).sum()) + 1 for curve in curves] == [55, pytest.approx(300, abs=15)]
+    for P, logits in context_matrices(model_with(Softmax()), torch.randint(0, 256, (1, 1, 4, 4)).byte()):
+        assert ranks(cumulative(logits)).tolist() == torch.linalg.matrix_rank(logits).tolist() == [4, 4]
+        assert ranks(cumulative(P)).tolist() == torch.linalg.matrix_rank(P).tolist()
+
+
 def test_the_randomised_shares_are_lower_bounds_and_close(monkeypatch):
     torch.manual_seed(0)
     matrix = torch.randn(1, 200, 5, dtype=torch.float64) @ torch.randn(1, 5, 200, dtype=torch.float64)
@@ -92,6 +105,7 @@ def test_a_trained_model_gets_a_table_a_figure_and_a_linformer(command, tmp_path
     done = command("spectrum", "--ckpt_path", "runs/digits/0/last.ckpt", "--num_inputs", "2")
     assert done.code == 0, done.err
     assert "Softmax, 64 tokens, mean over 2 inputs of the test split of Digits" in done.out
+    assert "| rank of P | rank of the logits |" in done.out and "| 4 |\n" in done.out  # channels of a head
     suggested = yaml.safe_load((tmp_path / "spectrum/linformer.yaml").read_text())
     assert suggested["class_path"] == "Linformer" and len(suggested["init_args"]["k"]) == 2
     assert all(1 <= k <= 64 for k in suggested["init_args"]["k"])

@@ -148,9 +148,11 @@ def test_features_and_gradients_are_those_without_padding(kind: Any, mechanism: 
     for encoder, inputs in kind.examples(mechanism):
         without_chance(encoder)
         batches = [inputs]
-        if kind.takes_sounds:
+        if kind.kind == "sounds":
             longest = encoder.num_samples
-            batches = [padded_clips(longest * 5 // 9, longest // 4, 3), torch.randn(2, longest * 2 // 3)]
+            channels = (encoder.channels,) if encoder.channels > 1 else ()
+            batches = [padded_clips(longest * 5 // 9, longest // 4, 3, channels=encoder.channels)]
+            batches += [torch.randn(2, *channels, longest * 2 // 3)]
             batches = [tree_map(lambda part: part.double() if part.is_floating_point() else part, b) for b in batches]
         expected = [outputs_and_gradients(encoder, batch) for batch in batches]
         compile_encoder(encoder, True, lambda: 5, disable=True)  # the compiler does nothing, but the batches are padded
@@ -356,3 +358,25 @@ def test_triton_needs_a_compiler_and_pythons_header(
     monkeypatch.setattr(of_torch, "find_spec", str)
     monkeypatch.setenv("CC", "cc")
     assert of_torch._has_triton()
+
+
+@pytest.mark.parametrize("how", [True, "blocks"])
+def test_signals_with_gaps_and_without_share_their_graphs_and_have_the_outputs_of_an_encoder_that_is_not_compiled(
+    how: Any, graphs: Graphs
+) -> None:
+    sizes = {"dim": 16, "depth": 2, "heads": 4, "patch_size": 5, "channels": 2, "sample_rate_hz": 100, "seconds": 2.0}
+    encoder = WaveformEncoder(attention=Verma(), gaps=True, **sizes).eval()
+    encoder.set_statistics(torch.zeros_like(encoder.mean), torch.ones_like(encoder.std))
+    whole = {"waveforms": torch.randn(2, 2, 200), "lengths": torch.tensor([200, 160])}
+    broken = {**whole, "waveforms": whole["waveforms"].clone()}
+    broken["waveforms"][0, :, 60:95] = torch.nan
+    expected = [encoder(batch) for batch in (broken, whole)]
+    compile_encoder(encoder, how, lambda: 2, backend=graphs)
+    with torch.no_grad():
+        found = [encoder(batch) for batch in (broken, whole)]
+        number = len(graphs)
+        encoder(whole), encoder(broken)
+    for one, other in zip(found, expected, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other)
+    assert len(graphs) == number > 0

@@ -1,8 +1,6 @@
 """Distillation: what a student learns from a frozen teacher, and that nothing but its training needs the teacher."""
 
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from stopped import stop_in_fourth_step
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
@@ -189,15 +188,7 @@ def test_a_resumed_student_is_bit_for_bit_the_same_and_its_checkpoint_needs_no_t
     taught = [*FIT, "--model.encoder.dropout", "0.1", "--model.teacher", "runs/teacher/0/best.ckpt"]
     assert command(*taught, "--experiment", "whole").code == 0
     assert command(*FIT, "--model.encoder.dropout", "0.1", "--experiment", "plain").code == 0
-    steps, train = [], Classifier.training_step
-
-    def stopped(self: Classifier, batch: Any, batch_idx: int) -> Tensor:
-        steps.append(batch_idx)
-        if len(steps) == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return train(self, batch, batch_idx)
-
-    monkeypatch.setattr(Classifier, "training_step", stopped)
+    stop_in_fourth_step(monkeypatch)
     assert command(*taught, "--experiment", "killed").code == 143
     Path("runs/teacher").rename("runs/moved")
     done = command("fit", "--resume", "runs/killed/0")

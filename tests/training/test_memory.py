@@ -9,7 +9,8 @@ import forked
 import pytest
 import torch
 
-from longseq import ImageEncoder, Linear, Linformer
+from longseq import ImageEncoder, Linear, Linformer, Verma
+from longseq.encoders import FeatureEncoder
 from longseq.training import Classifier
 from longseq.training.fitting import what_fits
 
@@ -48,6 +49,14 @@ def test_where_all_fits_the_least_change_of_each_kind_is_named(monkeypatch: pyte
 def test_a_smaller_batch_keeps_the_samples_of_a_step_where_gradients_accumulate_already() -> None:
     named = what_fits(a_model(), BATCH, nullcontext, accumulated=4)
     assert named[0] == "--data.batch_size 3 --trainer.accumulate_grad_batches 8"
+
+
+def test_a_smaller_batch_of_bags_is_one_of_fewer_tokens() -> None:
+    model = Classifier(FeatureEncoder(4, 50, Verma(), dim=16, depth=1, heads=2), 3)
+    batch = {"features": torch.zeros(6, 50, 4), "lengths": torch.full((6,), 50)}, torch.zeros(6, dtype=torch.long)
+    named = what_fits(model, batch, nullcontext, has_max_tokens=True)
+    assert named[0] == "--data.max_tokens 150 --trainer.accumulate_grad_batches 2"
+    assert what_fits(model, batch, nullcontext)[0] == "--data.batch_size 3 --trainer.accumulate_grad_batches 2"
 
 
 def test_room_is_kept_for_the_moments_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ EXPECTED: dict[str, Any] = {
     "class_names": None, "task": None, "optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.05,
     "warmup_fraction": 0.1, "label_smoothing": 0.0, "class_weights": None, "mix": None, "init_from": None,
     "compile": False, "betas": None, "pool": None, "schedule": "cosine", "layer_decay": None, "freeze": None,
-    "teacher": None, "distillation_alpha": 0.5, "temperature": 2.0,
+    "teacher": None, "distillation": "logits", "teacher_classes": None, "distillation_alpha": 0.5, "temperature": 2.0,
 }  # fmt: skip
 OTHER: dict[str, Any] = {
     "optimizer": "sgd", "learning_rate": 0.5, "weight_decay": 0.25, "warmup_fraction": 0.125, "label_smoothing": 0.5,

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.tensorboard import SummaryWriter
 
-from datamodules import Digits, Shift
+from datamodules import Digits, ImageFolder, Shift
 from longseq.attention import Linformer
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
@@ -35,7 +35,15 @@ from longseq.tasks import MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
 from longseq.training.board.curves import read_curves
 from longseq.training.board.pictures import draw_confusions
-from longseq.training.board.tensorboard import BestFigure, Confusions, DrawsSeldom, InputSamples, Overview, RateAndNorm
+from longseq.training.board.tensorboard import (
+    BestFigure,
+    Confusions,
+    DrawsSeldom,
+    InputSamples,
+    Overview,
+    RateAndNorm,
+    _name_of,
+)
 
 pytestmark = pytest.mark.draws
 
@@ -351,3 +359,8 @@ def test_the_curves_of_a_run_that_went_on_have_each_step_once_and_nothing_is_sai
                 writer.add_scalar("loss", value, step)
     assert read_curves(tmp_path / "run") == {"loss": [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]}
     assert not caplog.records
+
+
+def test_two_folders_are_two_data_sets_in_the_hparams_tab() -> None:
+    birds, frogs = (_name_of(ImageFolder(root)) for root in ("birds", "frogs"))
+    assert (birds, frogs, _name_of(Digits())) == ("ImageFolder birds", "ImageFolder frogs", "Digits")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,24 +52,27 @@ class Mamba2(Mechanism):
     def examples(cls) -> "Sequence[Mechanism]":
         return [cls(state=16), cls(state=8, expand=1, conv=3)]
 
-    def layers(self, stack: Stack, grid: TokenGrid) -> "list[Mamba2Layer]":
+    def layers(self, stack: Stack, grid: TokenGrid) -> "list[MambaLayer]":
         require_positive("leave it out for the paper's", state=self.state, expand=self.expand, conv=self.conv)
-        return [Mamba2Layer(trained.qkv.in_features, trained.proj_drop, trained.num_heads, self) for trained in stack]
+        sizes = [(trained.qkv.in_features, trained.num_heads) for trained in stack]
+        return [
+            MambaLayer(dim, trained.proj_drop, *(_Direction(dim, num_heads, self) for _ in range(2)))
+            for trained, (dim, num_heads) in zip(stack, sizes, strict=True)
+        ]
 
 
-class Mamba2Layer(SequenceLayer):
-    """A layer of Mamba2.
+class MambaLayer(SequenceLayer):
+    """A layer of Mamba or Mamba2.
 
     Args:
         dim, proj_drop: As SequenceLayer takes them.
-        num_heads: h.
-        options: The mechanism.
+        from_first, from_last: The recurrences of both directions: (b, n, d) -> (b, n, e d), and ``out_proj``.
     """
 
-    def __init__(self, dim: int, proj_drop: nn.Module, num_heads: int, options: Mamba2) -> None:
+    def __init__(self, dim: int, proj_drop: nn.Module, from_first: nn.Module, from_last: nn.Module) -> None:
         super().__init__(dim, proj_drop)
-        self.from_first = _Direction(dim, num_heads, options)
-        self.from_last = _Direction(dim, num_heads, options)
+        self.from_first: Any = from_first
+        self.from_last: Any = from_last
 
     def mix(
         self, x: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None, num_queries: int | None
@@ -90,9 +93,7 @@ class _Direction(nn.Module):
         self.sizes = [inner, inner + 2 * options.state, num_heads]
         self.in_proj = nn.Linear(dim, sum(self.sizes), bias=False)
         self.conv1d = nn.Conv1d(self.sizes[1], self.sizes[1], options.conv, groups=self.sizes[1])
-        low, high = math.log(0.001), math.log(0.1)
-        dt = torch.exp(low + (high - low) * torch.rand(num_heads))
-        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus of it is dt
+        self.dt_bias = nn.Parameter(start_of_dt(num_heads))
         self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(num_heads))
         self.norm = nn.Parameter(torch.ones(inner))
@@ -100,7 +101,7 @@ class _Direction(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n e"]:
         z, x_B_C, dt = self.in_proj(x).split(self.sizes, dim=-1)
-        x_B_C = F.silu(self.conv1d(F.pad(x_B_C.mT, (self.conv1d.kernel_size[0] - 1, 0)))).mT
+        x_B_C = causal(self.conv1d, x_B_C)
         inner, state = self.sizes[0], (self.sizes[1] - self.sizes[0]) // 2
         with without_autocast(x):
             dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
@@ -148,16 +149,29 @@ def _state_space_dual(
     within = ((C @ B.mT)[:, :, None] * between) @ x.transpose(2, 3)  # (b, chunks, h, Q, p)
     left = (total[:, :, -1:] - total).exp()[..., None] * x
     states = (left.flatten(-2).mT @ B).unflatten(2, (h, -1))  # (b, chunks, h, p, s), at the end of each chunk
-    before = F.pad(_accumulated(states, total[:, :, -1]), (0, 0) * 3 + (1, -1))
+    before = F.pad(accumulated(states, total[:, :, -1].exp()[..., None, None]), (0, 0) * 3 + (1, -1))
     from_before = (C @ before.flatten(2, 3).mT).unflatten(-1, (h, -1)) * total.exp()[..., None]
     return (within.transpose(2, 3) + from_before).flatten(1, 2)[:, :n]
 
 
-def _accumulated(states: Float[Tensor, "b m h p s"], log_decay: Float[Tensor, "b m h"]) -> Float[Tensor, "b m h p s"]:
-    """H_i = exp(log_decay_i) H_(i-1) + states_i. Each step doubles the number of summed states: log2(m) steps."""
+def start_of_dt(count: int) -> Float[Tensor, " count"]:
+    """Numbers whose softplus is dt, which starts in 0.001..0.1, uniformly by its logarithm."""
+    low, high = math.log(0.001), math.log(0.1)
+    dt = torch.exp(low + (high - low) * torch.rand(count))
+    return dt + torch.log(-torch.expm1(-dt))
+
+
+def causal(conv: nn.Conv1d, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+    """A convolution over a token and those before it, and SiLU."""
+    return F.silu(conv(F.pad(x.mT, (conv.kernel_size[0] - 1, 0)))).mT
+
+
+def accumulated(states: Float[Tensor, "b m *_"], decay: Float[Tensor, "b m *_"]) -> Float[Tensor, "b m *_"]:
+    """H_i = decay_i H_(i-1) + states_i. Each step doubles the number of summed states: log2(m) steps."""
     step, count = 1, states.shape[1]
     while step < count:
-        states = states + log_decay.exp()[..., None, None] * F.pad(states, (0, 0) * 3 + (step, -step))
-        log_decay = log_decay + F.pad(log_decay, (0, 0, step, -step))
+        later = (0, 0) * (states.ndim - 2) + (step, -step)
+        states = states + decay * F.pad(states, later)
+        decay = decay * F.pad(decay, later, value=1.0)
         step *= 2
     return states

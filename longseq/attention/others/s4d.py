@@ -53,7 +53,10 @@ class S4D(Mechanism):
         require(is_even, "state", f"must be even and positive, got {self.state}; 64 is usual")
         require_choice("start", self.start, Start)
         require_positive("0.001 is usual", lr=self.lr)
-        return [S4DLayer(trained.qkv.in_features, trained.proj_drop, self) for trained in stack]
+        number = torch.arange(self.state // 2)
+        is_lin = self.start == "lin"
+        imag = math.pi * number if is_lin else self.state / math.pi * (self.state / (2 * number + 1) - 1)
+        return [S4DLayer(trained.qkv.in_features, trained.proj_drop, imag, self.lr) for trained in stack]
 
 
 class S4DLayer(FilterLayer):
@@ -61,7 +64,8 @@ class S4DLayer(FilterLayer):
 
     Args:
         dim, proj_drop: As FilterLayer takes them.
-        options: The mechanism.
+        imag: The imaginary parts of A at the start, whose real parts are -1/2.
+        lr: The highest learning rate of A and dt.
 
     Attributes:
         log_dt: log(dt), (d).
@@ -69,16 +73,14 @@ class S4DLayer(FilterLayer):
         C: Real and imaginary parts for each direction, (2, d, N / 2, 2).
     """
 
-    def __init__(self, dim: int, proj_drop: nn.Module, options: S4D) -> None:
+    def __init__(self, dim: int, proj_drop: nn.Module, imag: Float[Tensor, " states"], lr: float) -> None:
         super().__init__(dim, proj_drop)
-        self.lr, state = options.lr, options.state
+        self.lr, states = lr, len(imag)
         low, high = math.log(0.001), math.log(0.1)
         self.log_dt = nn.Parameter(low + (high - low) * torch.rand(dim))
-        number = torch.arange(state // 2)
-        imag = math.pi * number if options.start == "lin" else state / math.pi * (state / (2 * number + 1) - 1)
-        self.log_A_real = nn.Parameter(torch.full((dim, state // 2), math.log(0.5)))
+        self.log_A_real = nn.Parameter(torch.full((dim, states), math.log(0.5)))
         self.A_imag = nn.Parameter(imag.repeat(dim, 1))
-        self.C = nn.Parameter(torch.randn(2, dim, state // 2, 2) * 0.5**0.5)
+        self.C = nn.Parameter(torch.randn(2, dim, states, 2) * 0.5**0.5)
 
     def kernels(self, n: int) -> Float[Tensor, "2 d n"]:
         """K of each direction. The powers exp(l dt A) are products of exp(s i dt A) and exp(j dt A), s near sqrt(n).

@@ -86,9 +86,11 @@ class FilterLayer(SequenceLayer):
 
 
 def backwards(tokens: Float[Tensor, "b n c"], present: Bool[Tensor, "b n 1"] | None) -> Float[Tensor, "b n c"]:
-    """The tokens from the last to the first, with padding still at the end. Applied twice it changes nothing."""
+    """The tokens from the last to the first, with padding still at the end, and gaps between the others. Applied twice
+    it changes nothing."""
     if present is None:
         return tokens.flip(1)
-    places, count = torch.arange(tokens.shape[1], device=tokens.device), present.sum(1)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    count = (present[..., 0] * (places + 1)).amax(1, keepdim=True)  # the place of the last token that is present, and 1
     places = torch.where(places < count, count - 1 - places, places)
     return tokens.gather(1, places[..., None].expand_as(tokens))

@@ -15,10 +15,10 @@ import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
 from longseq.arguments import argument_names
-from longseq.attention import Mechanism, Projection
+from longseq.attention import Mechanism, NoAttention, Projection
 from longseq.cli.before_torch import CONFIGURATIONS, nearest
 from longseq.cli.errors import UserError
-from longseq.compat.jsonargparse import fault_of, options_of, with_nulls
+from longseq.compat.jsonargparse import fault_of, options_of, with_name_for_none, with_nulls
 from longseq.encoders import Encoder, LocalMixing, Stem
 from longseq.tasks import Task
 
@@ -62,6 +62,10 @@ class OneLineParser(LightningArgumentParser):
             return super().parse_args(args if self.exit_on_error else with_nulls(args), *others, **kwargs)
         except UnicodeDecodeError as error:
             raise UserError("config: not a text file; give a YAML file") from error
+
+    def parse_object(self, cfg_obj: Any, *others: Any, **kwargs: Any) -> Any:
+        named = with_name_for_none(self, cfg_obj, Mechanism, NoAttention.__name__)
+        return super().parse_object(named, *others, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # in a nested parser: the outer parser adds its key and reports the error
@@ -145,7 +149,8 @@ def _known_elsewhere(name: str, options: Iterable[str]) -> str:
 
 def _class_names() -> set[str]:
     names: set[str] = set()
-    pending: list[type] = [Mechanism, Projection, Encoder, LocalMixing, Stem, Task, pl.LightningDataModule]
+    network = importlib.import_module("datamodules").Network  # longseq names datamodules by its path alone
+    pending: list[type] = [Mechanism, Projection, Encoder, LocalMixing, Stem, Task, pl.LightningDataModule, network]
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())

@@ -14,7 +14,6 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from jsonargparse import Namespace
 from matplotlib.figure import Figure
 from pytorch_lightning.callbacks import RichProgressBar
@@ -26,8 +25,8 @@ from longseq.cli.names import shown
 from longseq.cli.predict.event_tables import table_for
 from longseq.cli.predict.input_files import files_of, parts_of, say_of_windows
 from longseq.cli.predict.output_files import Output, output_for, writable
+from longseq.cli.predict.spectrogram import sections_of
 from longseq.cli.predict.windows_without_events import Eventless
-from longseq.encoders.spectrogram import LogMel
 from longseq.files.checkpoint import Checkpoint
 from longseq.files.storage import refuse_foreign, replacing
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
@@ -46,7 +45,6 @@ from longseq.training.answers.predictions import (
 from longseq.training.data import Part
 
 _DRAWN_COLUMNS = 1500
-_READ_SECONDS = 60.0  # of a recording are read at a time, to draw it
 _MANY_ROWS = 2**20  # rows of tokens in a sequence; three hours at 10 ms
 _BYTES = 84  # memory for each row and channel: 4.5 GiB for 900,001 rows of width 64, with Verma
 
@@ -72,6 +70,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         _check_place(asked.embeddings, "embeddings")
     chosen = Settings(asked.threshold, asked.smooth, asked.gap, asked.shortest)
     others = [name for name, value in chosen._asdict().items() if value != getattr(Settings(), name)]
+    if asked.explained is not None and asked.page is None:
+        raise UserError("explained: applies to --page; give it too, or leave this out")
     if others and asked.events is None and asked.picture is None:
         raise UserError(f"{others[0]}: applies to events; give --events or --picture, or leave it out")
     has_windows = asked.window is not None or asked.hop is not None
@@ -86,8 +86,8 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     settings = [checkpoint.digest, paths, *answers]
     files = [os.stat(path) for path in paths]
     stamps = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
-    if asked.picture is not None or asked.embeddings is not None:
-        settings.append(time.time())  # a stopped run keeps neither of these, so it must start anew
+    if any(asked[flag] is not None for flag in ("picture", "embeddings", "page")):
+        settings.append(time.time())  # a stopped run keeps none of these, so it must start anew
     lengths = {path: parts[-1][2] or 0.0 for path, parts in by_path.items()}
     events = None if asked.events is None else table_for(Path(asked.events), lengths)
     output = output_for(asked.out, settings, events, stamps)
@@ -104,8 +104,12 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     eventless, detector = Eventless(model, chosen), None
     try:
         gathering = FilePredictions(model, has_windows, asked.top)
+        page = None if asked.page is None else _page(asked, model, datamodule, checkpoint, by_path)
+        if page is not None and (takers or page.hears):
+            takers.append(page.take)
         if takers:
-            detector = EventDetector(model, chosen, keeps_rows=asked.picture is not None)
+            keeps_rows = asked.picture is not None or (page is not None and page.keeps_rows)
+            detector = EventDetector(model, chosen, keeps_rows)
     except ArgumentError as error:
         raise UserError(f"{error.argument}: {error.what}") from error
     if not has_windows:
@@ -113,7 +117,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     say_if_long(parts, model)
     wanted = {"features": asked.embeddings is not None, "scores": bool(takers)}
     model.predict_step = partial(model.predict_step, **wanted)  # Lightning passes only a batch and its number
-    writes = _Writes(parts, gathering, output, detector, [*takers, eventless.take])
+    writes = _Writes(parts, gathering, output, detector, [*takers, eventless.take], page)
     trainer.callbacks.append(writes)  # type: ignore[attr-defined]
     with output:
         if events is not None:
@@ -121,10 +125,20 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
         loader = batches_of(datamodule, parts)
         trainer.predict(model, loader, ckpt_path=asked.ckpt_path, weights_only=True, return_predictions=False)
     eventless.say()
+    if page is not None:
+        del model.predict_step  # explain asks for other answers
+        with writable(page.folder, "page"):
+            page.write()
     if asked.embeddings is not None:
         of_files = dict(features_of_files(writes.features))
         with writable(asked.embeddings, "embeddings"), replacing(Path(asked.embeddings)) as part:
             np.savez(part, paths=np.array(list(of_files)), embeddings=torch.stack(list(of_files.values())))
+
+
+def _page(asked: Namespace, *parts: Any) -> Any:
+    from longseq.cli.page.page import Page  # what explain needs takes a while to import
+
+    return Page(asked, *parts)
 
 
 def progress_bars() -> list[pl.Callback]:
@@ -152,8 +166,9 @@ class _Writes(pl.Callback):
         output: Output,
         detector: EventDetector | None,
         takers: list[_Taker],
+        page: Any = None,
     ) -> None:
-        self._divide, self._gathering, self._output = ByPart(parts), gathering, output
+        self._divide, self._gathering, self._output, self._page = ByPart(parts), gathering, output, page
         self._detector, self._takers = detector, takers
         self.features: list[tuple[Part, Tensor]] = []
 
@@ -179,6 +194,8 @@ class _Writes(pl.Callback):
                 take(recording)
         if complete:
             self._output.write(complete)
+            if self._page is not None:
+                self._page.predictions += complete
 
 
 def say_if_long(parts: Sequence[Part], model: Classifier) -> None:
@@ -203,7 +220,7 @@ def _refuse_what_is_not_predicted(task: Task, asked: Namespace) -> None:
     if task.predicts is None and asked.embeddings is None:
         remedy = "give --embeddings, or train from it with --model.init_from"
         raise UserError(f"model.task: {name} predicts no classes; {remedy}")
-    of_classes = ["events", "picture", "top"] if task.predicts else ["out", "events", "picture", "top"]
+    of_classes = ["events", "picture", "page", "top"] if task.predicts else ["out", "events", "picture", "page", "top"]
     given = [flag for flag in of_classes if asked[flag] is not None]
     if given:
         raise UserError(f"{given[0]}: applies to classes, and {name} predicts none; leave it out")
@@ -233,7 +250,7 @@ def draw(recording: Recording, model: Classifier, datamodule: Any) -> Figure:
     path, length, rows, events, _ = recording
     assert rows is not None  # EventDetector had keeps_rows
     encoder: Any = model.encoder
-    spectrogram = spectrogram_of(encoder, datamodule, path, length)
+    spectrogram = torch.cat([*sections_of(encoder, datamodule, path, length, _DRAWN_COLUMNS / length)], dim=1)
     names = [name for name in model.class_names if any(event.class_name == name for event in events)]
     figure = Figure((9, 5.5))
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 0.4 + 0.3 * max(len(names), 1)])
@@ -258,19 +275,3 @@ def draw(recording: Recording, model: Classifier, datamodule: Any) -> Figure:
     below.set(xlabel="seconds", xlim=(0, length), ylim=(-0.6, max(len(names), 1) - 0.4))
     below.set_yticks(range(len(names)), names, parse_math=False)
     return figure
-
-
-def spectrogram_of(encoder: Any, datamodule: Any, path: str, length: float) -> Float[Tensor, "mels columns"]:
-    """The log-mel spectrogram of a recording, averaged to the columns of the figure. The recording is read in parts."""
-    rate_hz, device = encoder.sample_rate_hz, encoder.mean.device
-    log_mel = getattr(encoder, "log_mel", None) or LogMel(rate_hz, 40, rate_hz // 100, rate_hz // 40).to(device)
-    parts = []
-    columns_a_second = _DRAWN_COLUMNS / length
-    for number in range(math.ceil(length / _READ_SECONDS - 1e-6)):
-        start, end = number * _READ_SECONDS, min((number + 1) * _READ_SECONDS, length)
-        waveform = datamodule.read_part((path, start, end))
-        columns = max(round((end - start) * columns_a_second), 1)
-        with torch.inference_mode():
-            mels = log_mel(waveform[None].to(device))[0].float().cpu()
-        parts.append(F.adaptive_avg_pool1d(mels, min(columns, mels.shape[1])))
-    return torch.cat(parts, dim=1)

@@ -18,6 +18,7 @@ from torch import Tensor
 from longseq.cli.config_keys import items_of
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped, shown
+from longseq.cli.runs.epoch_lines import EpochLines
 from longseq.cli.runs.folders import CONFIG, METRICS, SERIES, SPLITS, config_of, forget, numbered
 from longseq.cli.runs.resuming import restore_config
 from longseq.compat.lightning import callbacks_of
@@ -38,6 +39,7 @@ from longseq.training.board.tensorboard import (
 )
 from longseq.training.data import data_of
 from longseq.training.decisions import Decisions
+from longseq.training.energy import EnergyMeter
 from longseq.training.generators import GeneratorStates
 from longseq.training.recovery import Sentinel
 from longseq.training.throughput import ThroughputLogger
@@ -78,11 +80,13 @@ class BestCheckpoint(ModelCheckpoint):
 
     Attributes:
         figures: All figures of the best validation.
+        epoch: The epoch of the best validation, from 1; None before, and if a checkpoint of an older longseq has none.
     """
 
     def __init__(self, run: Path, task: Task) -> None:
         super().__init__(run, "best", monitor=f"val/{task.best}", mode=task.mode, enable_version_counter=False)
         self.figures: dict[str, float] = {}
+        self.epoch: int | None = None
         self._wins_tie = False
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -94,6 +98,7 @@ class BestCheckpoint(ModelCheckpoint):
             self._wins_tie = is_tie and loss < self.figures.get("val/loss", -math.inf)
             if self.check_monitor_top_k(trainer, figure):
                 self.figures = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
+                self.epoch = trainer.current_epoch + 1
         super().on_validation_end(trainer, pl_module)
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
@@ -104,7 +109,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "figures": self.figures}
+        return {**super().state_dict(), "figures": self.figures, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         folder = Path(self.dirpath or "")
@@ -123,6 +128,7 @@ class BestCheckpoint(ModelCheckpoint):
         best = state_dict["best_model_path"]
         if best and Path(best).exists():  # otherwise the scores do not belong to this run
             self.figures = state_dict.get("figures", {})  # checkpoints of longseq 0.1 have none
+            self.epoch = state_dict.get("epoch")
             super().load_state_dict(state_dict)
 
 
@@ -177,7 +183,9 @@ def callbacks_of_training(
         *([] if settings.minutes is None else [Timed(settings.minutes, began)]),
         best,
         SequenceSummary(),
+        EpochLines(best),
         ThroughputLogger(settings.peak_flops),
+        EnergyMeter(),
         GeneratorStates(),
         Decisions(),
         Confusions(),

@@ -18,7 +18,7 @@ from longseq.cli.trainer_flags import refuse_wrong_numbers
 from longseq.encoders import resize
 from longseq.files.description import build, build_from, describe
 from longseq.training import Classifier
-from longseq.training.distillation import Teacher
+from longseq.training.distillation import Teacher, is_network
 
 # height, width if it differs, epochs, learning rate if given: 16x16:40, 32:8@1e-3
 _FORM = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?:([1-9]\d*)(?:@(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))?")
@@ -124,7 +124,7 @@ def _build(settings: Namespace, model: Classifier, data: Any) -> None:
             encoder = resize(encoder, shape)
         rate = settings.model.learning_rate
         later = build_from(Classifier, model.hparams, encoder=encoder, learning_rate=rate)
-        if later.teacher is not None:
+        if later.teacher is not None and not is_network(later.teacher):
             Teacher(later.teacher, later)
 
 

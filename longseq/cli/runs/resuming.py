@@ -228,10 +228,19 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
                 f"model.{name}: {now} cannot use the state of the checkpoint's {before}; leave it out, or start "
                 "a new training from it with --model.init_from"
             )
+    ways = [_way_of_teaching(settings) for settings in (model.hparams, trained)]
+    if ways[0] != ways[1]:
+        what = f"{ways[0]} cannot use the state of the checkpoint's {ways[1]}"
+        raise UserError(f"model.distillation: {what}; give the same teacher, or start anew with --model.init_from")
     for name in _RESTORED:
         now, before = getattr(model, name), trained.get(name, getattr(model, name))
         if now != before:
             rank_zero_warn(f"model.{name}: {now} has no effect, the checkpoint's optimizer has {before}")
+
+
+def _way_of_teaching(settings: Mapping[str, Any]) -> str:
+    is_of_features = settings.get("teacher") is not None and settings.get("distillation") == "features"
+    return "features" if is_of_features else "logits"
 
 
 def refuse_fewer_epochs(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> None:

@@ -1,6 +1,6 @@
 """Which pixels or moments of an input decided for a class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from longseq.arguments import ArgumentError
 from longseq.attention.layer import AttentionLayer
 from longseq.attention.sources import inputs_of, sources, spread, summary_rows
-from longseq.encoders.forward_pass import encode_tokens, of_grid, pooled, token_features
+from longseq.encoders.forward_pass import encode_tokens, of_grid, pooled, shares, token_features
 from longseq.encoders.patches import count_columns
 from longseq.training.classifier import Classifier
 
@@ -36,7 +36,13 @@ class Attribution(NamedTuple):
 
 
 def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Attribution]:
-    """Attribute the scores of some classes to the parts of one input.
+    """What ``attributions`` yields."""
+    return list(attributions(model, inputs, labels))
+
+
+def attributions(model: Classifier, inputs: Any, labels: Sequence[int]) -> Iterator[Attribution]:
+    """Attribute the scores of some classes to the parts of one input, a class at a time: of 100,000 tiles, the gradient
+    of a class takes half a GiB.
 
     The rollout follows values back through the layers (Abnar and Zuidema, arXiv:2005.00928). Half of a token's output
     comes from itself, through the residual, and half from the tokens that the attention takes values from, through E
@@ -67,7 +73,6 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
             outputs, wanted = model.pooling(grid, scores, there), [picture, scores]
     prefix = encoder.trunk.num_prefix_tokens
     summaries = summary_rows(layers[-1], *seen[-1])[:, prefix:] if layers else picture.new_zeros(0, tokens.shape[1])
-    attributions = []
     evidence = model.task.evidence(outputs)
     for label in labels:
         gradient, *of_scores = torch.autograd.grad(evidence[0, label], wanted, retain_graph=True)
@@ -77,10 +82,12 @@ def attribute(model: Classifier, inputs: Any, labels: Sequence[int]) -> list[Att
         elif encoder.trunk.global_pool == "token":
             weights[: getattr(encoder.trunk, "num_pooled", 1)] = 1
         else:
-            weights[prefix:] = 1 if present is None else present[0, prefix:].float()
+            weights[prefix:] = shares(encoder.trunk, tokens, present)[0].detach()
         rollout = _rolled_out(layers, seen, weights)[prefix:]
-        attributions.append(Attribution((gradient * picture)[0].detach(), rollout / rollout.sum(), summaries))
-    return attributions
+        gradient = gradient.mul(picture.detach())[0].nan_to_num_()  # not kept twice while the next one is computed
+        explained = [Attribution(gradient, rollout / rollout.sum(), summaries)]
+        del gradient
+        yield explained.pop()
 
 
 class TokenMaps(NamedTuple):

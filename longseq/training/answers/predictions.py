@@ -183,7 +183,7 @@ class EventDetector:
     def add(self, answered: Answers) -> None:
         """Take the next part."""
         path, start, end = answered.part
-        scores = answered.scores if answered.present is None else answered.scores[answered.present]
+        scores, gone = self._present_scores(answered)
         if self._stitching is None:
             self._stitching = Stitching(self.row_seconds)
             names, thresholds = self.model.class_names, thresholds_of(self.model)
@@ -194,6 +194,8 @@ class EventDetector:
         self._path, self._end = path, math.inf if end is None else end
         if not _is_unheard(answered.part, scores):
             rows = row_probabilities(self.model, scores)
+            if gone is not None:
+                rows = rows.masked_fill(gone.view(len(rows), -1).all(1, keepdim=True).cpu(), 0)
             if end is not None:  # an encoder may fill its input with silence
                 rows = rows[: int((end - start) / self.row_seconds + 1e-6) + 1]
                 missing = round((end - start) / self.row_seconds) - len(rows)
@@ -202,6 +204,21 @@ class EventDetector:
             self._take(self._stitching.add(start, rows))
         if answered.is_last:
             self.finish()
+
+    def _present_scores(self, answered: Answers) -> tuple[Tensor, Tensor | None]:
+        """The scores of the tokens before the padding; and with gaps which of them are in one, where there is no
+        event."""
+        if answered.present is None:
+            return answered.scores, None
+        if not self.model.encoder.gaps:
+            return answered.scores[answered.present], None
+        _, start, end = answered.part
+        columns = self.model.encoder.trunk.patch_embed.grid_size[1]  # type: ignore[union-attr]
+        last = int((answered.present * torch.arange(1, len(answered.present) + 1)).max())
+        if end is not None:
+            last = max(last, columns * round((end - start) / self.row_seconds))
+        gone = ~answered.present[:last]
+        return answered.scores[:last].masked_fill(gone[:, None], 0), gone
 
     def finish(self) -> None:
         """End the recording whose parts come, if there is one."""

@@ -181,7 +181,9 @@ class Embeddings(View):
             [task.names(label, names), ", ".join(named.class_name for named in answer)]
             for label, answer in zip(seen["labels"][:wanted].cpu(), answers, strict=True)
         ]
-        thumbnails = None if model.encoder.takes_sounds else _thumbnails(batch[0][:wanted], limits_of(trainer))
+        thumbnails = None
+        if model.encoder.kind == "images":
+            thumbnails = _thumbnails(batch[0][:wanted], limits_of(trainer))
         self._rows.append((self._features[:wanted].float().cpu(), texts, thumbnails))
 
     def end(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:

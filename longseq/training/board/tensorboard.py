@@ -150,7 +150,7 @@ class InputSamples(pl.Callback):
         chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[: self.num_samples]
         samples = DataLoader(Subset(dataset, chosen.tolist()), len(chosen), collate_fn=loader.collate_fn)
         with isolate_rng():  # a data set may augment at random
-            seen, labels = trainer.strategy.batch_to_device(next(iter(samples)))  # where the data may finish a batch
+            seen, labels, *_ = trainer.strategy.batch_to_device(next(iter(samples)))  # the data may finish it
             inputs, labels = move_data_to_device((seen, labels), torch.device("cpu"))
             figure = draw_inputs(pl_module, seen, labels, limits_of(trainer))
         logger.experiment.add_figure("inputs/samples", figure, step_of(trainer), close=False)
@@ -293,7 +293,7 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
     compared = {
         "attention": type(attention).__name__,
         "batch_size": getattr(data, "batch_size", None),
-        "data": None if data is None else type(data).__name__,
+        "data": None if data is None else _name_of(data),
         "k": str(getattr(attention, "k", None)),
         "learning_rate": model.learning_rate,
         "metric": model.task.best,
@@ -307,6 +307,12 @@ def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
         **{name: value for name, value in compared.items() if value is not None},
         **{f"settings.{name}": value for name, value in settings_of(model.hparams).items() if value is not None},
     }
+
+
+def _name_of(data: Any) -> str:
+    """The class of the data module, with its folder, because two folders are two data sets."""
+    root = getattr(data, "root", None)
+    return type(data).__name__ + ("" if root is None else f" {root}")
 
 
 def show(trainer: pl.Trainer, tag: str, draw: Callable[[], Figure | None]) -> None:
