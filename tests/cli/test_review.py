@@ -333,10 +333,11 @@ def test_a_prediction_is_corrected_by_keyboard_exported_and_trained_from(coloure
     assert tab.locator("#item h3").inner_text() == files[1]["path"]
     tab.keyboard.press("c")
     tab.keyboard.press("w")
-    tab.keyboard.press("Enter")  # back to the gallery
-    tab.locator("#item").wait_for(state="hidden")
-    tab.keyboard.press("1")  # the fourth item is blue
-    tab.keyboard.press("2")
+    # back to the gallery; the fourth item is blue; keys that come before the browser tells that the dialog is closed
+    tab.evaluate("""["Enter", "1", "2"].forEach((key) =>
+        document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })))""")
+    assert tab.locator("#item").is_hidden()
+    tab.wait_for_timeout(100)
     tab.keyboard.press("ArrowLeft")
     tab.keyboard.press("u")
     assert tab.locator("#decided").inner_text() == "4 of 12 decided"

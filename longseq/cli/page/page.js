@@ -203,7 +203,7 @@ const audio = $("audio");
 let frames = []; // [element of a line, start, end] of the spectrograms in view
 let sounding = null; // the file whose sound is loaded
 let until = Infinity;
-let enlarged = -1; // the number of the item in the dialog
+let enlarged = -1; // the number of the item in the dialog, if it is open
 function open(number) {
   select(number);
   enlarge();
@@ -223,7 +223,7 @@ function enlarge() {
   if (known) facts.unshift(`${decided(item) ? "decided" : "label"}: ${namesOf(known)}`);
   if (file.split) facts.push(`in the run's split ${file.split}`);
   $("item").replaceChildren(
-    make("div", { class: "head" }, make("h3", {}, file.path), make("button", { type: "button", "aria-label": "Close", click: () => $("item").close() }, "✕")),
+    make("div", { class: "head" }, make("h3", {}, file.path), make("button", { type: "button", "aria-label": "Close", click: close }, "✕")),
     make("div", { class: "inside" }, view,
       make("div", { class: "side" }, choices(item),
         make("p", { class: "facts" }, facts.join(" · ")),
@@ -325,9 +325,16 @@ audio.addEventListener("timeupdate", () => {
     line.style.left = `${(100 * (audio.currentTime - start)) / (end - start)}%`;
   }
 });
+// The browser puts the focus back to where it was at the opening, and tells of it later, when the next key may have come
+function close() {
+  const last = enlarged;
+  enlarged = -1;
+  $("item").close();
+  select(last);
+}
 $("item").addEventListener("close", () => {
   audio.pause();
-  select(enlarged); // the browser has put the focus back to where it was at the opening
+  if (enlarged >= 0) select(enlarged); // closed by the browser itself
 });
 
 // Days and hours, if the names of the recordings say when they began
@@ -414,7 +421,7 @@ function pressed(event) {
     ArrowRight: () => step(1), ArrowLeft: () => step(-1),
     ArrowDown: () => !isOpen && select(Math.min(current + columns, shown.length - 1)), ArrowUp: () => !isOpen && select(current - columns),
     c: () => correct(item), w: () => wrong(item), u: () => decide(item, undefined), o: () => { if (!isOpen) open(Math.max(current, 0)); $("other")?.focus(); },
-    Enter: () => (isOpen ? $("item").close() : open(Math.max(current, 0))), "?": explainKeys, " ": play,
+    Enter: () => (isOpen ? close() : open(Math.max(current, 0))), Escape: () => isOpen && close(), "?": explainKeys, " ": play,
     0: () => several && decide(item, []),
   };
   const label = offered(item).find(([key]) => key === event.key)?.[1];
