@@ -147,3 +147,20 @@ class Split(nn.Module):
     """
 
     shard: Shard | None = None
+
+
+class SplitSums(Split):
+    """A split layer that sums over keys.
+
+    Args:
+        sums_over_tokens: Whether keys and values are those of the tokens; False if a projection has shortened them, of
+            which each process has all.
+    """
+
+    def __init__(self, sums_over_tokens: bool) -> None:
+        super().__init__()
+        self.sums_over_tokens = sums_over_tokens
+
+    @property
+    def shard_of_sums(self) -> Shard | None:
+        return self.shard if self.sums_over_tokens else None

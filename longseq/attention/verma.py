@@ -20,7 +20,7 @@ from longseq.attention.mixer import own_softmax
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaled_product import ScaledProduct
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
-from longseq.attention.shard import Shard, Split, exponentials, summed
+from longseq.attention.shard import Shard, SplitSums, exponentials, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import at_least_float32, is_plain, is_transformed
 
@@ -293,26 +293,16 @@ def _verma_formula(heads: Heads, length_scaling: float = 0.0, scale: float | Non
     return H @ (F.dropout(L, dropout) @ values)
 
 
-class _ByColumns(Split):
+class _ByColumns(SplitSums):
     """H (L V) with normalised columns: H over n tokens, L over c channels. L needs no mask, because the values of
-    padding are zero.
-
-    Args:
-        sums_over_tokens: Whether keys and values are those of the tokens; False if a projection has shortened them.
-    """
-
-    def __init__(self, sums_over_tokens: bool) -> None:
-        super().__init__()
-        self.sums_over_tokens = sums_over_tokens
+    padding are zero."""
 
     def forward(self, heads: Heads) -> Float[Tensor, "b h n c"]:
         """Attend. In a process that has no keys of prefix tokens, the mask of the queries lacks these tokens."""
         queries, keys, values, query_mask, _, dropout = heads
         scale = queries.shape[-1] ** -0.5
         L = own_softmax(keys.mT * scale, dim=-2)
-        context = F.dropout(L, dropout) @ values
-        if self.sums_over_tokens:
-            context = summed(context, self.shard)
+        context = summed(F.dropout(L, dropout) @ values, self.shard_of_sums)
         scores = queries * scale
         if self.shard is not None:
             return self._over_shards(scores, query_mask, self.shard) @ context

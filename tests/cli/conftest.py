@@ -1,6 +1,9 @@
-"""Models of tones that the tests of this folder share, and a recording for them."""
+"""Models of tones that the tests of this folder share, a recording for them, and a browser."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,3 +30,15 @@ def recording(tmp_path: Path) -> Path:
     sound = np.concatenate([tone(300, 0.5, 16000), tone(2000, 0.6, 16000)])
     soundfile.write(tmp_path / "long.wav", sound, 16000)
     return tmp_path / "long.wav"
+
+
+@pytest.fixture(scope="module")  # its event loop must not outlive the tests that know of it
+def browser() -> Iterator[Any]:
+    """Chromium without a window, for tests that need it."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
+        yield browser
+        browser.close()

@@ -6,7 +6,6 @@ docs/board.png and docs/board-images.png (of guides/reading-results.md) are two.
 
 import json
 import os
-import shutil
 import signal
 import socket
 import time
@@ -19,7 +18,6 @@ import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 RUNS = ["digits/0/Linformer-k16-seed0", "vowels/0/Verma-seed1"]
 
 
@@ -64,16 +62,6 @@ def address(runs: Path) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=QUIET)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from longseq.cli.review import _Server
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">&amp;.png"
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
-BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 def main(*arguments: object) -> None:
@@ -291,16 +290,6 @@ def test_a_new_page_keeps_the_figure_of_the_one_before(coloured: Path, page: Pat
     assert [figure["value"] for figure in again["figures"]] == [0.125, value]
     assert again["figures"][0]["split"] == again["figures"][1]["split"] != ""
     assert again["figures"][1]["decisions"] == 1 and again["id"] == data["id"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=BROWSER)
-        yield browser
-        browser.close()
 
 
 def opened(browser: Any, address: str, **options: Any) -> Any:
