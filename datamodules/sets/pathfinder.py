@@ -34,7 +34,7 @@ class Pathfinder(ImageDataModule):
 
     Args:
         size: Height and width: 32, 64, 128 or 256.
-        dashes: Dashes of a long path; 6, 9 and 14 are the paper's degrees of difficulty.
+        dashes: Dashes of a long path, 1 to 14; 6, 9 and 14 are the paper's degrees of difficulty. With 1 the dots overlap.
         distractors: The number of shorter paths, which have a third as many dashes.
         num_train: Images to train on, validation included.
         num_test: Images to test on.
@@ -52,7 +52,7 @@ class Pathfinder(ImageDataModule):
     ) -> None:
         super().__init__(**common)
         require(size in SIZES, "size", "one of 32, 64, 128, 256", size, "32 is a start")
-        require_in("dashes", dashes, 2, 14, "9 is of middle difficulty")
+        require_in("dashes", dashes, 1, 14, "9 is of middle difficulty")
         require_in("distractors", distractors, 0, 12, "more would find no room")
         require(num_train >= 20, "num_train", "20 or more", num_train, "20000 trains a small model")
         require(num_test >= 2, "num_test", "2 or more", num_test, "2000 measures to a percent")

@@ -120,7 +120,7 @@ def joined(image: np.ndarray) -> bool:
     return not others or bool(first & others[0])  # a single spot is two dots that touch: rarely on two paths
 
 
-@pytest.mark.parametrize("dashes", [6, 9])
+@pytest.mark.parametrize("dashes", [1, 6, 9])
 def test_pathfinders_dots_are_joined_where_it_says_so(dashes, tmp_path, monkeypatch):
     monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path))
     data = Pathfinder(size=128, dashes=dashes, num_train=20, num_test=40)
