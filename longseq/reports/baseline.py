@@ -88,24 +88,24 @@ def _fit(rate: int | None, kind: str, splits: Any) -> Baseline:
     labels = {name: split.labels.numpy() for name, split in splits.items()}
     if len(set(labels["train"].tolist())) < 2:
         raise BaselineError("all samples of the training split are of one class")
-    features = {}
+    vectors = {}
     for name, split in splits.items():
         read = []
-        for values in _features(rate, split):
+        for values in features(rate, split):
             if not values.isfinite().all():
                 raise BaselineError(f"an input of the {name} split has values that are not finite")
             if time.perf_counter() - begin > _SECONDS:
                 raise BaselineError(f"reading the inputs takes more than {_SECONDS:g} s")
             read.append(values)
-        features[name] = torch.cat(read)
+        vectors[name] = torch.cat(read)
     if kind == "features":
         models = {"a logistic regression on the mean and the maximum of the tokens": _regression()}
     else:
-        models = _models_of_images(features["train"]) if rate is None else _models_of_sounds()
+        models = _models_of_images(vectors["train"]) if rate is None else _models_of_sounds()
     fitted = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a regression that has not fully converged is as good
-        inputs = {name: values.flatten(1).numpy() for name, values in features.items()}
+        inputs = {name: values.flatten(1).numpy() for name, values in vectors.items()}
         for name, model in models.items():
             model.fit(inputs["train"], labels["train"])
             fitted.append((name, model, float(model.score(inputs["val"], labels["val"]))))
@@ -145,8 +145,9 @@ def _models_of_images(train: Float[Tensor, "n c h w"]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _features(rate: int | None, split: Any) -> Iterator[Float[Tensor, "b _ ..."]]:
-    """The features of a split, a few samples at a time."""
+def features(rate: int | None, split: Any) -> Iterator[Float[Tensor, "b _ ..."]]:
+    """What the simple models see of a split, a few samples at a time: of sounds, statistics of a spectrogram, for which
+    ``rate`` is their sample rate in Hz; of images and features it is None."""
     log_mel = None if rate is None else LogMel(rate, _BANDS, hop=max(rate // 100, 1), window=max(rate // 40, 1))
     for begin in range(0, len(split), _AT_ONCE):
         inputs, _ = split.__getitems__(list(range(begin, min(begin + _AT_ONCE, len(split)))))

@@ -13,7 +13,7 @@ from longseq.arguments import ArgumentError, require
 from longseq.files.checkpoint import CheckpointError
 from longseq.reports._checks import Device, require_device, require_positive
 from longseq.reports.interval import wilson
-from longseq.reports.plots import COLOURS, Report, machine, panels, styled
+from longseq.reports.plots import COLOURS, Report, machine, panels, styled, write_csv
 from longseq.training.classifier import model_and_data
 from longseq.training.memory import keep_freed_memory
 from longseq.training.throughput import peak_memory_gib, timed
@@ -52,7 +52,7 @@ def needle(
         empty_hours: Hours of recordings without digits, of each duration; by default false alarms are not counted.
         root: Folder of the data, if it has moved.
         device: Where the model runs; the recordings are made on the CPU.
-        out: Folder for table.md, table.csv and needle.png.
+        out: Folder for table.md, table.csv, needle.png, and trials.csv with the class and the answer of each recording.
         allow_class: Packages whose classes the checkpoint may name, besides ours.
 
     Raises:
@@ -93,6 +93,7 @@ def needle(
             if least is None:
                 print(f"{way}: less than {_FOUND} of the validation split are right; there is no threshold", flush=True)
     rows: list[list[Any]] = []
+    answers: list[list[Any]] = []
     for duration in sorted(seconds):
         right = dict.fromkeys(ways, 0)
         times: dict[str, list[float]] = {way: [] for way in ways}
@@ -100,7 +101,9 @@ def needle(
             waveform, label = data.recording(duration, trial)
             for way, samples in ways.items():
                 with timed(times[way], device):
-                    right[way] += answer(model, waveform.to(device), samples) == label
+                    answered = answer(model, waveform.to(device), samples)
+                right[way] += answered == label
+                answers.append([f"{duration:g}", way, trial, data.class_names[label], data.class_names[answered]])
         tokens = int(model.encoder.count_tokens(_inputs(waveform[None])))
         for way in ways:
             low, high = wilson(right[way], trials)
@@ -111,8 +114,9 @@ def needle(
                 row += _false_alarms(model, data, duration, empty_hours, ways[way], thresholds[way], device)
             rows.append(row)
             print("  ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
+    write_csv(report.folder / "trials.csv", ["seconds", "heard", "trial", "class", "answer"], answers)
     title = f"Needles: {data.question}, {data.level_db:g} dB"
-    report.end(report.write(header, rows), draw(rows, 1 / data.num_classes, title), "needle.png")
+    report.end(report.write(header, rows), draw(rows, 1 / data.num_classes, title), "needle.png", "trials.csv")
 
 
 def answer(model: Any, waveform: Tensor, window: int | None) -> int:

@@ -128,7 +128,7 @@ def test_silence_behind_a_sound_changes_nothing_that_is_seen_of_it() -> None:
         def __getitems__(self, indices: list[int]) -> tuple[Any, torch.Tensor]:
             return {"waveforms": self.inputs, "lengths": torch.tensor([1000])}, self.labels
 
-    seen = [next(baseline._features(8000, Clips(each, torch.tensor([0])))) for each in (alone, padded)]
+    seen = [next(baseline.features(8000, Clips(each, torch.tensor([0])))) for each in (alone, padded)]
     torch.testing.assert_close(*seen)
 
 

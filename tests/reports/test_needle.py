@@ -70,6 +70,13 @@ def test_the_table_has_a_row_for_each_duration_and_way_of_hearing(
         assert float(row["accuracy"]) == int(row["right"]) / 10 and low <= float(row["accuracy"]) <= high
         assert float(row["seconds a pass"]) > 0 and float(row["peak GiB"]) > 0.1
     assert "Verma(k=None" in (tmp_path / "table.md").read_text()
+    with open(tmp_path / "trials.csv", newline="") as file:
+        trials = list(csv.DictReader(file))
+    for row in rows:
+        of_way = [trial for trial in trials if (trial["seconds"], trial["heard"]) == (row["seconds"], row["heard"])]
+        assert [trial["trial"] for trial in of_way] == [str(number) for number in range(10)]
+        assert [trial["class"] for trial in of_way] == list("0123456789")  # every digit equally often
+        assert sum(trial["class"] == trial["answer"] for trial in of_way) == int(row["right"])
     assert (tmp_path / "needle.png").read_bytes().startswith(b"\x89PNG")
     assert drawn[0].axes[0].get_title("left") == "Needles: digit, 15 dB"
     whole, windows, chance = drawn[0].axes[0].lines
