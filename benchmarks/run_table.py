@@ -25,40 +25,36 @@ from longseq.reports.plots import machine, markdown
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "docs/results/runs.csv"
 KEY = ["experiment", "system", "setting", "seed"]
-FIGURES = ["validation", "loss", "test", "f1", "epochs", "steps", "minutes"]
+FIGURES = ["validation", "loss", "test", "f1", "false alarms an hour", "epochs", "steps", "minutes"]
 HEADER = [*KEY, *FIGURES, "machine", "date", "commit", "flags"]
-_SHOWN = ["validation", "test", "f1", "steps", "epochs", "minutes"]
+_SHOWN = ["validation", "test", "f1", "false alarms an hour", "steps", "epochs", "minutes"]
 _MARKED = re.compile(r"(<!-- runs: (.+?) -->\n).*?(<!-- end -->)", re.S)
 Row = dict[str, str]
 
 
-def read(table: Path, experiment: str | None = None) -> list[Row]:
-    """The rows of an experiment, or all, in the order in which they were added."""
+def read(table: Path, experiment: str | None = None, header: Sequence[str] = HEADER) -> list[Row]:
+    """The rows of an experiment, or all, in the order in which they were added. A column that the table lacks is
+    empty."""
     if not table.exists():
         return []
     with open(table, newline="") as file:
-        return [row for row in csv.DictReader(file) if experiment in (None, row["experiment"])]
+        of_experiment = [row for row in csv.DictReader(file) if experiment in (None, row["experiment"])]
+    return [{name: row.get(name) or "" for name in header} for row in of_experiment]
 
 
-def write(table: Path, row: Row) -> None:
-    """Add a row, or replace the one of the same key. Several processes may write."""
+def write(table: Path, *new: Row, header: Sequence[str] = HEADER, key: Sequence[str] = KEY) -> None:
+    """Add rows, or replace those of the same key. Several processes may write."""
     table.parent.mkdir(parents=True, exist_ok=True)
     with open(table, "a+", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        rows = list(csv.DictReader(file))
-        places = [place for place, other in enumerate(rows) if key_of(other) == key_of(row)] or [len(rows)]
-        rows[places[0] : places[0] + 1] = [row]
+        rows = {tuple(row[name] for name in key): row for row in [*csv.DictReader(file), *new]}
         text = io.StringIO()
-        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+        writer = csv.DictWriter(text, header, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(rows.values())
         file.truncate(0)
         file.write(text.getvalue())
-
-
-def key_of(row: Row) -> list[str]:
-    return [row[name] for name in KEY]
 
 
 def measured(table: Path, key: Sequence[str], measure: Callable[[], Mapping[str, object]]) -> Row:
@@ -69,7 +65,7 @@ def measured(table: Path, key: Sequence[str], measure: Callable[[], Mapping[str,
     with one thread they are the time on an idle core.
     """
     for row in read(table, key[0]):
-        if key_of(row) == list(key):
+        if [row[name] for name in KEY] == list(key):
             return row
     began = _processor_seconds()
     figures = dict(measure())
@@ -143,7 +139,7 @@ def _figure(rows: Sequence[Row], column: str) -> str:
     average = statistics.mean(figures)
     if column in ("steps", "epochs"):
         return f"{average:,.0f}"
-    if column == "minutes":
+    if column in ("minutes", "false alarms an hour"):
         return f"{average:.2g}"
     return f"{average:.3f}" + (f" ({min(figures):.3f} to {max(figures):.3f})" if len(figures) > 1 else "")
 

@@ -1,0 +1,122 @@
+"""What docs/results/protocol.md compares: its experiments, with the flags of every system. controlled.py runs them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import words
+from words import Peer
+
+
+class Experiment(NamedTuple):
+    """What its systems share, and how long each trains. In flags DATA is the folder of the data sets and RUNS that of
+    the trainings."""
+
+    minutes: float
+    flags: str  # of fit, before a system's own
+    systems: dict[str, str]
+    primary: tuple[list[str], list[str]]  # the better one of the first on the validation, minus that of the second
+    group: str | None = None  # matches what is drawn together in the bootstrap, in a sample's name
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)  # of learning, tried first; a single one is not chosen
+    rates_of: str = ""  # the experiment whose chosen rates are used instead
+    seeds: int = 3
+    prepare: Callable[[Path, Path], object] | None = None  # gets the data's and the experiment's folder, once
+    start: str = ""  # flags of a common model from which all systems go on, and whose time does not count
+    after: str = ""  # the experiment from whose models the systems go on, with as many steps, if one learned it
+    peers: Mapping[str, Peer] = MappingProxyType({})  # systems that longseq does not have
+    seconds: tuple[int, ...] = ()  # durations of Needles' test; the first is the experiment's own
+
+
+_LINFORMER, _VERMA, _NONE = "Linformer, Dynamic", "Verma without E", "no attention"
+_DYNAMIC = "--model.encoder.attention Linformer --model.encoder.attention.projection Dynamic"
+_SPEAKERS = "--config audio/needles --data.root DATA --data.test_speakers [theo,yweweler] --data.val_speakers [lucas]"
+_DIGITS = f"{_SPEAKERS} --data.held_out_digits [7,8,9]"
+_MIXING = {"Linformer, k = 64": "", "static E": "--config controls/static --model.encoder.attention.k 64"}
+_LEVELS = 1, 2, 4, 6, 14  # dashes
+
+
+def _pathfinder(dashes: int, before: int | None) -> Experiment:
+    return Experiment(
+        10,
+        f"--config image/pathfinder --data.dashes {dashes} --model.encoder.local Conv2d",
+        {
+            "no attention, twice the depth": "--config controls/none --model.encoder.depth 8",
+            "Linformer, k = 64": "--model.encoder.attention Linformer --model.encoder.attention.k 64",
+            "Verma with E": "--model.encoder.attention.k 64",
+        },
+        (["Linformer, k = 64", "Verma with E"], ["no attention, twice the depth"]),
+        rates=(1e-3,),
+        seeds=1,
+        after="" if before is None else f"pathfinder/{before} dashes",
+    )
+
+
+EXPERIMENTS = {
+    "same": Experiment(
+        6,
+        f"{_DIGITS} --data.question same --data.shortest 2.2 --data.num_test 600 --model.pool attention",
+        {
+            _LINFORMER: f"{_DYNAMIC} --model.encoder.attention.k 64",
+            "Verma": "",
+            "exact softmax": "--config controls/softmax",
+            "pooled features": "--config controls/features",
+            _NONE: "--config controls/none --model.pool max",
+        },
+        ([_LINFORMER, "Verma"], ["pooled features"]),
+        start=f"{_DIGITS} --config controls/none --trainer.max_epochs 10",
+    ),
+    "few": Experiment(
+        4,
+        "--config audio/speech_commands --data AudioFolder --data.root RUNS/few/words",
+        {
+            _LINFORMER: f"{_DYNAMIC} --model.encoder.attention.k 32",
+            _VERMA: "",
+            "exact softmax": "--config controls/softmax",
+            _NONE: "--config controls/none",
+            "pooled features": "--config controls/features",
+            "no attention, long kernel": "--config controls/long_kernel --model.encoder.local.kernel_size 31",
+        },
+        ([_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]),
+        group=r"(\w+)_nohash",
+        prepare=words.write,
+        peers=words.PEERS,
+    ),
+    "needles": Experiment(
+        8,
+        f"{_SPEAKERS} --data.background mixed",
+        {_NONE: "--config controls/none", "pooled features": "--config controls/features", "Verma": ""},
+        (["Verma"], [_NONE]),
+        seconds=(600, 60),
+    ),
+    "pixels": Experiment(
+        4,
+        "--config image/mnist --data.root DATA",
+        {
+            **_MIXING,
+            "one key": "--config controls/one_key",
+            "exact softmax": "--config controls/softmax",
+            _NONE: "--config controls/none",
+        },
+        (["Linformer, k = 64"], ["static E"]),
+    ),
+    "pixels/permuted": Experiment(
+        4,
+        "--config image/mnist --data.root DATA --data.permutation 0 --data.augment [] --model.encoder.local null",
+        _MIXING,
+        (["Linformer, k = 64"], ["static E"]),
+        rates_of="pixels",
+    ),
+    **{
+        f"pathfinder/{dashes} dashes": _pathfinder(dashes, before)
+        for dashes, before in zip(_LEVELS, (None, *_LEVELS), strict=False)
+    },
+    "order": Experiment(
+        6,
+        f"{_SPEAKERS} --data.question order --data.shortest 2.2 --model.pool attention --model.encoder.positions clock",
+        {"S4D": "--model.encoder.attention S4D", "LSTM": "--model.encoder.attention LSTM", "Verma": ""},
+        (["Verma"], ["S4D"]),
+        rates=(2e-3,),
+        seeds=2,
+    ),
+}
