@@ -46,6 +46,6 @@ def draw(table: Path, experiment: str, path: Path) -> None:
             axes.fill_between(x, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.2, linewidth=0)
             axes.plot(x, [np.mean(of_step) for of_step in values], "o-", color=colour, label=system)
     by_minutes.set(xlabel="minutes of a core", ylabel="validation accuracy", title=experiment)
-    by_steps.set(xlabel="steps", xscale="log")
+    by_steps.set(xlabel="steps")
     by_minutes.legend(fontsize=7)
     save(figure, path)
