@@ -90,7 +90,7 @@ def main() -> None:
 
     figure = Figure(figsize=(12, 3.6 * len(arguments.runs)), layout="constrained")
     axes: Any = figure.subplots(len(arguments.runs), 3, squeeze=False, width_ratios=(1, 1, 2))
-    print(markdown(["model", "trained at", "goes on at", "tokens", *WAYS], []), end="")
+    print(markdown(["model", "trained at", "used at", "tokens", *WAYS], []), end="")
     for row, run in zip(axes, arguments.runs, strict=True):
         checkpoint = read_checkpoint(run / "best.ckpt")
         trained, description = Classifier.from_checkpoint(checkpoint).eval(), checkpoint["data"]
