@@ -219,7 +219,7 @@ class AudioDataModule(DataModule):
             self._broken[path] = None
             if len(self._broken) > _REMEMBERED:
                 self._broken.pop(next(iter(self._broken)), None)  # the oldest; another thread may have removed it
-            say(f"{path}: {what}; heard as far as it goes")
+            say(f"{path}: {what}; used up to this point")
 
     def _predict_options(self) -> dict[str, Any]:
         longest = self.seconds + 1 / self.sample_rate_hz  # a difference of seconds is rounded
@@ -382,8 +382,8 @@ class SoundsOfAnyRate(Embeds, AudioDataModule):
             most = self.most_seconds if self.network is None else math.inf
             self._seconds_given = min(longest, most)
             if longest > most:
-                what = f"the longest clip has {longest:g} s; of each {most:g} s are heard"
-                say(f"data.seconds: {what}, at random in training, else the middle; give data.seconds")
+                what = f"the longest clip has {longest:g} s; {most:g} s of each are used"
+                say(f"data.seconds: {what}, at random in training, otherwise the middle; give data.seconds")
             self._refuse_unusable(self.sample_rate_hz, self._seconds_given)
         return self._seconds_given
 

@@ -82,7 +82,7 @@ class DataModule(pl.LightningDataModule, ABC):
         num_workers: Processes that load; 0 loads in the trainer's own process, the best choice for data in memory.
         val_fraction: Share of the training split that is held out for validation if the data has no such split.
         seed: Decides the splits. Seed and epoch alone decide the order of training and what is random in it.
-        balanced: Whether a training epoch draws all classes equally often, with replacement, whatever their sizes.
+        balanced: Whether a training epoch draws all classes equally often, with replacement, for any class sizes.
         folds: Number of folds for cross-validation; each fold has the same share of every class.
         fold: The fold that is held out as the test split, 1..folds. If the data has its own test split, that split is
             in no fold, and the held-out fold is the validation split.
@@ -222,7 +222,7 @@ class DataModule(pl.LightningDataModule, ABC):
             DataError: If the file cannot be read.
             ValueError: If it has no such parts.
         """
-        require(window is None and hop is None, "window", "left out", window, "only sounds are heard in windows")
+        require(window is None and hop is None, "window", "left out", window, "only sounds have windows")
         return [(path, 0.0, None)]
 
     def read_part(self, part: Part) -> Shaped[Tensor, "..."]:

@@ -57,7 +57,7 @@ class Flip(BatchTransform):
 
 
 class Affine(BatchTransform):
-    """torchvision's RandomAffine round the middle of the image, without shear: the nearest pixels, and black outside.
+    """torchvision's RandomAffine around the middle of the image, without shear: the nearest pixels, and black outside.
 
     Args:
         affine: The transform whose ranges are drawn from.

@@ -70,7 +70,7 @@ class Embeds(OnDisk):
             DataError: If it takes other inputs.
         """
         if self.network is None:
-            raise AttributeError("there is no network, so the inputs are no features")
+            raise AttributeError("there is no network, so the inputs are not features")
         refuse_other_inputs(self.network, self.raw_inputs.kind, self)
         return self.network
 

@@ -52,6 +52,6 @@ def windows_of(
     remedy = "10 is usual" if any_length else "clips are no longer"
     require(least <= window <= longest, "window", rule, window, remedy)
     rule = f"positive and at most {window:g} s"
-    require(least <= hop <= window, "hop", rule, hop, "else some sound is not heard")
+    require(least <= hop <= window, "hop", rule, hop, "or some sound would be skipped")
     starts = starts_of_windows(length, window, hop, least)
     return [(path, start, min(start + window, length)) for start in starts]

@@ -88,7 +88,7 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
         if label < 0:
             raise wrong("has no label; put a .cls or .json file right after it")
         if key in seen:
-            raise wrong("is there twice; give each sample a name of its own")
+            raise wrong("occurs twice; give each sample another name")
         seen.add(key)
         keys.extend(key)
         ends.append(len(keys))
@@ -115,7 +115,7 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
                     dotted = base
                 if ending in endings:
                     if place is not None:
-                        raise wrong("has two files; give each one a name of its own")
+                        raise wrong("has two files; give each one another name")
                     place = offset, size
                 elif ending == b".cls":
                     text = content[offset : offset + size]

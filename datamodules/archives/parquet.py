@@ -116,9 +116,9 @@ def classes_of(path: Path, features: dict[str, Any], field: str) -> list[str]:
     inner = feature.get("feature", feature) if isinstance(feature, dict) else None
     names = (inner.get("names") or []) if isinstance(inner, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"{path}: the classes that its note of {field} names are no names; {_AGAIN}")
+        raise DataError(f"{path}: the classes that its note of {field} names are not names; {_AGAIN}")
     if len({*names}) < len(names):
-        raise DataError(f"{path}: a class that its note of {field} names is there twice; {_AGAIN}")
+        raise DataError(f"{path}: a class that its note of {field} names occurs twice; {_AGAIN}")
     return names
 
 
@@ -208,5 +208,7 @@ def _named(row: str, label: Any, classes: list[str]) -> Any:
     if not classes:
         return label
     if not isinstance(label, int) or not 0 <= label < len(classes):
-        raise DataError(f"{row} has the label {label}, and its classes are 0 to {len(classes) - 1}; mend one of them")
+        raise DataError(
+            f"{row} has the label {label}, and its classes are 0 to {len(classes) - 1}; correct one of them"
+        )
     return classes[label]

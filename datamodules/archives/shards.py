@@ -116,7 +116,7 @@ class Shards(OnDisk):
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read ({error}); write the name of a class in each line") from error
         if len({*names}) < len(names) or "" in names:
-            raise DataError(f"{path}: a name is empty or there twice; write the name of a class in each line")
+            raise DataError(f"{path}: a name is empty or occurs twice; write the name of a class in each line")
         return names
 
     def classes_found(self) -> list[str]:
@@ -150,7 +150,7 @@ class Shards(OnDisk):
                         first = int((shard.index.labels == position).nonzero()[0])
                         known = ", ".join(self.class_names[:20])
                         what = f"sample {shard.index.key(first)} is of class {name}, and the classes are {known}"
-                        raise DataError(f"{self.folder / shard.name}: {what}; mend {CLASSES} or data.class_names")
+                        raise DataError(f"{self.folder / shard.name}: {what}; correct {CLASSES} or data.class_names")
             of_texts = labels_of([[number[name] for name in names] for names in classes], len(number), are_many)
             of_shards.append(of_texts[shard.index.labels])
         return torch.cat(of_shards)

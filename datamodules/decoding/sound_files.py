@@ -294,7 +294,7 @@ class _Decoded(StandIn):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if Path(path).suffix.lower() == ".aac":  # FFmpeg guesses the length from the bit rate, some percent off
-            what = "a bare AAC stream does not say how long it is; put it into a file that does"
+            what = "a bare AAC stream does not state its length; put it into a file that does"
             raise DataError(f"{path}: {what}: ffmpeg -i NAME.aac -c copy NAME.m4a")
         try:
             from torchcodec.decoders import AudioDecoder  # type: ignore[import-not-found]
@@ -303,8 +303,8 @@ class _Decoded(StandIn):
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             suffix = Path(path).suffix
             raise DataError(
-                f"{path}: {suffix} needs torchcodec and FFmpeg, which are not here or cannot read it; install them, or "
-                "convert it to FLAC"
+                f"{path}: {suffix} needs torchcodec and FFmpeg, which are not installed or fail; install them, "
+                "or convert it to FLAC"
             ) from error
         facts: Any = self._decoder.metadata
         self.samplerate, self.channels, self._begin = facts.sample_rate, facts.num_channels, facts.begin_stream_seconds
@@ -386,7 +386,7 @@ def _peak(path: Source, frames: np.ndarray) -> float:
         raise ValuesError(path, "holds values that are not finite", "write it again")
     if peak > _LOUDEST:
         what = f"values up to {peak:g}, beyond full scale 1"
-        raise ValuesError(path, what, "divide by 32768, or whatever full scale is, or write 16 bits")
+        raise ValuesError(path, what, "divide by full scale, such as 32768, or write 16 bits")
     return peak
 
 

@@ -26,7 +26,7 @@ class Onnx(Network):
     `output` may also be a tensor inside of the network, such as the one before the classifier.
 
     Args:
-        file: The path of the file. If its weights are in files beside it, the digest is not of them.
+        file: The path of the file. If its weights are in separate files, the digest does not cover them.
         common: Arguments of Network.
     """
 

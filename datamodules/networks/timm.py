@@ -22,7 +22,7 @@ class Timm(Network):
         weights: A file of its weights; if absent, timm downloads those of the name, or takes them from its cache.
         tokens: "map" gives the whole image to the network, at its own size; each place of the last feature map is a
             token. "tiles" gives tiles of `size` to the network; the pooled features of each are a token.
-        size: Height and width of a tile; if absent, those that the model was trained with.
+        size: Height and width of a tile; if absent, those of the model's training.
         sha256: See Network.
     """
 

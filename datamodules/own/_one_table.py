@@ -151,7 +151,7 @@ def _item(path: Path, line: int, values: dict[str, str], may_have_no_class: bool
         elif values.get("duration"):
             end = round(start + _seconds(values["duration"]), 6)
     except ValueError as error:
-        raise wrong(f"start or end is no number ({error}); give seconds") from error
+        raise wrong(f"start or end is not a number ({error}); give seconds") from error
     is_inside = start < math.inf if end is None else start <= end < math.inf and (end > 0 or start == 0)
     if not is_inside or (end is None and start < 0):
         what = f"from {start:g} to {'its end' if end is None else f'{end:g} s'}"
@@ -169,7 +169,7 @@ def _amount(path: Path, line: int, column: str, text: str) -> str:
             return text
     except ValueError:
         pass
-    raise DataError(f"{path}: line {line}: {column} {text!r} is no number; give one, or leave the row out")
+    raise DataError(f"{path}: line {line}: {column} {text!r} is not a number; give one, or leave the row out")
 
 
 def _seconds(text: str) -> float:

@@ -63,7 +63,7 @@ def read_table(
     if recordings is not None and without_row and (items or separator is not None):
         if groups is not None:
             raise DataError(f"{without_row[0]}: holds no row, so no {groups}; add a row for its recording")
-        what = "nothing is heard in such a recording"
+        what = "such a recording has no events"
         if separator is None:
             what = "left out, because without data.labels_separator a recording has a class"
         name = without_row[0].name

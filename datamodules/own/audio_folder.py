@@ -154,7 +154,9 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
             return ""
         rate_hz, frames = self.facts[item.path]["rate_hz"], self.facts[item.path]["frames"]
         line = f"line {item.line} of the table: " if item.line else ""
-        return f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; mend start and end"
+        return (
+            f"{line}holds no sound from {item.start:g} s on, it is {frames / rate_hz:g} s long; correct start and end"
+        )
 
     def lengths_of(self, sources: Sequence[Item]) -> Int64[Tensor, " m"]:
         lengths = [round(self.sample_rate_hz * self._seconds_of(item)) for item in sources]
@@ -207,7 +209,7 @@ class AudioFolder(OwnFiles, AudioFiles):
         if self.clip_seconds is None:
             points = [item for item in items if item.start == item.end]
             if points:
-                what = f"line {points[0].line}: a point in time, at {points[0].start:g} s, is no clip"
+                what = f"line {points[0].line}: a point in time, at {points[0].start:g} s, is not a clip"
                 raise DataError(f"{self.table or self.root}: {what}; give it an end, or give --data.clip_seconds")
             return items
         self._events = items

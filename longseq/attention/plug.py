@@ -16,7 +16,7 @@ from longseq.attention.layer import AttentionLayer
 from longseq.attention.mechanism import Mechanism
 from longseq.compat.timm import Trunk
 
-_OF_PAIRS = "it adds a number to the score of every pair of tokens, and shortened keys are no tokens"
+_OF_PAIRS = "it adds a number to the score of every pair of tokens, and shortened keys are not tokens"
 REFUSED = {  # why, by class of timm
     "Beit": _OF_PAIRS,
     "VisionTransformerRelPos": _OF_PAIRS,

@@ -75,7 +75,7 @@ class Verma(Mechanism):
         require_choice("normalize", self.normalize, Normalize)
         refuse_wrong_power(self.length_scaling)
         is_over_tokens = not self.length_scaling or self.normalize == "rows"
-        what = f"must be 0 with normalize {self.normalize}; L is no softmax over tokens"
+        what = f"must be 0 with normalize {self.normalize}; L is not a softmax over tokens"
         require(is_over_tokens, "length_scaling", what)
         pairs: list[Any] = [(None, None)] * len(stack)
         if self.k is not None:

@@ -105,7 +105,7 @@ usage: longseq fit --config FILE [--FLAG VALUE ...]
 {_columns(_FIRST_FLAGS)}
 
 All flags: longseq fit --config image/folder --help
-Those of a class: longseq fit --model.encoder.help ImageEncoder
+Flags of a class: longseq fit --model.encoder.help ImageEncoder
 To begin: longseq fit --config image/digits"""
 
 

@@ -17,7 +17,7 @@ from longseq.training.statistics import measure_inputs
 
 
 class Trainer(pl.Trainer):
-    """Each method here is a command, with its arguments as flags. A command that needs only data is static."""
+    """Lightning's Trainer with more commands: methods, whose arguments are flags; those on data alone are static."""
 
     def preview(
         self, model: Classifier, datamodule: pl.LightningDataModule, out: str = "preview.png", num_samples: int = 16
@@ -67,7 +67,7 @@ class Trainer(pl.Trainer):
             print(f"{escaped(path)}: {shown(what)}")
         if bad:
             files = "1 broken file" if len(bad) == 1 else f"{len(bad)} broken files"
-            raise UserError(f"data.root: {files}; mend what is broken, or --data.on_error skip", exit_code=3)
+            raise UserError(f"data.root: {files}; repair them, or give --data.on_error skip", exit_code=3)
         datamodule.setup("fit")
         sizes = ", ".join(f"{len(samples)} {name}" for name, samples in datamodule.splits().items())
         print(f"all files can be read: {sizes} samples of {datamodule.num_classes} classes")

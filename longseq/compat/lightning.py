@@ -139,7 +139,7 @@ def end_with_dead_rank(is_ending: Callable[[], bool], exit_code: int) -> None:
                 how = f"signal {signal.Signals(-process.returncode).name}" if process.returncode < 0 else "an error"
                 print(
                     f"error: rank {rank}: process {process.pid} was ended by {how}, and all others with it; "
-                    "mend the cause, then --resume",
+                    "fix the cause, then --resume",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -173,7 +173,7 @@ def count_epochs_from_one() -> None:
 
 
 def show_beside_bar(trainer: pl.Trainer, texts: Callable[[], Mapping[str, str]]) -> None:
-    """Show texts by their names beside the progress bar, in front of logged figures; nothing without a bar.
+    """Show texts with their names next to the progress bar, before logged figures; nothing without a bar.
     The run's number, v_num, which Lightning shows there, is left out."""
     bar = trainer.progress_bar_callback
     if bar is not None:

@@ -35,7 +35,7 @@ def contract(
     Args:
         class_path: The class, such as pooled.Pooled.
         init_args: Arguments of its constructor, such as --init_args.root DIR; if given, only this object is tested.
-        allow_class: Packages whose classes may be named, besides ours.
+        allow_class: Packages whose classes may be named, in addition to longseq's.
 
     Raises:
         ValueError: If the class is named without its package.
@@ -57,7 +57,7 @@ def contract(
         print(f"fails: {promise.says}: {failure}" if failure else f"ok: {promise.says}", flush=True)
         num_broken += bool(failure)
     if num_broken:
-        raise SettingError(f"{class_path}: breaks {num_broken} of {len(promises)} promises; mend what the lines name")
+        raise SettingError(f"{class_path}: breaks {num_broken} of {len(promises)} promises; fix what the lines name")
     print(f"{class_path} keeps all {len(promises)} promises")
 
 

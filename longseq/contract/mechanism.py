@@ -281,7 +281,7 @@ def it_is_carried_to_and_from_others(mechanism: Mechanism) -> None:
         fresh, theirs = carry(trained, new), trained.state_dict()
         which = f"from {before} to {after}"
         lost = [name for name in fresh if ".project_" not in name and name in theirs]
-        require(not lost, f"{which}, these start anew: {lost}")
+        require(not lost, f"{which}, these get new weights: {lost}")
         for name, weight in new.state_dict().items():
             if ".project_" not in name and name not in fresh:
                 require(torch.equal(weight, theirs[name]), f"{which}, {name} changes")

@@ -65,7 +65,7 @@ def carried_to_its_own_size_it_is_the_same(projection: Projection) -> None:
         for weight in trained.parameters():
             nn.init.normal_(weight, std=0.1)
         fresh, images = carry(trained, other), of_mechanisms.images()
-        require(not fresh, f"with sharing {sharing} these start anew: {fresh}")
+        require(not fresh, f"with sharing {sharing} these get new weights: {fresh}")
         require(torch.equal(other(images), trained(images)), f"with sharing {sharing} the logits differ")
 
 

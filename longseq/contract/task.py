@@ -90,7 +90,7 @@ def mixed_samples_have_a_loss(task: Task) -> None:
     mixed = 0.3 * targets + 0.7 * targets.roll(1, 0)
     require(bool(task.loss(outputs, mixed, torch.ones(CLASSES), 0.1).isfinite()), "the loss is not finite")
     for row in (labels[0], mixed[0]):
-        require(isinstance(task.names(row, NAMES), str), f"the name of {row.tolist()} is no text")
+        require(isinstance(task.names(row, NAMES), str), f"the name of {row.tolist()} is not text")
 
 
 @promise("the loss of two processes is that of all their samples", "write weight: by what loss divides its sum")

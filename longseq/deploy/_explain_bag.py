@@ -35,7 +35,7 @@ def table_beside(picture: Path) -> Path:
 def explain_bag(
     model: Classifier, batch: Any, start: float, chances: Tensor, labels: Sequence[int], out: Path
 ) -> list[str]:
-    """Write the share of each token in the scores of some classes: a table beside the picture, and the picture.
+    """Write the share of each token in the scores of some classes: a table and a picture.
 
     A share is gradient times input, summed over the features by its absolute values; the shares of a class sum to one.
     A pooling with learned weights adds these weights.

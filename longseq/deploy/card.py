@@ -198,7 +198,7 @@ def _limits(model: Classifier, inputs: InputSpec, tested: Sequence[int]) -> str:
     if inputs.shape[-1:] == (None,):
         longest = f"of up to {encoder.seconds:g} s at {inputs.rate_hz} Hz; longer ones in windows, and"
         length = f"of any length at {inputs.rate_hz} Hz," if encoder.any_length else longest
-        lines.append(f"It hears {inputs.kind} {length} other rates after resampling.")
+        lines.append(f"Its inputs are {inputs.kind} {length} other rates after resampling.")
     elif inputs.kind == "images" and not encoder.any_length:
         lines.append(f"It sees {' x '.join(map(str, encoder.picture_shape[1:]))} pixels; others are resized.")
     elif inputs.kind != "images":

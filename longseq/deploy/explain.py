@@ -45,7 +45,7 @@ def explain(
         input: An image file, a sound file, or a file of features.
         top: How many classes; by default 3, or all if there are fewer.
         out: The figure to write, a .png, .pdf or .svg.
-        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        allow_class: Packages whose classes the checkpoint may name, in addition to longseq's.
 
     Raises:
         ValueError: If there is no such file, or no such number of classes.

@@ -48,7 +48,7 @@ def export(
         root: Folder of the data, if it has moved.
         tolerance: The largest accepted difference between its probabilities and longseq's.
         int8: Whether matrices become 8-bit integers (onnx). The accuracy on the test split is printed before and after.
-        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        allow_class: Packages whose classes the checkpoint may name, in addition to longseq's.
 
     Raises:
         ValueError: If the model cannot be written in this format, or the file's answers differ from longseq's.

@@ -250,7 +250,7 @@ def load(
         source: A checkpoint of fit, a folder that ``export --format safetensors`` or save_pretrained has written, or
             the name of a model on the Hugging Face Hub, such as ``someone/birds``.
         device: The device that it runs on.
-        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        allow_class: Packages whose classes the checkpoint may name, in addition to longseq's.
         root: Folder of the data that it was trained with, if it has moved; predictions do not need it.
 
     Raises:

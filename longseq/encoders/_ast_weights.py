@@ -146,9 +146,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise _refusal(f"got {str(path)!r}, which cannot be read ({error}); it lies beside the weights") from error
+        raise _refusal(f"got {str(path)!r}, which cannot be read ({error}); it must be next to the weights") from error
     if not isinstance(content, dict):
-        raise _refusal(f"got {str(path)!r}, which holds no settings; it lies beside the weights")
+        raise _refusal(f"got {str(path)!r}, which has no settings; it must be next to the weights")
     return content
 
 

@@ -66,7 +66,7 @@ class SoundEncoder(Encoder):
     def sounds(
         self, inputs: Float[Tensor, "b *channels samples"] | Mapping[str, Tensor]
     ) -> list[Float[Tensor, " samples"]]:
-        """The first channel of each clip; none at a rate that nobody hears."""
+        """The first channel of each clip; none at a rate too low to listen to."""
         if self.sample_rate_hz < _SLOWEST_HZ:
             return []
         if self.gaps and isinstance(inputs, Mapping):

@@ -80,7 +80,7 @@ class Sizes:
         what = "must be positive without a stem, got 0; give a stem, or a depth"
         require(has_blocks or self.stem is not None or self.has_own_tokens, "depth", what)
         require_positive(dim=self.dim, depth=self.depth or 1, heads=self.heads, mlp_ratio=self.mlp_ratio)
-        what = f"must leave the perceptron a width of 1 or more, got {self.mlp_ratio} times {self.dim}"
+        what = f"must leave the MLP a width of 1 or more, got {self.mlp_ratio} times {self.dim}"
         require(self.dim * self.mlp_ratio >= 1, "mlp_ratio", f"{what}; 4 is usual")
         for name, rate in {"dropout": self.dropout, "drop_path": self.drop_path}.items():
             require(0 <= rate < 1, name, f"must be in 0..1 (1 excluded), got {rate}; 0 turns it off")

@@ -42,7 +42,7 @@ class NormedPatchEmbed(PatchEmbed):
         self.patch_norm = nn.LayerNorm(self.proj.weight[0].numel())
 
     def forward(self, x: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
-        what = f"must have {self.img_size} pixels, got {tuple(x.shape[2:])}; carry the model there with longseq.resize"
+        what = f"must have {self.img_size} pixels, got {tuple(x.shape[2:])}; convert the model with longseq.resize"
         require(tuple(x.shape[2:]) == self.img_size, "images", what)
         rows, columns = self.proj.kernel_size
         patches = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 3, 5, 1)
@@ -81,7 +81,7 @@ def from_vit_pytorch(
     """
     require_choice("pool", pool, Literal["cls", "mean"])
     require_positive(heads=heads, channels=channels)
-    what = "must not be of a reversible Linformer, whose blocks work on two streams; train it anew"
+    what = "must not be of a reversible Linformer, whose blocks work on two streams; train a new model"
     require(not any(name.startswith("transformer.net.blocks.") for name in state_dict), "state_dict", what)
     weights = {_renamed(name, pool): weight for name, weight in state_dict.items()}
     try:
@@ -102,7 +102,7 @@ def _built(weights: dict[str, Tensor], heads: int, pool: str, image_size: Any, c
     n, dim = weights["pos_embed"].shape[1:]
     is_tied = f"{first}.proj_v" not in weights
     k, inner = weights[f"{first}.proj_k"].shape[1], len(weights[f"{first}.to_q.weight"])
-    what = f"must divide the {inner} rows of to_q, got {heads}; give that of their constructor"
+    what = f"must divide the {inner} rows of to_q, got {heads}; give the value of their constructor"
     require(inner % heads == 0, "heads", what)
     patch, size = _sizes(n - 1, weights["patch_embed.proj.weight"].shape[1], image_size, channels)
     pixels = weights["patch_embed.proj.weight"].unflatten(1, (patch, patch, channels))
@@ -152,16 +152,16 @@ def _join(weights: dict[str, Tensor], layer: str, heads: int, n: int, is_tied: b
 def _sizes(patches: int, numbers: int, image_size: Any, channels: int) -> tuple[int, tuple[int, int]]:
     """The side of a patch, and height and width of an image, in pixels."""
     patch = math.isqrt(numbers // channels)
-    what = f"must be another number, got {channels}: a patch has {numbers} numbers; give that of their constructor"
+    what = f"must be another number, got {channels}: a patch has {numbers} numbers; give the value of their constructor"
     require(patch * patch * channels == numbers, "channels", what)
     if image_size is None:
         side = math.isqrt(patches)
-        require(side * side == patches, "image_size", f"must be given, because {patches} patches are no square")
+        require(side * side == patches, "image_size", f"must be given, because {patches} patches are not a square")
         return patch, (side * patch, side * patch)
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     what = f"must have {patches} patches of {patch} x {patch} pixels, got {height} x {width} pixels"
     fits = height % patch == 0 and width % patch == 0 and height * width == patches * patch * patch
-    require(fits, "image_size", f"{what}; give that of their constructor")
+    require(fits, "image_size", f"{what}; give the value of their constructor")
     return patch, (height, width)
 
 

@@ -139,7 +139,7 @@ def misfit(saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
                 return f"{name} holds {weight.dtype}, and {current[name].dtype} by its own settings; give another"
         return ""
     both = f"{saved_shapes.get(odd, 'absent')}, and {shapes.get(odd, 'absent')} by its own settings"
-    return f"{odd} is {both}; another version of longseq wrote it, or it was changed: take the one as it was"
+    return f"{odd} is {both}; another version of longseq wrote it, or it was changed: use the original file"
 
 
 def refuse_other_shapes(checkpoint: Mapping[str, Any], model: pl.LightningModule) -> None:
@@ -248,7 +248,7 @@ def data_of(checkpoint: Mapping[str, Any], path: str | PathLike) -> dict[str, An
         CheckpointError: If it names no data module.
     """
     if not isinstance(checkpoint.get("data"), dict) or not isinstance(checkpoint["data"].get("init_args"), dict):
-        raise CheckpointError(f"{path}: names no data module; it was not trained with one, so use it from Python")
+        raise CheckpointError(f"{path}: names no data module; it was trained without one, so use it from Python")
     arguments = checkpoint["data"]["init_args"]
     return {**checkpoint["data"], "init_args": arguments | ({"download": False} if "download" in arguments else {})}
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: complete or absent, with a SHA-256 file beside them, and read without running code in them."""
+"""Checkpoints on disk: complete or absent, with a SHA-256 file next to them, and read without running code in them."""
 
 import hashlib
 import mmap
@@ -178,7 +178,9 @@ def read_whole(
     sums = _sums(path)
     try:
         if sums is not None and sha256_of(path) not in sums:
-            raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one beside it{_good_one_near(path)}")
+            raise CheckpointError(
+                f"{path}: damaged, because its SHA-256 differs from its .sha256 file{_good_one_near(path)}"
+            )
         _refuse_packed(path)
         # weights_only is explicit, because otherwise an environment variable could allow code to run
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
@@ -210,7 +212,9 @@ def _refuse_packed(path: Path) -> None:
     with zipfile.ZipFile(path) as entries:
         parts = entries.infolist()
     if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > path.stat().st_size:
-        raise CheckpointError(f"{path}: would become larger than its file, which no checkpoint does; give another")
+        raise CheckpointError(
+            f"{path}: would become larger than its file, unlike any checkpoint of longseq; give another"
+        )
 
 
 class _HashingFile:

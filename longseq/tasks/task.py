@@ -197,7 +197,7 @@ class Task(ABC):
         if named:
             own = self.own_metrics(num_classes)
             if taken := sorted(named.keys() & {*own, "loss"}):
-                what = f"must have names of their own, got {taken[0]}, which is logged already"
+                what = f"must have new names, got {taken[0]}, which is logged already"
                 raise ArgumentError("metrics", f"{what}; choose another")
             _refuse_other_kinds(named, own[self.best], self.example(num_classes))
         return named

@@ -31,7 +31,7 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
         if len(fresh) == 0:
             messages[-1] += ", projections interpolated"
     if fresh:
-        messages.append(f"weights that start anew, because the checkpoint has none like them: {len(fresh)}")
+        messages.append(f"new weights, because the checkpoint has none like them: {len(fresh)}")
     dropped = _names_outside_attention(trained) - _names_outside_attention(model)
     if dropped:
         what = "weights of the checkpoint that are left behind, because this model has none like them"
@@ -44,7 +44,7 @@ def start_from_checkpoint(model: Any, path: str) -> bool:
         was, now = (type(classifier.task).__name__ for classifier in (trained, model))
         if was == now:
             was, now = f"{trained.num_classes} classes", str(model.num_classes)
-        messages.append(f"the head starts anew: {was} before, {now} now")
+        messages.append(f"the head gets new weights: {was} before, {now} now")
         if trained.num_classes == model.num_classes:
             pairs = zip(trained.class_names, model.class_names, strict=True)
             messages[-1] += next((f", such as {old} and {new}" for old, new in pairs if old != new), "")

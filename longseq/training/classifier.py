@@ -77,14 +77,16 @@ class Classifier(pl.LightningModule):
         encoder: Turns inputs into features (b, dim).
         num_classes: Number of classes, 2 or more.
         class_names: Names of the classes, for reports and predictions. If absent, a training takes them from its data
-            module, if that has one for each class; else they are numbers.
+            module, if it has one for each class; otherwise they are numbers.
         task: What is learned; if absent, SingleLabel: one class for each sample.
         init_from: A checkpoint to start a new training from. If its images had another size or its clips another
-            length, position embeddings and projections are resampled. If it had other classes, the head starts anew.
+            length, position embeddings and projections are resampled. If it had other classes, the head gets new
+            weights.
         compile: Whether to compile the encoder. It is compiled in place, so names in checkpoints stay the same. Smaller
-            batches and shorter sounds are padded, so that it is seldom compiled anew (training/compiled.py). ``blocks``
-            compiles one block, which all blocks of the same form share: a training begins sooner. ``reduce-overhead``
-            also records CUDA graphs of the whole encoder, so that the host starts all kernels of a pass at once.
+            batches and shorter sounds are padded, so that few compilations are needed (training/compiled.py).
+            ``blocks`` compiles one block, which all equal blocks share, so a training starts sooner.
+            ``reduce-overhead`` also records CUDA graphs of the whole encoder, so that the host starts all kernels of a
+            pass at once.
         freeze: What is not trained: ``encoder`` (linear probing: only the head is trained), ``stem``, or a number: the
             embedding, a stem, and that many of the first blocks. If absent, nothing is frozen. Frozen BatchNorm keeps
             its statistics.
@@ -573,7 +575,7 @@ def model_and_data(
 
     Args:
         ckpt_path: A checkpoint of fit.
-        allow_class: Packages whose classes the checkpoint may name, besides ours.
+        allow_class: Packages whose classes the checkpoint may name, in addition to longseq's.
         root: Folder of the data, if it has moved.
 
     Raises:

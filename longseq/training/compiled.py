@@ -1,4 +1,4 @@
-"""A compiled encoder that meets few shapes, because torch.compile compiles anew for every shape.
+"""A compiled encoder that meets few shapes, because torch.compile compiles again for every shape.
 
 A batch with fewer samples than a whole one, such as the last one of an epoch, is filled with copies of its last sample.
 Sounds are followed by silence, up to one of a few lengths. The outputs are those of the given samples: samples do not

@@ -22,19 +22,20 @@ class Distillation:
     """What a classifier learns from another network.
 
     Args:
-        teacher: A checkpoint whose outputs are learned besides the labels (knowledge distillation, arXiv:1503.02531):
-            the loss is (1 - a) * the task's loss + a * T^2 * KL(softmax(teacher / T) || softmax(outputs / T)). The
-            teacher gets the same inputs through its own front end, frozen and in evaluation. Only a training needs it.
-            Or a frozen network (datamodules.networks): a file (.onnx, .tflite, .pt2), the name of a class such as
-            BirdNET, or ``{network: m.onnx, rate_hz: 48000}`` with arguments of the class. It is run once over the
-            training set, without augmentation; of the windows or tiles of a sample the mean is learned.
-        distillation: What is learned of the teacher: its ``logits``, whose classes must be those of the data; or its
-            ``features``, for a teacher of other classes. Then T^2 * KL becomes 1 - cos(W features, teacher). W is
-            trained too, and no trained model has it.
-        teacher_classes: A file with the names of the classes of a network, one in each line; if absent, those that the
-            network's own file states.
+        teacher: A checkpoint whose outputs are learned in addition to the labels (knowledge distillation,
+            arXiv:1503.02531): the loss is (1 - a) * the task's loss + a * T^2 * KL(softmax(teacher / T) ||
+            softmax(outputs / T)). The teacher gets the same inputs through its own front end, frozen and in evaluation
+            mode. Only the training needs it. Or a frozen network (datamodules.networks): a file (.onnx, .tflite, .pt2),
+            the name of a class such as BirdNET, or ``{network: m.onnx, rate_hz: 48000}`` with arguments of the class.
+            It runs once over the training set, without augmentation; the target is the mean over the windows or tiles
+            of a sample.
+        distillation: What is learned from the teacher: its ``logits``, which need every class of the data; or its
+            ``features``, for a teacher with other classes. Then T^2 * KL becomes 1 - cos(W features, teacher). W is
+            trained too, but the trained model does not contain it.
+        teacher_classes: A file with the names of a network's classes, one in each line. If absent, the names in the
+            network's own file are used.
         distillation_alpha: a, the teacher's share of the loss.
-        temperature: T, which divides the logits of both.
+        temperature: T, by which the logits of teacher and student are divided.
     """
 
     teacher: str | dict[str, Any] | None = None

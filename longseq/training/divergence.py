@@ -123,9 +123,9 @@ def diverged(what: str, step: int, rate: float, samples: Sequence[str] = ()) -> 
     if samples:
         where += ", training samples " + ", ".join(samples)
     return DivergenceError(
-        f"diverged: {what} is not finite any more at {where}; lower model.learning_rate, raise "
+        f"diverged: {what} is no longer finite at {where}; lower model.learning_rate, raise "
         "model.warmup_fraction, clip with --trainer.gradient_clip_val 1, or leave out a few such steps with "
-        "--skip_bad_steps 3. If a checkpoint was saved, its weights are finite: --resume goes on from it"
+        "--skip_bad_steps 3. If a checkpoint was saved, its weights are finite: --resume continues from it"
     )
 
 

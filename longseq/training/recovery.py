@@ -170,7 +170,7 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs those after 
             return
         name = signal.Signals(self._stopping).name
         raise Stopped(
-            f"{name}: saved {self.last} after step {trainer.global_step}; go on with --resume {self.last.parent}",
+            f"{name}: saved {self.last} after step {trainer.global_step}; continue with --resume {self.last.parent}",
             128 + self._stopping,
         )
 

@@ -293,7 +293,9 @@ def test_a_run_with_another_model_in_the_same_place_or_a_changed_input_starts_an
     os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
     anew = command(*flags)
     assert anew.code == 0 and "resuming" not in anew.err
-    said = f"out: {out} holds a part of another run (of another model, or with other settings or inputs): starting anew"
+    said = (
+        f"out: {out} holds a part of another run (of another model, or with other settings or inputs): starting again"
+    )
     assert said in anew.err.splitlines()
     assert out.read_bytes() != whole
     by_other = out.read_bytes()

@@ -115,7 +115,7 @@ def test_a_signal_in_a_training_is_answered_when_it_is_saved(
         patch.setattr(Sentinel, hook, sends(number, getattr(Sentinel, hook)))
         done = command(*FIT)
     assert done.code == CODES[number], done.err
-    assert re.match(rf"{number.name}: saved runs/digits/0/last.ckpt after step \d; go on with --resume", done.error)
+    assert re.match(rf"{number.name}: saved runs/digits/0/last.ckpt after step \d; continue with --resume", done.error)
     assert command("fit", "--resume", "runs/digits/0").code == 0
 
 

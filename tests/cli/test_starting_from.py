@@ -51,12 +51,12 @@ def test_the_head_starts_anew_when_the_classes_differ(command, trained, tmp_path
     other = tmp_path / "other.ckpt"
     torch.save(checkpoint, other)
     done = command("fit", "--config", DIGITS, "--model.init_from", other, *SHORT)
-    assert "the head starts anew: 10 classes before, 10 now, such as was 0 and 0" in done.out
+    assert "the head gets new weights: 10 classes before, 10 now, such as was 0 and 0" in done.out
 
 
 def test_projections_that_the_checkpoint_lacks_start_anew(command, trained) -> None:
     done = command("fit", "--config", DIGITS, "--model.init_from", trained, "--model.encoder.attention.k", "9", *SHORT)
-    assert "weights that start anew, because the checkpoint has none like them: 8" in done.out
+    assert "new weights, because the checkpoint has none like them: 8" in done.out
 
 
 def test_trained_weights_that_the_model_has_no_place_for_are_said(command, trained) -> None:

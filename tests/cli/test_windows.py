@@ -76,7 +76,7 @@ def test_a_short_sound_is_answered_as_before(command, checkpoint, recording) -> 
     [
         (["--window", "5"], "window: must be positive and at most 0.2 s, got 5.0; clips are no longer"),
         (["--window", "0"], "window: must be positive and at most 0.2 s, got 0.0; clips are no longer"),
-        (["--window", "0.1", "--hop", "0.2"], "hop: must be positive and at most 0.1 s, got 0.2; else some sound is "),
+        (["--window", "0.1", "--hop", "0.2"], "hop: must be positive and at most 0.1 s, got 0.2; or some sound would "),
     ],
 )
 def test_windows_that_cannot_be_are_one_line(flags, said, command, checkpoint, recording) -> None:
@@ -94,7 +94,9 @@ def test_images_have_no_windows(command, tmp_path: Path) -> None:
                    "--trainer.max_steps", "1", "--experiment", "x", "--data.test_fraction", "0.5")  # fmt: skip
     assert done.code == 0, done.err
     done = command("predict", "--ckpt_path", "runs/x/0/last.ckpt", "--input", path, "--window", "1")
-    assert (done.code, "window: must be left out, got 1.0; only sounds are heard" in done.error) == (2, True), done.err
+    assert (done.code, "window: must be left out, got 1.0; only sounds have windows" in done.error) == (2, True), (
+        done.err
+    )
 
 
 @pytest.mark.parametrize(("window", "hop"), [(1.0, 1.0), (1.0, 0.3), (0.7, 0.7), (1.0, 0.999)])
@@ -133,8 +135,8 @@ def test_long_recordings_with_short_clips_are_said(tmp_path: Path, capsys) -> No
         (tmp_path / name).parent.mkdir()
         soundfile.write(tmp_path / name, np.zeros(round(1000 * seconds)), 1000)
     assert AudioFolder(str(tmp_path)).seconds == 10
-    said = "data.seconds: the longest clip has 12.35 s; of each 10 s are heard, "
-    assert capsys.readouterr().err == f"{said}at random in training, else the middle; give data.seconds\n"
+    said = "data.seconds: the longest clip has 12.35 s; 10 s of each are used, "
+    assert capsys.readouterr().err == f"{said}at random in training, otherwise the middle; give data.seconds\n"
     assert AudioFolder(str(tmp_path), seconds=5.0).seconds == 5 and capsys.readouterr().err == ""
 
 
@@ -166,7 +168,7 @@ def test_a_model_for_any_length_hears_a_recording_as_one_sequence(command, free_
     done = command("predict", "--ckpt_path", free_checkpoint)
     assert done.error == "error: input: missing; give a file, or a folder of files"
     card = (free_checkpoint.parent / "README.md").read_text()
-    assert "It hears sounds of any length at 8000 Hz, other rates after resampling." in card
+    assert "Its inputs are sounds of any length at 8000 Hz, other rates after resampling." in card
 
 
 def damaged(path: Path, seconds: float = 4.0) -> None:
@@ -212,7 +214,7 @@ def test_of_a_file_that_was_cut_off_all_that_is_there_is_heard(command, checkpoi
     assert float(found[-1][1]) < there <= float(found[-1][2]) + 0.01 and "nan" not in str(found)
     assert {row[3] for row in found[:4]} == {"low"}
     # an Ogg file does not say how long it is
-    assert done.err.count("heard as far as it goes") == done.err.count("half.") == (suffix != "ogg"), done.err
+    assert done.err.count("used up to this point") == done.err.count("half.") == (suffix != "ogg"), done.err
 
 
 def blocks_of(path: Path) -> Iterator[np.ndarray]:
@@ -258,7 +260,7 @@ def test_a_short_file_that_breaks_off_is_heard_as_far_as_it_goes(command, free_c
     content = (tmp_path / "in/short.wav").read_bytes()
     (tmp_path / "in/short.wav").write_bytes(content[: len(content) * 3 // 4])
     done = command("predict", "--ckpt_path", free_checkpoint, "--input", tmp_path / "in")
-    assert (rows(done)[0][1], done.err.count("heard as far as it goes")) == ("low", 1)
+    assert (rows(done)[0][1], done.err.count("used up to this point")) == ("low", 1)
 
 
 def test_without_any_sound_a_file_is_known_before_others_are_heard(command, checkpoint, tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ def test_with_skip_wrong_values_and_damage_end_no_run(
     )  # fmt: skip
     done = command("predict", *flags, "--data.on_error", "skip")
     assert done.code == 0 and "nan" not in done.out, done.err
-    assert "a.wav: holds values that are not finite at 1 s; heard as far as it goes" in done.err
+    assert "a.wav: holds values that are not finite at 1 s; used up to this point" in done.err
     assert "c.flac: breaks off after" in done.err and "left out" not in done.err
     heard = [float(row[1]) for row in rows(done) if "a.wav" in row[0] and not is_free]
     # the window from 0.5 s on is heard up to the value in it, and those behind it are heard

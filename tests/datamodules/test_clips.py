@@ -105,7 +105,7 @@ def test_a_pulse_makes_a_label_and_ten_milliseconds_of_a_call_only_if_asked(
 def test_a_point_in_time_is_in_the_clip_that_holds_it_and_is_no_clip_by_itself(root: Path) -> None:
     (root / "events.csv").write_text("path,label,start,end\na.wav,bird,2.0,2.0\na.wav,frog,0.5,0.5\n")
     assert [heard for *_, heard in clips(root, 2.0)] == [{"frog"}, {"bird"}, set(), set()]
-    with pytest.raises(DataError, match=r"^events\.csv: line 2: a point in time, at 2 s, is no clip; give it "):
+    with pytest.raises(DataError, match=r"^events\.csv: line 2: a point in time, at 2 s, is not a clip; give it "):
         AudioFolder(str(root), table="events.csv").items  # noqa: B018
 
 
@@ -176,7 +176,7 @@ def test_a_row_behind_the_end_of_its_recording_is_named_or_left_out(root: Path) 
     with open(root / "events.csv", "a", newline="") as file:
         csv.writer(file).writerow(("b.wav", "bird", "70", "71"))
     flags = {"table": "events.csv", "labels_separator": ";", "clip_seconds": 1.0}
-    what = "line 8 of the table: holds no sound from 70 s on, it is 2 s long; mend start and end"
+    what = "line 8 of the table: holds no sound from 70 s on, it is 2 s long; correct start and end"
     with pytest.raises(DataError, match=f"b\\.wav 70-71: {what}: "):
         AudioFolder(str(root), **flags).setup()
     data = AudioFolder(str(root), **flags, on_error="skip")

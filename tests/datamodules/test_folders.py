@@ -291,7 +291,7 @@ def test_an_image_that_is_cut_off_is_named_before_training_or_left_out(suffix, i
     assert listed.code == 3
     both = [f"dogs/broken.{suffix}", "dogs/other.png"]
     assert [line.partition(":")[0] for line in listed.out.splitlines()] == both
-    assert listed.error == "error: data.root: 2 broken files; mend what is broken, or --data.on_error skip"
+    assert listed.error == "error: data.root: 2 broken files; repair them, or give --data.on_error skip"
 
     done = command(*IMAGES, "--data.root", images, "--data.on_error", "skip")
     assert done.code == 0, done.err
@@ -305,7 +305,7 @@ def test_one_broken_file_is_one_file_and_stats_speaks_of_nothing_that_it_does_no
     (images / "dogs/00.png").write_bytes(b"")
     flags = ["--data", "ImageFolder", "--data.root", images]
     assert command("check", *flags).error == (
-        "error: data.root: 1 broken file; mend what is broken, or --data.on_error skip"
+        "error: data.root: 1 broken file; repair them, or give --data.on_error skip"
     )
     assert "more broken" not in command("stats", *flags).error
     done = command("stats", *flags, "--data.on_error", "skip")
@@ -370,7 +370,7 @@ def half_of(path: Path, **options) -> bytes:
         ("x.wav", lambda path: wav(16, 0), "holds no sound"),
         ("x.wav", lambda path: wav(7, 800), "says 7 bits a sample"),
         ("x.m4a", lambda path: b"\0\0\0\x20ftypM4A ", ".m4a needs torchcodec and FFmpeg"),
-        ("x.aac", lambda path: b"\xff\xf1", "a bare AAC stream does not say how long it is; put it into"),
+        ("x.aac", lambda path: b"\xff\xf1", "a bare AAC stream does not state its length; put it into"),
     ],
 )  # fmt: skip
 def test_a_broken_sound_is_named_with_the_remedy(name, content, what, sounds, command):
@@ -409,7 +409,7 @@ def test_a_row_that_starts_after_its_recording_is_found_before_training_or_left_
     (sounds / "t.csv").write_text("path,label,start\n" + "\n".join(rows) + "\n")
     flags = ["--data.root", sounds, "--data.table", "t.csv", "--data.in_memory", in_memory]
     checked = command("check", "--data", "AudioFolder", *flags)
-    what = "holds no sound from 5 s on, it is 0.1 s long; mend start and end"
+    what = "holds no sound from 5 s on, it is 0.1 s long; correct start and end"
     assert checked.code == 3
     assert checked.out.splitlines() == [
         f"bells/00.wav 5-end: line 2 of the table: {what}",
@@ -495,7 +495,7 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
         ),
         ("sound,label\nbells/00.wav,bells\n", "t.csv: no column path; name it in the first line"),
         ("path,label\nbells/00.wav,\n", "t.csv: line 2: no path or no label; give both"),
-        ("path,label,start\nbells/00.wav,bells,soon\n", "t.csv: line 2: start or end is no number"),
+        ("path,label,start\nbells/00.wav,bells,soon\n", "t.csv: line 2: start or end is not a number"),
         (
             "path,label,start,end\nbells/00.wav,bells,2,1\n",
             "t.csv: line 2: from 2 to 1 s; give seconds from 0 on, the end after the start",
@@ -513,7 +513,7 @@ def test_classes_too_small_to_be_split_are_refused(images, command):
         ),
         (
             "path,label,start\nbells/00.wav,bells,1e308\nhorns/00.wav,horns,0\n",
-            "line 2 of the table: holds no sound from 1e+308 s on, it is 0.1 s long; mend start and end",
+            "line 2 of the table: holds no sound from 1e+308 s on, it is 0.1 s long; correct start and end",
         ),
         ("", "t.csv: no column label and path"),
         (None, "t.csv: no such file; check the path"),

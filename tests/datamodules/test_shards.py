@@ -292,7 +292,9 @@ def test_classes_are_names_or_numbers_or_lines_of_a_file_and_others_are_refused(
     data.setup()
     assert data.class_names == ["cat", "dog"]
     tar(images / "train-2.tar", labelled(["cat", "dog", 2], 60))
-    with pytest.raises(DataError, match=r"train-2\.tar: sample 062 is of class 2, and the classes are cat, dog; mend"):
+    with pytest.raises(
+        DataError, match=r"train-2\.tar: sample 062 is of class 2, and the classes are cat, dog; correct"
+    ):
         ImageShards(str(images)).setup()
     (images / "classes.txt").unlink()
     assert ImageShards(str(images)).class_names == ["0", "1", "2", "cat", "dog"]
@@ -497,7 +499,7 @@ def test_a_number_of_no_class_in_parquet_is_named(label, tmp_path):
     features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["zebra", "ant"]}}
     path = parquet(tmp_path / "train.parquet", "image", [png()], [label], features)
     wrong = max(label) if isinstance(label, list) else label
-    said = rf"^{path}: row 0 has the label {wrong}, and its classes are 0 to 1; mend one of them"
+    said = rf"^{path}: row 0 has the label {wrong}, and its classes are 0 to 1; correct one of them"
     with pytest.raises(DataError, match=said):
         ImageShards(str(tmp_path)).setup()
 

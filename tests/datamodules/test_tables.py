@@ -157,7 +157,7 @@ def test_a_folder_of_ravens_tables_is_one_table(root: Path, where: str, capsys: 
     raven_tables(root / where)
     given = str(root) if where == "." else where
     assert found(root, given) == [*CALLS, ("r2.wav", "", 0.0, None)]
-    said = "1 table without a row, such as r2.Table.1.selections.txt: nothing is heard in such a recording\n"
+    said = "1 table without a row, such as r2.Table.1.selections.txt: such a recording has no events\n"
     assert capsys.readouterr().err.endswith(said)
     data = AudioFolder(str(root), table=given, labels_separator=";", clip_seconds=6.0)
     assert [(item.path, item.label) for item in data.items] == [
@@ -294,7 +294,7 @@ def test_hours_minutes_and_seconds_are_times(root: Path) -> None:
     (root / "t.csv").write_text("path,label,start,end\nr0.wav,frog,00:00:01,0:00:02.5\nr0.wav,bird,01:02:03,90:00:00\n")
     assert found(root, "t.csv") == [("r0.wav", "frog", 1.0, 2.5), ("r0.wav", "bird", 3723.0, 324000.0)]
     (root / "t.csv").write_text("path,label,start,end\nr0.wav,frog,00:61:01,2:00:00\n")
-    with pytest.raises(DataError, match=r"t\.csv: line 2: start or end is no number"):
+    with pytest.raises(DataError, match=r"t\.csv: line 2: start or end is not a number"):
         found(root, "t.csv")
 
 

@@ -117,7 +117,7 @@ def test_a_model_of_sounds_and_several_labels_has_its_own_figures(command, tmp_p
     card = (run / "README.md").read_text()
     assert "| class | train | val | test | average precision | auroc | f1 |" in card
     assert "low\\|deep" in card and "pipeline_tag: audio-classification" in card
-    assert "**Test average precision: " in card and "It hears sounds of up to 0.1 s at 8000 Hz" in card
+    assert "**Test average precision: " in card and "Its inputs are sounds of up to 0.1 s at 8000 Hz" in card
     assert "2 of the 2 classes have fewer than 20 samples" in card
     assert "belongs to none of them" not in card
     assert "card.png" not in card and not (run / "card.png").exists()  # neither curves nor confusions

@@ -174,7 +174,7 @@ def test_it_is_chosen_on_the_command_line_and_a_checkpoint_names_it(command, tmp
     local = ["--model.encoder.local", "Conv2d", "--model.encoder.local.kernel_size", "5"]
     done = command(*fit, *local, "--model.init_from", "runs/plain/0/last.ckpt", "--experiment", "local")
     assert done.code == 0, done.err
-    assert "weights that start anew, because the checkpoint has none like them: 4" in done.out
+    assert "new weights, because the checkpoint has none like them: 4" in done.out
     model = Classifier.load_from_checkpoint("runs/local/0/last.ckpt")
     assert model.encoder.local == Conv2d(5)
     assert command("test", "--ckpt_path", "runs/local/0/last.ckpt", "--trainer.limit_test_batches", "1").code == 0

@@ -69,7 +69,7 @@ def test_dropout_that_is_in_training_alone_draws_anew():
         if isinstance(module, nn.Dropout):
             module.train()
     model.blocks[0].drop_path1 = nn.Identity()
-    for block in model.blocks:  # only the dropout of the perceptron stays in training
+    for block in model.blocks:  # only the dropout of the MLP stays in training
         block.attn.proj_drop.eval()
     model.pos_drop.eval()
     assert not torch.equal(encode(model, pictures()), encode(model, pictures()))

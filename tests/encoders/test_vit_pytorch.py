@@ -73,7 +73,7 @@ def test_it_can_be_resized_and_trained() -> None:
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        (theirs(reversible=True), {}, "state_dict must not be of a reversible Linformer, .*; train it anew"),
+        (theirs(reversible=True), {}, "state_dict must not be of a reversible Linformer, .*; train a new model"),
         (
             SimpleViT(image_size=8, patch_size=4, num_classes=2, dim=8, depth=1, heads=2, mlp_dim=8),
             {},
@@ -83,7 +83,7 @@ def test_it_can_be_resized_and_trained() -> None:
         (theirs(), {"heads": 3}, "heads must divide the 16 rows of to_q, got 3"),
         (theirs(one_kv_head=True), {"heads": 2}, "heads must be 4, because the keys of one head have 4 channels"),
         (theirs(), {"channels": 1}, "channels must be another number, got 1: a patch has 48 numbers"),
-        (theirs((8, 20), 11), {}, "image_size must be given, because 10 patches are no square"),
+        (theirs((8, 20), 11), {}, "image_size must be given, because 10 patches are not a square"),
         (theirs(), {"image_size": 16}, "image_size must have 9 patches of 4 x 4 pixels, got 16 x 16 pixels"),
         (theirs(), {"pool": "avg"}, "pool must be cls or mean, got 'avg'"),
         (theirs(k=11), {}, "k must be in 1..10"),

@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_ends_with_5_and_a_finite_checkpoint(tmp_path:
     done = run(tmp_path, ROOT / "train.py", *FIT, "--model.learning_rate", "1e30", "--checkpoint_minutes", "1e-9")
     assert done.returncode == 5
     said = last_line(done)
-    assert re.match(r"error: diverged: (the loss|a weight) is not finite any more at step \d+, learning rate ", said)
+    assert re.match(r"error: diverged: (the loss|a weight) is no longer finite at step \d+, learning rate ", said)
     assert "--skip_bad_steps" in said
     for path in (tmp_path / "runs/digits/0").glob("*.ckpt"):
         assert all(weight.isfinite().all() for weight in read_whole(path)["state_dict"].values())
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_named_with_the_good_one_beside_it(damage: str, 
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0"), 6, "memory: 3.50 GiB more"),
         (RuntimeError("DefaultCPUAllocator: you tried to allocate 4294967296 bytes."), 6, "memory: 4096 MiB more"),
         (MemoryError(), 6, "memory: not enough"),
-        (OSError(errno.ENOSPC, "No space left on device"), 6, "disk: no room for what is written"),
+        (OSError(errno.ENOSPC, "No space left on device"), 6, "disk: no space left"),
         (OSError(errno.EFBIG, "File too large"), 6, "disk: a file would be larger than ulimit -f lets it be; raise it"),
         (OSError(errno.EMFILE, "Too many open files"), 6, "files: more are open than the "),
         (OSError("Caught OSError in DataLoader worker process 0.\n[Errno 24] Too many open files: 'x'"), 6, "files: "),

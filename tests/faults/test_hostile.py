@@ -349,7 +349,10 @@ def test_a_file_of_sums_that_holds_none_does_not_switch_the_check_off(sums: byte
     beside = path.with_name(f"{path.name}.sha256")
     beside.mkdir() if sums is None else beside.write_bytes(sums)
     done = command("test", "--ckpt_path", path)
-    assert (done.code, done.error) == (4, f"error: {path}: damaged, its SHA-256 is not the one beside it; give another")
+    assert (done.code, done.error) == (
+        4,
+        f"error: {path}: damaged, because its SHA-256 differs from its .sha256 file; give another",
+    )
 
 
 @pytest.mark.parametrize("flags", [["--model.init_from", "no.ckpt"], ["--model.init_from", DIGITS],

@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(whole, tmp_path: Path) ->
     last.write_bytes(content)
     done = run(tmp_path, ROOT / "train.py", *FIT, "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "resume: runs/digits/0/last.ckpt: damaged, its SHA-256 is not the one beside it" in done.stderr
+    assert "resume: runs/digits/0/last.ckpt: damaged, because its SHA-256 differs from its .sha256 file" in done.stderr
     assert "resume: continuing from runs/digits/0/best.ckpt" in done.stdout
     assert_equal(tmp_path / "runs/digits/0", whole("plain"))
 

@@ -255,7 +255,9 @@ def test_every_command_takes_a_model_of_amounts(command, tmp_path: Path) -> None
     assert (done.code, "data.amounts: must be columns of their own" in done.error) == (2, True), done.err
 
 
-@pytest.mark.parametrize(("cell", "what"), [("tall", "height 'tall' is no number"), ("nan", "height 'nan' is no")])
+@pytest.mark.parametrize(
+    ("cell", "what"), [("tall", "height 'tall' is not a number"), ("nan", "height 'nan' is not a")]
+)
 def test_a_cell_that_is_no_amount_is_named_with_its_line(cell: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(f"path,height\na.png,1\nb.png,{cell}\n")
     with pytest.raises(DataError, match=rf"table.csv: line 3: {what}"):

@@ -224,7 +224,7 @@ def test_a_pretraining_from_the_command_line_is_a_start_for_a_classifier(command
     assert losses[-1] < losses[0] < 2
     done = command(*fit, "--model.init_from", "runs/masked/0/best.ckpt", "--experiment", "fine")
     assert done.code == 0, done.err
-    assert "the head starts anew: Masked before, SingleLabel now" in done.out
+    assert "the head gets new weights: Masked before, SingleLabel now" in done.out
     model = Classifier.load_from_checkpoint("runs/masked/0/best.ckpt")
     assert (type(model.task), model.task.share) == (Masked, 0.4)
     (tmp_path / "x.png").write_bytes((ROOT / "docs/picture.png").read_bytes())

@@ -189,7 +189,7 @@ def test_metrics_named_in_a_configuration_are_logged_beside_the_tasks_own(comman
             for name in ("a.b", "keys", "''")
         ),
         *(
-            (f"{{{name}: MulticlassAUROC}}", f"model.task.metrics: must have names of their own, got {name}, which is ")
+            (f"{{{name}: MulticlassAUROC}}", f"model.task.metrics: must have new names, got {name}, which is ")
             for name in ("accuracy", "loss")
         ),
         (

@@ -18,7 +18,7 @@ def classifier(mechanism: Mechanism, width: int = 8, **change: float) -> Classif
 
 
 def on_paper(n: int, mixing: int, channels: int = 1, d: int = 32, depth: int = 2, num_classes: int = 10) -> int:
-    """Embedding, blocks, head. A block: queries, the products of the mechanism, output, a perceptron of width 4 d."""
+    """Embedding, blocks, head. A block: queries, the products of the mechanism, output, an MLP of width 4 d."""
     block = 2 * n * d * d + mixing + 2 * n * d * d + 2 * (2 * n * d * 4 * d)
     return 2 * n * channels * d + depth * block + 2 * d * num_classes
 

@@ -1,4 +1,4 @@
-"""Longformer (arXiv:2004.05150): softmax attention over a window round each token, and over global tokens."""
+"""Longformer (arXiv:2004.05150): softmax attention over a window around each token, and over global tokens."""
 
 import copy
 from collections.abc import Sequence

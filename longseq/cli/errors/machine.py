@@ -45,7 +45,7 @@ def fault_of_machine(error: BaseException) -> tuple[str, int] | None:
             time.sleep(8)  # meanwhile Lightning's observer prints which rank died, and ends this process
         return LOST_RANK, WORKER_OR_RANK
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk: no room for what is written; make room, or write to another place", MEMORY
+        return "disk: no space left; free some space, or write to another place", MEMORY
     if limit := _limit_reached(error):
         return limit, MEMORY
     return None

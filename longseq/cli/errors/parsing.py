@@ -132,7 +132,7 @@ def one_line(message: str, options: Iterable[str]) -> str:
         case "no such file":
             return f"{what}: no such file; {CONFIGURATIONS}"
         case "not YAML":
-            return f"config: not YAML: {what}; mend the file"
+            return f"config: not YAML: {what}; correct the file"
     return f"{key}: {what}; see --help"
 
 

@@ -93,7 +93,7 @@ def predict(trainer: pl.Trainer, model: Classifier, datamodule: Any, checkpoint:
     output = output_for(asked.out, settings, events, stamps)
     if output.begun_otherwise:
         what = "holds a part of another run (of another model, or with other settings or inputs)"
-        print(shown(f"out: {asked.out} {what}: starting anew"), file=sys.stderr)
+        print(shown(f"out: {asked.out} {what}: starting again"), file=sys.stderr)
     if output.done:
         print(f"out: {output.done} of {len(paths)} files are written; resuming", file=sys.stderr)
     finished, paths = paths[: output.done], paths[output.done :]

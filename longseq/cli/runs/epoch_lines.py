@@ -1,4 +1,4 @@
-"""What a training prints: a line after each epoch, and the loss and the time left beside the progress bar."""
+"""What a training prints: a line after each epoch, and the loss and the time left next to the progress bar."""
 
 import math
 import time

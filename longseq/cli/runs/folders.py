@@ -124,9 +124,13 @@ def config_of(run: Path) -> dict[str, Any]:
         config = yaml.safe_load(path.read_text())
         series = json.loads((run / SERIES).read_text()) if (run / SERIES).exists() else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read, so the run cannot be resumed; start anew without --resume") from error
+        raise UserError(
+            f"{path}: cannot be read, so the run cannot be resumed; start a new run without --resume"
+        ) from error
     if not isinstance(config, dict):
-        raise UserError(f"{path}: holds no configuration, so the run cannot be resumed; start anew without --resume")
+        raise UserError(
+            f"{path}: holds no configuration, so the run cannot be resumed; start a new run without --resume"
+        )
     return {**config, **series}
 
 

@@ -111,7 +111,7 @@ def newest_checkpoint(run: Path) -> Checkpoint:
     for message in bad:
         rank_zero_only(print)(shown(f"resume: {message}"), file=sys.stderr)
     if not good:
-        raise CheckpointError(f"{run}: no good checkpoint to go on from; start anew without --resume")
+        raise CheckpointError(f"{run}: no good checkpoint to resume from; start a new run without --resume")
     rank_zero_only(print)(shown(f"resume: continuing from {good[0].path}"))
     return good[0]
 
@@ -231,7 +231,9 @@ def refuse_other_optimizer(checkpoint: Mapping[str, Any], model: Classifier) -> 
     ways = [_way_of_teaching(settings) for settings in (model.hparams, trained)]
     if ways[0] != ways[1]:
         what = f"{ways[0]} cannot use the state of the checkpoint's {ways[1]}"
-        raise UserError(f"model.distillation: {what}; give the same teacher, or start anew with --model.init_from")
+        raise UserError(
+            f"model.distillation: {what}; give the same teacher, or start a new training with --model.init_from"
+        )
     for name in _RESTORED:
         now, before = getattr(model, name), trained.get(name, getattr(model, name))
         if now != before:

@@ -1,4 +1,4 @@
-"""What TensorBoard shows besides curves: confusions, inputs, and the best validation figure of each run.
+"""What TensorBoard shows in addition to curves: confusions, inputs, and the best validation figure of each run.
 
 These callbacks need a TensorBoardLogger; with another logger, or none, they do nothing.
 """
@@ -166,7 +166,7 @@ class Overview(pl.Callback):
     and validation; learning rate, tokens a second and gradient norm. And show the model as text (the tab Text).
 
     Args:
-        is_resumed: Whether the run goes on with earlier curves, which have this already.
+        is_resumed: Whether the run continues earlier curves, which have this already.
         command: The command that has started the run, as one more text.
         config: The file with the configuration of the run, as one more text.
     """
@@ -253,7 +253,7 @@ class BestFigure(pl.Callback):
     tells them apart: the tab shows only the columns that the first run of a folder declares.
 
     Args:
-        is_resumed: Whether the run goes on with earlier curves, which have the settings already.
+        is_resumed: Whether the run continues earlier curves, which have the settings already.
     """
 
     def __init__(self, is_resumed: bool = False) -> None:
