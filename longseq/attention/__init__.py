@@ -7,6 +7,7 @@ from longseq.attention.linformer import Linformer
 from longseq.attention.mechanism import Mechanism
 from longseq.attention.mixer import TokenMixer
 from longseq.attention.no_attention import NoAttention
+from longseq.attention.others.blockwise import Blockwise
 from longseq.attention.others.linear_transformer import LinearTransformer
 from longseq.attention.others.longconv import LongConv
 from longseq.attention.others.longformer import Longformer
@@ -34,6 +35,7 @@ __all__ = [
     "LSTM",
     "S4",
     "S4D",
+    "Blockwise",
     "Conv",
     "Dynamic",
     "EfficientAttention",

@@ -14,6 +14,7 @@ from longseq.attention import (
     LSTM,
     S4,
     S4D,
+    Blockwise,
     EfficientAttention,
     LinearTransformer,
     LongConv,
@@ -36,6 +37,7 @@ C, K, M, N, G = D // H, 16, 13, 24, 2  # channels, landmarks or summaries, featu
 
 # columns and prefix tokens of the grid, and the formula beside 8 n d^2 for queries, keys, values and output
 ATTENTION: list[tuple[Mechanism, int, int, Callable[[int], float]]] = [
+    (Blockwise(4), 1, 0, lambda n: 4 * n * n / 4 * D),
     (EfficientAttention(), 1, 0, lambda n: 4 * D**2 * C),
     (EfficientAttention("scaling"), 1, 0, lambda n: 4 * n * D * C),
     (LinearTransformer(), 1, 0, lambda n: 4 * n * D * C),
