@@ -2,10 +2,11 @@
 
 steps: how many of a layer's operations must follow each other, counted at several lengths.
 time: the time of blocks against k up to n, by the processor's clock.
+blockwise: a training step with blockwise attention beside softmax, by the processor's clock.
 products: the share of matrix products in the FLOPs and in the time of a training step and of attention alone.
 
-A part takes up to half a minute of a core, and writes table.md, table.csv and a picture to a folder of its own in
---out.
+A part takes up to half a minute of a core, blockwise five minutes. It writes table.md, table.csv and a picture to a
+folder of its own in --out.
 """
 
 import math
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import process_time
 from typing import Any
@@ -21,13 +23,23 @@ import torch
 import torch.nn.functional as F
 from claims import Table, curves, main, spread
 from timm.layers.attention import Attention
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from longseq.attention import LSTM, Linformer, Mechanism, Reformer, Softmax, SparseTransformer, TokenGrid, Verma
+from longseq.attention import (
+    LSTM,
+    Blockwise,
+    Linformer,
+    Mechanism,
+    Reformer,
+    Softmax,
+    SparseTransformer,
+    TokenGrid,
+    Verma,
+)
 from longseq.reports.cell import Cell
 
 
@@ -90,26 +102,74 @@ def time_by_k(sizes: list[int], n: int = 512, dim: int = 256, rounds: int = 25) 
     cells = {f"Linformer, k = {k}": replace(plain, mechanism="linformer-written", k=k) for k in sizes}
     blocks = {name: cell.blocks().eval() for name, cell in {"softmax": plain, **cells}.items()}
     tokens = torch.randn(1, n, dim, generator=torch.manual_seed(0))
-    seconds: dict[str, list[float]] = {name: [] for name in blocks}
     with torch.no_grad():
-        for number in range(rounds + 2):
-            for name, block in blocks.items():
-                begin = process_time()
-                block(tokens)
-                if number > 1:  # the first ones warm up
-                    seconds[name].append(process_time() - begin)
+        seconds = in_turns({name: partial(block, tokens) for name, block in blocks.items()}, rounds)
     table, lines = [], defaultdict(list)
     for name, times in seconds.items():
-        ratios = sorted(own / other for own, other in zip(times, seconds["softmax"], strict=True))
-        middle = (ratios[rounds // 4], ratios[-1 - rounds // 4])
-        table.append([name, f"{1e3 * median(times):.1f}", f"{median(ratios):.2f} ({middle[0]:.2f} to {middle[1]:.2f})"])
-        lines["of softmax's time"] += [median(ratios)] if name in cells else []
+        middle, shown = ratio(times, seconds["softmax"])
+        table.append([name, f"{1e3 * median(times):.1f}", shown])
+        lines["of softmax's time"] += [middle] if name in cells else []
     labels = {"xlabel": f"k, of {n} tokens", "ylabel": "time, softmax = 1", "title": "Two blocks, forward"}
     return (
         ["", "ms of the processor, median", "of softmax's, median (quartiles)"],
         table,
         curves(sizes, lines, **labels),
     )
+
+
+def in_turns(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of the processor that each call takes, by rounds in which each is called once."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 2):
+        for name, run in runs.items():
+            begin = process_time()
+            run()
+            if number > 1:  # the first ones warm up
+                seconds[name].append(process_time() - begin)
+    return seconds
+
+
+def ratio(times: list[float], others: list[float]) -> tuple[float, str]:
+    """The median of the ratios of each round, and the text of it with its quartiles."""
+    ratios = sorted(own / other for own, other in zip(times, others, strict=True))
+    quarter = len(ratios) // 4
+    return median(ratios), f"{median(ratios):.2f} ({ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f})"
+
+
+def blockwise(lengths: list[int], dim: int = 768, heads: int = 12, rounds: int = 15) -> Table:
+    """A training step of two blocks as wide as BERT-base: blockwise attention with two and three blocks of tokens in
+    turns with softmax, fused and written out."""
+    table, lines = [], defaultdict(list)
+    for n in lengths:
+        cell = Cell("softmax", n, None, 1, dim, 2, heads, "train", "cpu", "32", 1)
+        written = replace(cell, mechanism="softmax-written")
+        models: dict[str, nn.Module] = {"softmax": cell.blocks(), "softmax, written out": written.blocks()}
+        for num_blocks in (2, 3):
+            models[f"blockwise, {num_blocks} blocks"] = plugged(cell, Blockwise(num_blocks))
+        tokens = torch.randn(1, n, dim, generator=torch.manual_seed(0))
+        steps = {name: partial(train_step, model, tokens) for name, model in models.items()}
+        seconds = in_turns(steps, rounds)
+        for name, times in seconds.items():
+            middle, of_fused = ratio(times, seconds["softmax"])
+            of_written = ratio(times, seconds["softmax, written out"])[1]
+            table.append([f"{n:,}", name, f"{1e3 * median(times):.0f}", of_fused, of_written])
+            lines[name].append(middle)
+    titles = ["tokens", "", "ms of the processor, median", "of fused softmax (quartiles)", "of softmax written out"]
+    labels = {"xlabel": "tokens", "ylabel": "time, fused softmax = 1", "title": "Two blocks, forward and backward"}
+    return titles, table, curves(lengths, lines, **labels)
+
+
+def plugged(cell: Cell, mechanism: Mechanism) -> nn.Module:
+    """The blocks of a cell with another attention."""
+    blocks: Any = cell.blocks()
+    layers = mechanism.layers([block.attn for block in blocks], TokenGrid((cell.n, 1)))
+    for block, layer in zip(blocks, layers, strict=True):
+        block.attn = layer
+    return blocks
+
+
+def train_step(model: nn.Module, tokens: Tensor) -> None:
+    model(tokens).square().mean().backward()
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
@@ -182,6 +242,10 @@ PARTS: dict[str, tuple[str, Callable[[], Table]]] = {
     "time": (
         "512 tokens, width 256, 4 heads, written out, float32, 25 rounds",
         lambda: time_by_k([1, 80, 128, 256, 384, 512]),
+    ),
+    "blockwise": (
+        "width 768, 12 heads, two blocks, forward and backward, float32, 15 rounds",
+        lambda: blockwise([512, 1024]),
     ),
     "products": ("512 tokens, width 768, 12 heads, float32, 5 repeats", products),
 }

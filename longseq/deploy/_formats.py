@@ -72,12 +72,12 @@ def run_onnx(path: Path) -> Run:
 
 
 def quantise(path: Path) -> Run:
-    """Replace an ONNX file with one whose matrices are 8-bit integers, and return a function that runs it.
-    Convolutions, which compute the spectrogram too, do not change."""
+    """Replace an ONNX file with one whose matrices are 8-bit integers, and return a function that runs it. Each output
+    of a matrix has a scale of its own. Convolutions, which compute the spectrogram too, do not change."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with replacing(path) as part, _quiet():
-        quantize_dynamic(path, part, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
+        quantize_dynamic(path, part, ["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8)
     return run_onnx(path)
 
 

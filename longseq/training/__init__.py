@@ -5,6 +5,7 @@ from longseq.training.devices.fully_sharded import FullySharded
 from longseq.training.devices.sequence_parallel import SequenceParallel
 from longseq.training.memory import keep_freed_memory
 from longseq.training.mix import CutMix, MixUp, MixUpOrCutMix
+from longseq.training.quantisation import QuantizationAwareTraining
 from longseq.training.recipe import Recipe
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "FullySharded",
     "MixUp",
     "MixUpOrCutMix",
+    "QuantizationAwareTraining",
     "Recipe",
     "SequenceParallel",
     "keep_freed_memory",

@@ -270,10 +270,11 @@ CALLBACKS = [
     ("EMAWeightAveraging", {"decay": 0.5, "use_buffers": "false", "update_every_n_steps": 3}),
     ("EMAWeightAveraging", {"decay": 0.5, "update_every_n_steps": 0, "update_starting_at_epoch": 1}),
     ("EMAWeightAveraging", {"decay": 0.5, "update_starting_at_step": 100_000}),
+    ("QuantizationAwareTraining", {"noise": 0.5}),
     ("EarlyStopping", {"monitor": "val/loss", "min_delta": 100, "patience": 2}),
     ("EarlyStopping", {"monitor": "val/loss", "min_delta": 100, "patience": 2, "check_on_train_epoch_end": "true"}),
 ]
-ALWAYS = (9, 13)
+ALWAYS = (9, 13, 14)
 PLACES = {"training": 2 * BATCHES + 2, "validation": 4}  # after so many batches of each
 
 

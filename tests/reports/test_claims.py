@@ -70,3 +70,15 @@ def test_times_against_k_are_those_of_softmax_for_softmax(costs):
     _, rows, _ = costs.time_by_k([1, 16], n=16, dim=8, rounds=3)
     assert [row[0] for row in rows] == ["softmax", "Linformer, k = 1", "Linformer, k = 16"]
     assert rows[0][2] == "1.00 (1.00 to 1.00)" and all(float(row[1]) > 0 for row in rows)
+
+
+def test_times_of_blockwise_attention_stand_beside_both_forms_of_softmax(costs):
+    _, rows, _ = costs.blockwise([16], dim=8, heads=2, rounds=3)
+    assert [row[1] for row in rows] == ["softmax", "softmax, written out", "blockwise, 2 blocks", "blockwise, 3 blocks"]
+    assert rows[0][3] == rows[1][4] == "1.00 (1.00 to 1.00)" and all(float(row[2]) >= 0 for row in rows)
+
+
+def test_blocks_of_a_cell_get_the_attention_that_is_timed(costs):
+    cell = costs.Cell("softmax", 16, None, 1, 8, 2, 2, "train", "cpu", "32", 1)
+    shifts = [block.attn.formula.heads_of_shifts for block in costs.plugged(cell, costs.Blockwise(2))]
+    assert shifts == [[1, 1], [1, 1]]

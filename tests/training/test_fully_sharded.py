@@ -17,7 +17,7 @@ import longseq
 from longseq import ImageEncoder, Linformer
 from longseq.arguments import ArgumentError
 from longseq.files.checkpoint import CheckpointError, read_any
-from longseq.training import Classifier
+from longseq.training import Classifier, QuantizationAwareTraining
 from longseq.training.devices.fully_sharded import _refuse_unsharded_training
 
 SCRIPT = Path(__file__).with_name("sharded_weights.py")
@@ -131,6 +131,7 @@ def test_lightnings_own_strategy_is_refused_in_one_line(train_py: Callable) -> N
             "^model.encoder.reversible must be false where weights are sharded; ",
         ),
         ({}, {}, {"callbacks": [EMAWeightAveraging()]}, "must not hold EMAWeightAveraging where weights are sharded"),
+        ({}, {}, {"callbacks": [QuantizationAwareTraining()]}, "must not hold QuantizationAwareTraining where weights"),
         ({}, {}, {}, "must be measured before the training"),
     ],
 )

@@ -101,6 +101,10 @@ def test_a_bad_step_is_left_out_where_gradients_are_clipped(tmp_path: Path) -> N
             "trainer.callbacks: must not hold EMAWeightAveraging where weigh",
         ),
         (
+            ["--trainer.callbacks+=QuantizationAwareTraining"],
+            "trainer.callbacks: must not hold QuantizationAwareTraining where weigh",
+        ),
+        (
             ["--trainer.callbacks+=BackboneFinetuning", "--trainer.callbacks.unfreeze_backbone_at_epoch=1"],
             "trainer.callbacks: must not hold BackboneFinetuning with several processes: each would train another enc",
         ),

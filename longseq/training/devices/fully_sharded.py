@@ -34,12 +34,16 @@ from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
 from longseq.training.devices.sequence_parallel import ELEMENTWISE, refuse_callbacks
 from longseq.training.flops import flops_per_sample
+from longseq.training.quantisation import QuantizationAwareTraining
 
 # Optimizers whose step on sharded weights equals the step on whole ones; muon's does not.
 _OPTIMIZERS = (*ELEMENTWISE, "lamb", "lars")
 _PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
-# Callbacks that copy the model, or change what is trained after it was sharded.
-_COPYING = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning, LearningRateFinder, BatchSizeFinder)
+# Callbacks that copy the model, or change it or what is trained after it was sharded.
+_COPYING = (
+    WeightAveraging, StochasticWeightAveraging, BaseFinetuning, LearningRateFinder, BatchSizeFinder,
+    QuantizationAwareTraining,
+)  # fmt: skip
 
 
 class FullySharded(ModelParallelStrategy):

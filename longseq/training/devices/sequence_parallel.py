@@ -21,6 +21,7 @@ from longseq.encoders.sharding import Sharding
 from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
 from longseq.training.flops import flops_per_sample
+from longseq.training.quantisation import QuantizationAwareTraining
 
 # Optimizers whose step for a weight does not depend on the other weights of its matrix: columns can be updated apart.
 ELEMENTWISE = ("adam", "adamw", "nadam", "nadamw", "radam", "adamax", "lion", "sgd", "momentum", "rmsprop")
@@ -68,7 +69,7 @@ class SequenceParallel(DDPStrategy):
         model: Any = self.lightning_module
         assert isinstance(model, Classifier)
         if self._sharding is None:
-            refuse_callbacks(trainer, WeightAveraging, StochasticWeightAveraging)
+            refuse_callbacks(trainer, WeightAveraging, StochasticWeightAveraging, QuantizationAwareTraining)
             self._shard(model)
         super().setup(trainer)
 
@@ -146,7 +147,7 @@ class SequenceParallel(DDPStrategy):
 
 
 def refuse_callbacks(trainer: pl.Trainer, *kinds: type) -> None:
-    """Check that no callback copies the model, or changes what is trained, after the weights were shared out.
+    """Check that no callback copies the model, or changes it or what is trained, after the weights were shared out.
 
     Raises:
         ValueError: If one does.
