@@ -452,6 +452,10 @@ class DataModule(pl.LightningDataModule, ABC):
 
     # Loaders
 
+    def training_augment(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """The transforms of ``augment`` as training applies them, after setup."""
+        return self.augment
+
     def train_dataloader(self) -> DataLoader:
         train = self.train_set
         for transform in self.augment:
@@ -460,7 +464,8 @@ class DataModule(pl.LightningDataModule, ABC):
         sampler = self._order_of_training(train)
         sampler.start(*self._start)
         gpu = self._gpu()
-        training = ForTraining(train, self.augment, self.seed, is_deferred=gpu is not None, taught=self.taught)
+        augment = self.training_augment()
+        training = ForTraining(train, augment, self.seed, is_deferred=gpu is not None, taught=self.taught)
         if gpu is not None:
             training.is_on_device = training.num_bytes <= _SHARE_ON_GPU * self._free_bytes(gpu)
         self._training = training

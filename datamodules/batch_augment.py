@@ -57,7 +57,8 @@ class Flip(BatchTransform):
 
 
 class Affine(BatchTransform):
-    """torchvision's RandomAffine around the middle of the image, without shear: the nearest pixels, and black outside.
+    """torchvision's RandomAffine around the middle of the image, without shear: the nearest pixels. Outside of the image
+    its edge is repeated, because a model may learn to recognise a constant colour.
 
     Args:
         affine: The transform whose ranges are drawn from.
@@ -88,7 +89,7 @@ class Affine(BatchTransform):
             images.to(torch.float32),
             torch.stack([from_x, from_y], dim=-1),
             mode="nearest",
-            padding_mode="zeros",
+            padding_mode="border",
             align_corners=False,
         )
         return changed.to(images.dtype)
@@ -100,9 +101,12 @@ def in_batches(transform: Any) -> BatchTransform | None:
         return transform if type(transform).forward is BatchTransform.forward else None
     if type(transform) in (v2.RandomHorizontalFlip, v2.RandomVerticalFlip):
         return Flip(-1 if type(transform) is v2.RandomHorizontalFlip else -2, transform.p)
-    if type(transform) is v2.RandomAffine:
-        is_plain = transform.shear is None and transform.center is None and transform.fill == 0
-        return Affine(transform) if is_plain and transform.interpolation in _NEAREST else None
+    if type(transform) in (v2.RandomAffine, v2.RandomRotation):
+        is_plain = transform.center is None and transform.fill == 0 and transform.interpolation in _NEAREST
+        if type(transform) is v2.RandomAffine:
+            return Affine(transform) if is_plain and transform.shear is None else None
+        least, greatest = transform.degrees  # counterclockwise, other than those of RandomAffine
+        return Affine(v2.RandomAffine((-greatest, -least))) if is_plain and not transform.expand else None
     return None
 
 

@@ -1,6 +1,9 @@
 """Undocumented or fragile interfaces of libraries that data modules use; longseq/compat has longseq's."""
 
+import copy
 from typing import Any
+
+from torchvision.transforms import v2
 
 
 def position_in_training(trainer: Any) -> tuple[int, int]:
@@ -8,6 +11,19 @@ def position_in_training(trainer: Any) -> tuple[int, int]:
     epoch: int = trainer.current_epoch
     batches: int = trainer.fit_loop.epoch_loop.batch_progress.current.processed
     return (epoch + 1, 0) if batches >= trainer.num_training_batches else (epoch, batches)
+
+
+# torchvision
+
+
+def with_arguments(transform: v2.Transform, **arguments: Any) -> v2.Transform:
+    """A copy of a transform with other arguments: fill, padding_mode, value or transforms."""
+    changed: Any = copy.copy(transform)
+    for name, argument in arguments.items():
+        setattr(changed, name, argument)
+    if "fill" in arguments:
+        changed._fill = {"others": [float(value) for value in arguments["fill"]]}  # the one that is used
+    return changed
 
 
 # ONNX

@@ -19,11 +19,13 @@ from datamodules.decoding.image_files import SUFFIXES, bands, opened
 from datamodules.decoding.packed import Decoded, Packed, Source
 from datamodules.embedding import Embeds
 from datamodules.errors import require, require_in
+from datamodules.fill import filled
 from datamodules.inputs import InputSpec
 from datamodules.networks import Network
 from datamodules.samples import LabelledTensors, Samples
 
 _VERSION = 1  # increased when the reading of images changes
+_MOST_FOR_MEAN = 2000  # images, of which the mean that fills is computed
 _LONGEST_SIDE = 64  # the largest side if `size` is not given: 4096 tokens if each pixel is a token
 
 
@@ -55,7 +57,8 @@ class ImageDataModule(DataModule):
     """Images as uint8 (channels, height, width), 0 black and 255 white; one channel is grey, three are RGB.
 
     Args:
-        augment: Transforms of torchvision.transforms.v2 for each image in training, which keep its size.
+        augment: Transforms of torchvision.transforms.v2 for each image in training, which keep its size. Those without
+            a fill get the edge of the image or the mean of the training set (fill.py).
         common: Arguments of every data module.
     """
 
@@ -72,6 +75,20 @@ class ImageDataModule(DataModule):
     def inputs(self) -> InputSpec:
         names = ("red", "green", "blue") if self.shape[0] == 3 else ("grey",)
         return InputSpec("images", torch.uint8, tuple(self.shape), 0, 255, channels=names)
+
+    def training_augment(self) -> list[Any]:
+        return [filled(transform, self._mean) for transform in self.augment]
+
+    def _mean(self) -> list[int]:
+        """The mean of each channel of the training set, in 0..255; of a random part of it, if it is large."""
+
+        def compute() -> dict[str, Any]:
+            generator = torch.Generator().manual_seed(0)
+            chosen = torch.randperm(len(self.train_set), generator=generator)[:_MOST_FOR_MEAN].tolist()
+            means = [self.train_set.sample(index).double().mean((1, 2)) for index in chosen]
+            return {"mean": torch.stack(means).mean(0).round().int().tolist()}
+
+        return self.remember("mean colour", compute)["mean"]
 
     def read(self, path: Source) -> UInt8[Tensor, "c h w"]:
         """One input from an image file of any size and mode that `opened` and `bands` can read.

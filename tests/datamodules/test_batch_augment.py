@@ -73,7 +73,7 @@ def test_a_batch_is_flipped_as_often_as_asked(kind, flip):
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 20, 33)])
-def test_a_batch_is_turned_moved_and_zoomed_as_torchvision_does_one_image(shape):
+def test_a_batch_is_turned_moved_and_zoomed_as_torchvision_does_one_image_whose_edge_goes_on(shape):
     affine = v2.RandomAffine(20.0, (0.2, 0.1), (0.8, 1.2))
     batch = functional.gaussian_blur(pixels(60, *shape), [5, 5])
     draws = draws_of(0, [(0, index) for index in range(60)], 4)
@@ -83,9 +83,20 @@ def test_a_batch_is_turned_moved_and_zoomed_as_torchvision_does_one_image(shape)
     for image, result, (angle, x, y, zoom) in zip(batch, changed, draws.tolist(), strict=True):
         angles.append(40 * angle - 20)
         moved = [round(0.2 * width * (2 * x - 1)), round(0.1 * height * (2 * y - 1))]
-        expected = functional.affine(image, angles[-1], moved, 0.8 + 0.4 * zoom, [0.0], fill=0)
+        around = functional.pad(image, [width, height], padding_mode="edge")
+        expected = functional.affine(around, angles[-1], moved, 0.8 + 0.4 * zoom, [0.0], fill=0)
+        expected = functional.center_crop(expected, [height, width])
         assert (result != expected).float().mean() < 0.005  # the last bits decide which of two pixels is nearer
     assert min(angles) < -17 and max(angles) > 17
+
+
+def test_a_rotation_of_a_batch_is_torchvisions_of_one_image_whose_edge_goes_on():
+    batch, draws = functional.gaussian_blur(pixels(60, 3, 20, 33), [5, 5]), draws_of(0, [(0, n) for n in range(60)], 4)
+    (_, (change,)) = divided([v2.RandomRotation((10.0, 60.0))])
+    for image, result, draw in zip(batch, change.change(batch, draws), draws[:, 0].tolist(), strict=True):
+        around = functional.pad(image, [60], padding_mode="edge")
+        expected = functional.center_crop(functional.rotate(around, 60 - 50 * draw), [20, 33])
+        assert (result != expected).float().mean() < 0.005
 
 
 # Which transforms change batches
@@ -108,6 +119,8 @@ class ShiftOfMine(Shift):
         ([Shift(), v2.RandAugment()], 0),
         ([v2.RandAugment(), Shift(), v2.RandomVerticalFlip()], 2),
         ([Darker(), ShiftOfMine(), Mirror()], 1),
+        ([v2.RandomRotation(5.0)], 1),
+        ([v2.RandomRotation(5.0, expand=True)], 0),
         ([v2.RandomAffine(5.0, shear=3)], 0),
         ([v2.RandomAffine(5.0, fill=7)], 0),
         ([v2.RandomAffine(5.0, interpolation=v2.InterpolationMode.BILINEAR)], 0),
