@@ -9,6 +9,7 @@ import torch
 
 from longseq.cli.errors import UserError
 from longseq.cli.names import escaped, shown
+from longseq.encoders.lettering import key_of
 from longseq.reports.plots import can_be_drawn, refuse_foreign_picture, save
 from longseq.training import Classifier
 from longseq.training.board.pictures import draw_inputs
@@ -48,6 +49,10 @@ class Trainer(pl.Trainer):
         except (OSError, ValueError) as error:
             raise UserError(f"out: {out} cannot be written ({error}); give a path that ends in .png") from error
         print(shown(f"inputs drawn: {len(labels)}, in {out}"))
+        counts = model.task.counts(labels, model.num_classes)
+        for number, name in key_of(model.class_names).items():
+            if counts[number]:
+                print(f"class {number}: {escaped(name)}")
 
     @staticmethod
     def stats(model: None, datamodule: Any) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from longseq.encoders import FeatureEncoder
 from longseq.encoders.forward_pass import encode_tokens, shares
 from longseq.encoders.gated_pooling import GatedPooling
+from longseq.encoders.lettering import legible, lettering
 from longseq.files.storage import refuse_foreign
 from longseq.reports.plots import COLOURS, panels, save, styled, write_csv
 from longseq.training.answers.attribution import attributions
@@ -107,13 +108,13 @@ def _draw(names: Sequence[str], columns: Sequence[Tensor], places: dict[str, Ten
         side = smallest_distance(np.stack([x, y], axis=1))
         for axes, name, column in zip(grid, names, columns, strict=False):
             _draw_tiles(axes, x, y, side, column.numpy())
-            axes.set_title(name, parse_math=False)
+            axes.set_title(legible(name), **lettering(name))
         return figure
     figure, grid = panels(1, len(names), 9.0, 1.8)
     at = places["start"].numpy() if places else np.arange(len(columns[0]))
     for number, (axes, name, column) in enumerate(zip(grid, names, columns, strict=True)):
         axes.step(at, column.numpy(), where="post", color=COLOURS[2 + number % 6], linewidth=1)
-        axes.set_title(name, parse_math=False)
+        axes.set_title(legible(name), **lettering(name))
         axes.set(ylabel="share", ylim=(0, None))
     grid[-1].set_xlabel("seconds" if places else "token")
     return figure

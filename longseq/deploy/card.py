@@ -11,11 +11,13 @@ import yaml
 from torch import Tensor
 
 import longseq
+from longseq.encoders.lettering import drawable, key_of
 from longseq.files.description import settings_of
 from longseq.files.storage import refuse_foreign, write_text
 from longseq.reports.baseline import Baseline
 from longseq.reports.interval import wilson
-from longseq.reports.plots import COLOURS, machine, markdown, panels, refuse_foreign_picture, save, styled
+from longseq.reports.plots import COLOURS, machine, markdown, refuse_foreign_picture, save, styled
+from longseq.training.board.class_axes import are_short, figure_with_key, write_classes
 from longseq.training.board.curves import read_curves
 from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
@@ -24,6 +26,7 @@ from longseq.training.data import InputSpec
 _Curves = Mapping[str, Sequence[tuple[int, float]]]  # by the tag of TensorBoard: optimizer steps and values
 
 FILES = ("README.md", "card.png")
+_SIDE, _TICK = 150.0, 7.0  # of the confusion matrix and of its labels, in points
 _FEW = 20  # with fewer test samples of a class, its figures say little
 
 
@@ -67,7 +70,7 @@ def write_card(
         _result(model, figures, num_tested, tested),
         "" if baseline is None else _compared(baseline),
         "![Loss and accuracy of the training, and confusions of the test](card.png)" if is_drawn else "",
-        "" if model.mix is None else _mixed(type(model.mix).__name__),
+        "" if model.mix is None else _mixed(type(model.mix).__name__, _words(model.task.best)),
         f"## {_things(model).capitalize()}\n\nSamples of each split, and figures of the test.",
         _classes(model.class_names, counts, by_class, "amount" if model.task.predicts == "amounts" else "class"),
         "\n".join(["## Remarks on the data\n", *(f"- {line}" for line in data.remarks)]) if data.remarks else "",
@@ -118,10 +121,12 @@ def _front_matter(name: str, model: Classifier, data: Any, figures: Mapping[str,
     return f"{head}{yaml.safe_dump({'model-index': index}, sort_keys=False, allow_unicode=True)}---"
 
 
-def _mixed(mix: str) -> str:
+def _mixed(mix: str, best: str) -> str:
     return (
-        f"In training, samples are mixed ({mix}), and the loss and the figures of the training are those of mixed "
-        "samples. They are worse than on whole samples, and may be worse than those of the validation."
+        f"In training, samples are mixed ({mix}): the loss and the {best} of the training are measured on mixed "
+        "samples. "
+        f"The {best} counts one of the two labels of a mixture, also where the other one has the larger share. "
+        "So both are worse than on whole samples, and may be worse than those of the validation."
     )
 
 
@@ -179,15 +184,17 @@ def _classes(
     by_class: Mapping[str, Sequence[float]],
     what: str = "class",
 ) -> str:
+    are_numbered = bool(key_of(names)) or not are_short(drawable(names), _SIDE, _TICK)  # in the picture
     rows = [
         [
+            *([label] if are_numbered else []),
             " ".join(name.split()).replace("|", "\\|"),
             *(of_split[label] for of_split in counts.values()),
             *("" if math.isnan(values[label]) else f"{values[label]:.3f}" for values in by_class.values()),
         ]
         for label, name in enumerate(names)
     ]
-    return markdown([what, *counts, *by_class], rows)
+    return markdown([*(["number"] if are_numbered else []), what, *counts, *by_class], rows)
 
 
 def _limits(model: Classifier, inputs: InputSpec, tested: Sequence[int]) -> str:
@@ -244,7 +251,10 @@ def _words(name: str) -> str:
 
 @styled
 def _draw(curves: _Curves, model: Classifier, confusions: Tensor | None) -> Any:
-    figure, (losses, bests, matrix) = panels(3, width=3.6, height=3.0)
+    names = drawable(model.class_names)
+    numbered = [] if confusions is None or are_short(names, _SIDE, _TICK) else names
+    figure, upper = figure_with_key(10.8, 3.0, numbered, _TICK, key_of(model.class_names))
+    losses, bests, matrix = upper.subplots(1, 3)
     for axes, what in ((losses, "loss"), (bests, model.task.best)):
         for number, split in enumerate(("train", "val")):
             points = curves.get(f"{split}/{what}", ())
@@ -261,7 +271,5 @@ def _draw(curves: _Curves, model: Classifier, confusions: Tensor | None) -> Any:
     matrix.imshow(shares.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     matrix.set(xlabel="predicted class", ylabel="true class", title="Confusions of the test")
     matrix.grid(False)
-    if len(confusions) <= 20:
-        matrix.set_xticks(range(len(confusions)), model.class_names, rotation=90, parse_math=False)
-        matrix.set_yticks(range(len(confusions)), model.class_names, parse_math=False)
+    write_classes(matrix, names, _SIDE, _TICK)
     return figure

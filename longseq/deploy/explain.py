@@ -16,6 +16,7 @@ from longseq.deploy._explain_bag import explain_bag
 from longseq.deploy.predictor import Predictor, load, refuse_no_file
 from longseq.encoders import FeatureEncoder
 from longseq.encoders.drawing import pixels_of
+from longseq.encoders.lettering import legible, lettering
 from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.training.answers.attribution import Attribution, attribute
@@ -151,6 +152,7 @@ _LANES = 8  # labels that fit one above another in a spectrogram
 
 
 def _short(name: str) -> str:
+    name = legible(name)
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
 
 
@@ -195,7 +197,7 @@ def _draw_image(
         if heat is not None:
             extent = (-0.5, shown.shape[1] - 0.5, shown.shape[0] - 0.5, -0.5)
             axes.imshow(heat, cmap="Reds", alpha=0.7, interpolation="nearest", extent=extent)
-        axes.set_title(title, parse_math=False, fontsize=8)
+        axes.set_title(legible(title), fontsize=8, **lettering(title))
         axes.set_axis_off()
     for number, row in enumerate(rows):
         axes = figure.add_subplot(grid[1, number * columns : (number + 1) * columns])
@@ -230,7 +232,7 @@ def _draw_sound(
         bottom = lane / _LANES
         top.axvspan(event.start, event.end, bottom, bottom + 0.03, color=COLOURS[4])
         label = top.text(begin, (bottom + 0.04) * len(values), _short(event.class_name), color="white", fontsize=6)
-        label.set_parse_math(False)
+        label.set(**lettering(event.class_name))
         label.set_bbox({"facecolor": "black", "alpha": 0.5, "pad": 0.3, "linewidth": 0})
     for number, (name, attribution) in enumerate(zip(names, attributions, strict=True)):
         of_frames = attribution.by_row()[: picture.shape[1]]
@@ -240,13 +242,14 @@ def _draw_sound(
     shares.set(ylabel="share a second", title="Gradient times input")
     # above the axes, where the legend hides no curve
     for text in shares.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():
-        text.set_parse_math(False)
+        text.set(**lettering(text.get_text()))
     in_row = encoder.trunk.patch_embed.grid_size[1]
     weights = attributions[0].rollout.unflatten(0, (-1, in_row)).sum(1)
     times = [start + (row + 0.5) * encoder.row_seconds for row in range(len(weights))]
     rollout.plot(times, weights / encoder.row_seconds, color=COLOURS[0], linewidth=1)
     rollout.set_ylabel("share a second")
-    rollout.set_title(f"Rollout of the attention, for {_short(names[0].rpartition(' ')[0])}", parse_math=False)
+    title = f"Rollout of the attention, for {_short(names[0].rpartition(' ')[0])}"
+    rollout.set_title(title, **lettering(title))
     for axes in of_rows:
         looked = rows.unflatten(1, (-1, in_row)).abs().sum(2)
         looked = looked / looked.amax(1, keepdim=True).clamp(min=1e-30)

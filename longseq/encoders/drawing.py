@@ -10,13 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from longseq.encoders.lettering import cut, drawable, fits, lettering, set_title
+
 WIDTH = 3.6  # inches
+TITLE = 7  # points
 small: Any = rc_context(
     {
         "figure.dpi": 200,  # sharp on screens of twice the resolution
         "figure.facecolor": "white",  # on a dark page too
         "font.size": 7,
-        "axes.titlesize": 7,
+        "axes.titlesize": TITLE,
         "axes.labelsize": 6.5,
         "axes.titlepad": 3,
         "axes.labelpad": 1,
@@ -39,10 +42,12 @@ def draw_images(
         names: One for each.
         limits: The numbers of black and of white; None for the lowest and the highest of each image.
     """
-    figure, grid = panels(len(names), 4, 1.1)
+    are_short = all(fits(name, _title_width(4), TITLE) for name in names)
+    columns, height = (4, 1.1) if are_short else (2, 1.5)
+    figure, grid = panels(len(names), columns, height)
     for axes, picture, name in zip(grid, pictures, names, strict=True):
         axes.imshow(pixels_of(picture, limits).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(name, parse_math=False)
+        set_title(axes, name, _title_width(min(columns, len(names))), TITLE)
         axes.set(xticks=[], yticks=[])
         axes.set_axis_off()
     return figure
@@ -75,7 +80,7 @@ def draw_spectrograms(
             extent=(0, picture.shape[1] * hop_ms / 1000, 0, mels),
         )  # fmt: skip
         axes.set_yticks([mel_row(hz, mels, sample_rate_hz) for hz in hertz], map(str, hertz))
-        axes.set_title(name, parse_math=False)
+        set_title(axes, name, _title_width(min(2, len(names))), TITLE)
         axes.set_xlabel("seconds")
         axes.set_ylabel("hertz")
         axes.label_outer()
@@ -94,7 +99,7 @@ def draw_waveforms(
         for number, channel in enumerate(waveform):
             size = channel.abs().nan_to_num().max().clamp(min=1e-30) if len(waveform) > 1 else 1
             axes.plot(seconds, (channel / size - 2 * number).numpy(), linewidth=0.5, color="C0")
-        axes.set_title(name, parse_math=False)
+        set_title(axes, name, _title_width(min(2, len(names))), TITLE)
         axes.set_xlabel("seconds")
         axes.set(yticks=[])
     return figure
@@ -111,7 +116,7 @@ def draw_features(
         axes.imshow(
             picture.numpy(), cmap="viridis", aspect="auto", interpolation="nearest", extent=(0, end, len(picture), 0)
         )
-        axes.set_title(name, parse_math=False)
+        set_title(axes, name, _title_width(min(2, len(names))), TITLE)
         axes.set_xlabel("seconds" if token_seconds else "token")
         axes.set_ylabel("feature")
         axes.label_outer()
@@ -125,11 +130,12 @@ def draw_curves(
     """Draw curves in the unit square, each with its name and a dot."""
     figure = Figure((WIDTH, WIDTH), layout="constrained")
     axes = figure.add_subplot(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=axes_names[0], ylabel=axes_names[1])
-    for (name, (x, y)), (dot_x, dot_y) in zip(named.items(), dots, strict=True):
-        (line,) = axes.plot(x, y, label=name, linewidth=1)
+    for name, (x, y), (dot_x, dot_y) in zip(named, named.values(), dots, strict=True):
+        (line,) = axes.plot(x, y, label=cut(name, WIDTH * 36, 6), linewidth=1)
         axes.plot([dot_x], [dot_y], "o", color=line.get_color(), markersize=4)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=6, loc="lower left")
+    for text in axes.legend(frameon=False, fontsize=6, loc="lower left").get_texts():
+        text.set(**lettering(text.get_text()))
     return figure
 
 
@@ -137,17 +143,22 @@ def draw_curves(
 def draw_pairs(predicted: Float[Tensor, "n amounts"], true: Float[Tensor, "n amounts"], names: Sequence[str]) -> Figure:
     """Draw predicted against true values, one panel per amount, with the line where they are equal."""
     figure, grid = panels(len(names), 3, 2.4)
-    for axes, name, x, y in zip(grid, names, true.T.numpy(), predicted.T.numpy(), strict=True):
+    for axes, name, x, y in zip(grid, drawable(names), true.T.numpy(), predicted.T.numpy(), strict=True):
         axes.axline((float(x[0]), float(x[0])), slope=1, color="0.7", linewidth=0.8)
         axes.plot(x, y, ".", markersize=3)
         axes.set(xlabel="true", ylabel="predicted")
-        axes.set_title(name, parse_math=False)
+        set_title(axes, name, _title_width(min(3, len(names))), TITLE)
     return figure
 
 
 def mel_row(hertz: int, num_mels: int, sample_rate_hz: int) -> float:
     """The row of a frequency in a mel spectrogram whose band i spans i to i + 1, by HTK's scale log(1 + f/700)."""
     return (num_mels + 1) * math.log1p(hertz / 700) / math.log1p(sample_rate_hz / 2 / 700) - 0.5
+
+
+def _title_width(columns: int) -> float:
+    """The room for the title of a panel that is one of so many in a row, in points."""
+    return 0.88 * 72 * WIDTH / columns
 
 
 def panels(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:

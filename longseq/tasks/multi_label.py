@@ -104,14 +104,16 @@ class MultiLabel(Task):
     def draw_decision(self, head: Any, result: Any, class_names: list[str]) -> Any:
         """Precision against recall with a dot at the threshold, of the eight classes with the lowest curves."""
         from longseq.encoders.drawing import draw_curves  # matplotlib takes half a second to import
+        from longseq.encoders.lettering import drawable
 
         precision, recall = (torch.stack(list(curves)).cpu() for curves in result[:2])
         # recall falls along a curve; precision is NaN at thresholds that no sample reaches
         areas = -torch.trapezoid(precision.nan_to_num(1), recall, dim=1)
         lowest = areas.argsort()[:8].tolist()
         dots = [round(float(head.thresholds[label]) * _STEPS) - 1 for label in lowest]
+        names = drawable(class_names)
         return draw_curves(
-            {class_names[label]: (recall[label], precision[label]) for label in lowest},
+            {names[label]: (recall[label], precision[label]) for label in lowest},
             [(recall[label, dot], precision[label, dot]) for label, dot in zip(lowest, dots, strict=True)],
             ("recall", "precision"),
         )

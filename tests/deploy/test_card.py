@@ -87,7 +87,7 @@ def test_the_card_says_if_training_figures_are_those_of_mixed_samples(
     flags = ["--trainer.max_steps", "2", "--trainer.logger", "false", "--trainer.default_root_dir", tmp_path]
     flags += ["--baseline", "false", "--trainer.enable_progress_bar", "false"]
     assert command("fit", "--config", "image/digits", *SMALL, *flags, "--model.mix", "MixUp").code == 0
-    said = "samples are mixed (MixUp), and the loss and the figures of the training are those of mixed samples."
+    said = "samples are mixed (MixUp): the loss and the accuracy of the training are measured on mixed samples."
     assert said in (tmp_path / "runs/digits/0/README.md").read_text()
     assert "samples are mixed" not in (digits_run / "README.md").read_text()
 

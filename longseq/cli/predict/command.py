@@ -27,6 +27,7 @@ from longseq.cli.predict.input_files import files_of, parts_of, say_of_windows
 from longseq.cli.predict.output_files import Output, output_for, writable
 from longseq.cli.predict.spectrogram import sections_of
 from longseq.cli.predict.windows_without_events import Eventless
+from longseq.encoders.lettering import legible, lettering
 from longseq.files.checkpoint import Checkpoint
 from longseq.files.storage import refuse_foreign, replacing
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
@@ -259,7 +260,8 @@ def draw(recording: Recording, model: Classifier, datamodule: Any) -> Figure:
         vmin=float(spectrogram.nan_to_num(-math.inf).max()) - 6 * math.log(10), interpolation="nearest",
     )  # fmt: skip
     above.set_ylabel("mel band")
-    above.set_title(Path(path).name, parse_math=False)
+    title = legible(Path(path).name)
+    above.set_title(title, **lettering(title))
     above.grid(False)
     columns = min(len(rows), _DRAWN_COLUMNS)
     highest = F.adaptive_max_pool1d(rows.T[None], columns)[0]
@@ -273,5 +275,5 @@ def draw(recording: Recording, model: Classifier, datamodule: Any) -> Figure:
         spans = [(event.start, event.end - event.start) for event in events if event.class_name == name]
         below.broken_barh(spans, (place - 0.35, 0.7), color=COLOURS[2 + place % 6])
     below.set(xlabel="seconds", xlim=(0, length), ylim=(-0.6, max(len(names), 1) - 0.4))
-    below.set_yticks(range(len(names)), names, parse_math=False)
+    below.set_yticks(range(len(names)), map(legible, names), **lettering(*map(legible, names)))
     return figure

@@ -11,7 +11,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from longseq.encoders.drawing import WIDTH, panels, small
+from longseq.encoders.lettering import cut, drawable, key_of, lettering
+from longseq.training.board.class_axes import are_short, figure_with_key, write_classes
 from longseq.training.classifier import Classifier
+
+_SIDE, _TICK = 200.0, 6.0  # of the confusion matrix and of its labels, in points
 
 
 @torch.no_grad()
@@ -28,7 +32,8 @@ def draw_inputs(
     """
     encoder = model.encoder
     inputs, targets = model.mixed(inputs, labels) if model.training else (inputs, labels)
-    names = [model.task.names(target, model.class_names) for target in targets]
+    class_names = drawable(model.class_names)
+    names = [model.task.names(target, class_names) for target in targets]
     return encoder.draw(pictures_of(model, inputs), names, limits)
 
 
@@ -46,23 +51,22 @@ def pictures_of(model: Classifier, inputs: Any) -> list[Float[Tensor, "channels 
 @small
 def draw_confusions(matrix: Int[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
     """Draw how often each true class (row) is predicted as each class (column): counts, coloured by share of the row.
+    Many classes, or long names, are numbers with a key below.
 
     Colours grow with the square root of the share, so that one error in a hundred is visible.
     """
-    num_classes = len(class_names)
+    names, num_classes = drawable(class_names), len(class_names)
     shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
-    figure = Figure((WIDTH, WIDTH), layout="constrained")
-    axes = figure.add_subplot(
+    numbered = [] if are_short(names, _SIDE, _TICK) else names
+    figure, upper = figure_with_key(WIDTH, WIDTH, numbered, _TICK, key_of(class_names))
+    axes = upper.add_subplot(
         xlabel="predicted class",
         ylabel="true class",
         title=f"{int(matrix.trace())} of {int(matrix.sum())} right ({matrix.trace() / matrix.sum():.1%}); "
         "coloured by share of the true class",
     )
     axes.imshow(shares.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    if num_classes <= 25:
-        upright = max(map(len, class_names)) <= 3
-        axes.set_xticks(range(num_classes), class_names, rotation=0 if upright else 90, parse_math=False)
-        axes.set_yticks(range(num_classes), class_names, parse_math=False)
+    write_classes(axes, names, _SIDE, _TICK)
     if num_classes <= 15:
         for row, column in matrix.nonzero().tolist():
             colour = "white" if shares[row, column] > 0.4 else "black"
@@ -86,7 +90,8 @@ def draw_by_class(figures: Mapping[str, Sequence[float]], class_names: Sequence[
     axes = figure.add_subplot(xlim=(-0.02, 1.02))
     for (name, of_classes), marker in zip(figures.items(), "<>osd", strict=False):
         axes.plot([of_classes[label] for label in worst], range(len(worst)), marker, label=name, markersize=3.5)
-    axes.set_yticks(range(len(worst)), [class_names[label] for label in worst], parse_math=False)
+    names = [cut(name, 72 * WIDTH / 2, _TICK) for name in drawable(class_names)]
+    axes.set_yticks(range(len(worst)), [names[label] for label in worst], **lettering(*names))
     axes.invert_yaxis()
     axes.grid(alpha=0.3)
     axes.set_title(f"{len(worst)} of {len(class_names)} classes, the worst first" if len(worst) > 1 else "")

@@ -5,7 +5,7 @@ show samples of the first.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 
 from longseq.arguments import require_positive
+from longseq.encoders.lettering import drawable
+from longseq.tasks.task import Answer
 from longseq.training.answers.attribution import token_maps
 from longseq.training.board.pictures import draw_token_maps, pictures_of
 from longseq.training.board.tensorboard import View, add_sound, board_of, show, step_of
@@ -32,6 +34,7 @@ class Mistake(NamedTuple):
     Attributes:
         loss: Its loss.
         truth, answer: Its classes, and those of the model's answer.
+        title: Both, above its picture.
         picture: What the model sees of it.
         sound: To listen to; None for an image.
     """
@@ -39,6 +42,7 @@ class Mistake(NamedTuple):
     loss: float
     truth: str
     answer: str
+    title: str
     picture: Float[Tensor, "channels _ width"]
     sound: Float[Tensor, " samples"] | None
 
@@ -91,20 +95,23 @@ class Mistakes(View):
         right = {name for name, share in zip(names, shares, strict=True) if share > 0.5}
         if {answer.class_name for answer in answers} == right:
             return
-        named = [f"{class_name} {probability:.2f}" for class_name, probability in answers]
-        answer = ", ".join(named[:2] + ["..."] * (len(named) > 2)) or "no class"  # more would not fit above a picture
         (picture,), sounds = pictures_of(model, inputs), model.encoder.sounds(inputs)
-        truth = task.names(label[0].cpu(), names)
-        self._worst.append(Mistake(loss, truth, answer, picture, sounds[0].cpu() if sounds else None))
+        truth, answer = task.names(label[0].cpu(), names), _written(answers)
+        drawn = drawable(names)
+        title = f"{task.names(label[0].cpu(), drawn)} →\n{_written(task.answer(model.head, chances, drawn))}"
+        self._worst.append(Mistake(loss, truth, answer, title, picture, sounds[0].cpu() if sounds else None))
         self._worst = sorted(self._worst, key=lambda mistake: -mistake.loss)[: self.num_samples]
 
     def _show(self, trainer: pl.Trainer, model: Classifier, stage: str) -> None:
         if self._worst:
-            answers = [mistake.answer.replace(", ", ",\n") for mistake in self._worst]  # else they would overlap
-            truths = [f"{mistake.truth}\ntaken for " for mistake in self._worst]
-            titles = list(map(str.__add__, truths, answers))
+            titles = [mistake.title for mistake in self._worst]
             pictures = [mistake.picture for mistake in self._worst]
             show(trainer, f"{stage}/mistakes", lambda: model.encoder.draw(pictures, titles, limits_of(trainer)))
+
+
+def _written(answers: Sequence[Answer]) -> str:
+    named = [f"{class_name} {probability:.2f}" for class_name, probability in answers]
+    return ", ".join(named[:2] + ["..."] * (len(named) > 2)) or "no class"  # more would not fit above a picture
 
 
 class AttentionMaps(View):

@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longseq.arguments import require_positive
 from longseq.compat.lightning import callbacks_of
+from longseq.encoders.lettering import key_of
 from longseq.files.description import settings_of
+from longseq.training.board.class_axes import MOST_IN_KEY
 from longseq.training.board.pictures import draw_confusions, draw_inputs
 from longseq.training.board.summary import summary
 from longseq.training.classifier import Classifier
@@ -194,6 +196,9 @@ class Overview(pl.Callback):
             texts["command"] = self.command
         if self.config is not None:
             texts["configuration"] = self.config.read_text(encoding="utf-8")
+        names = pl_module.class_names
+        if key_of(names) or len(names) > MOST_IN_KEY:  # pictures have numbers without a key
+            texts["classes"] = "\n".join(f"{number} {name}" for number, name in enumerate(names))
         for name, text in texts.items():
             logger.experiment.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()))
 
