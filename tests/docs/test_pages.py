@@ -556,25 +556,16 @@ def test_the_reference_has_every_public_name() -> None:
         assert inspect.getdoc(getattr(__import__(holder, fromlist=[last]), last)), f"{name}: no docstring"
 
 
-def test_the_table_of_choices_has_the_figures_of_the_costs_and_of_the_results() -> None:
-    choices, costs, results = (
-        (ROOT / "docs" / name).read_text()
-        for name in ("guides/choosing.md", "attention.md", "results/notebook/2026-11.md")
-    )
-    results = results.split("| with convolutions |")[1]
-    exact = {"Linformer, k = 64": "Linformer(k=64)", "Verma, k = 64": "Verma(k=64)", "Verma without E": "Verma()",
-             "softmax": "Softmax()", "no attention": None,
-             "Linformer with `Separable`": "Linformer(k=64, projection=Separable(start='random', rows=None))",
-             "Linformer with `Dynamic`": "Linformer(k=64, projection=Dynamic(norm=False, length_scaling=0.0))",
-             "Linformer with `Conv`": "Linformer(k=64, projection=Conv(full=False))"}  # fmt: skip
-    for name, counted in exact.items():
-        flops, *others = cells(choices, name)
-        steps, accuracy, steps_mixed, accuracy_mixed = others
-        assert [accuracy_mixed, steps_mixed, accuracy, steps] == cells(results, name), name
-        assert flops == (cells(costs, f"`{counted}`")[0] if counted else ""), name
-
-
-def cells(page: str, name: str) -> list[str]:
-    """The figures behind a name in the first table that has it, without marks of the best."""
-    row = next(line for line in page.split("\n") if line.startswith(f"| {name} |") and line.count("|") > 3)
-    return [cell.strip(" *") for cell in row.split("|")[2:-1]]
+def test_the_choices_by_task_quote_figures_of_claims_only() -> None:
+    choices, claims = ((ROOT / "docs" / name).read_text() for name in ("guides/choosing.md", "results/README.md"))
+    rows = [line for line in choices.split("## Which one")[0].splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 8
+    for row in rows:
+        *_, why, evidence, _ = row.split("|")
+        figures = re.findall(r"0\.\d{3}|\b\d+ of \d+\b", why)
+        assert figures, row
+        tested = evidence.split(";")[0].strip()
+        places = [line for line in claims.splitlines() if line.startswith("|") and f"| {tested}" in line]
+        for figure in figures:
+            short = figure.removesuffix(" of 100")  # which a table of claims says once in a row
+            assert any(short in line for line in places), f"{row}: {figure} is in no claim of n = {tested}"
