@@ -70,6 +70,18 @@ def test_preview_draws_what_training_sees(command, tmp_path):
     )
 
 
+def test_a_preview_prints_the_names_that_no_font_can_write(command, tmp_path):
+    for name in ("cat", "\U0010fff0"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.random.default_rng([number, len(name)]).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
+    data = ["--data.root", tmp_path / "pictures", "--model.encoder.dim", "8", "--model.encoder.depth", "1"]
+    done = command("preview", "--config", "image/folder", *data, "--num_samples", "12")
+    assert done.code == 0 and "class 1: \U0010fff0\n" in done.out and "class 0" not in done.out, done.err
+    assert "Glyph" not in done.err
+
+
 def test_augmentation_mixtures_and_weights_are_kept_by_the_checkpoint(command, tmp_path):
     mixed = ["--data.augment+=RandomErasing", "--model.mix", "CutMix", "--model.mix.alpha", "0.7"]
     flags = [*mixed, "--data.balanced", "true", "--model.class_weights", "balanced"]

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 import torch
 from huggingface_hub import ModelCard
+from matplotlib.text import Text
 from PIL import Image
 
 import longseq
@@ -141,6 +142,16 @@ def test_a_name_of_two_lines_is_one_cell_and_one_epoch_is_a_point() -> None:
     curves = {"val/accuracy": [(5, 0.5)], "train/accuracy": [(5, 0.4), (10, 0.5)]}
     of_one, of_two = (_draw(curves, longseq.training.Classifier(encoder, 2), None).axes[1].lines[at] for at in (1, 0))
     assert of_one.get_marker() == "." and of_two.get_marker() == "None"
+
+
+def test_many_classes_have_a_key_in_the_picture_and_a_number_in_the_table() -> None:
+    names = [f"kind {label:x}" for label in range(45)] + ["\U0010fff0"]  # no font has the last one
+    encoder = longseq.ImageEncoder((1, 8, 8), longseq.Verma(), dim=8, depth=1, heads=1)
+    figure = _draw({}, longseq.training.Classifier(encoder, 46, names), torch.eye(46, dtype=torch.int64))
+    shown = [text.get_text() for text in figure.findobj(Text)]
+    assert set(names[:45]) <= set(shown) and "(no font: see the text)" in shown
+    rows = _classes(names, {"train": [3] * 46}, {}).split("\n")
+    assert (rows[0], rows[2 + 45]) == ("| number | class | train |", "| 45 | \U0010fff0 | 3 |")
 
 
 def test_a_training_without_a_test_has_a_card_too(command, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from longseq.training.board.pictures import draw_by_class, draw_confusions
 
 pytestmark = pytest.mark.filterwarnings("error")  # matplotlib warns of a character that it draws as a box
 
-CAT = "\U00013b21\U00013b22"  # of a script of private letters below, which no font of a test machine has
+CAT = "\U0010fff0\U0010fff1"  # private letters, which no font of a test machine has
 NAMES = [
     "Great spotted woodpecker (Dendrocopos major)",
     "Lesser_spotted_woodpecker_(Dryobates_minor)_juvenile_of_the_first_year_in_winter",

@@ -133,6 +133,18 @@ def test_the_confusion_matrix_is_an_image_of_every_epoch_on_lightnings_axis(tmp_
     assert not np.array_equal(first, second) and not np.array_equal(second, third)
 
 
+def test_names_that_pictures_replace_by_numbers_are_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def texts(folder: Path) -> dict[str, str]:
+        fit(folder, [Overview()], max_epochs=1)
+        events = read(folder)
+        tags = [tag for tag in events.Tags()["tensors"] if tag.endswith("text_summary")]
+        return {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags}
+
+    assert "classes/text_summary" not in texts(tmp_path / "latin")
+    monkeypatch.setitem(globals(), "NAMES", ["cat", "\U0010fff0", "who'd"])
+    assert "1 \U0010fff0" in texts(tmp_path / "other")["classes/text_summary"]
+
+
 @pytest.mark.parametrize(("seconds", "steps"), [(100, [0, 1, 2]), (1, [0, 2])])
 def test_figures_that_take_longer_than_an_epoch_are_drawn_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, steps: list[int]
@@ -179,7 +191,7 @@ def brightness(figure: Figure) -> Callable[[int, int], float]:
 
     def cell(row: int, column: int) -> float:
         x, y = figure.axes[0].transData.transform((column + 0.3, row + 0.3))  # beside the number
-        return pixels[round(len(pixels) - y), round(x)]
+        return pixels[int(len(pixels) - y), int(x)]  # the pixel that holds the place
 
     return cell
 
