@@ -398,7 +398,9 @@ def test_floats_in_another_unit_than_full_scale_are_no_square_waves(peak, fits, 
     bad = AudioFolder(str(sounds)).bad_files()
     assert list(bad) == ([] if fits else ["horns/x.wav"])
     if not fits:
-        assert bad["horns/x.wav"].startswith(f"values up to {peak:g}, beyond full scale 1; divide by 32768")
+        assert bad["horns/x.wav"].startswith(
+            f"values up to {peak:g}, beyond full scale 1; divide by full scale, such as 32768"
+        )
         with pytest.raises(DataError, match=r"x\.wav: values up to .*, beyond full scale 1"):  # predict reads this way
             AudioFolder(str(sounds), sample_rate_hz=8000, seconds=0.1).read(sounds / "horns/x.wav")
 
