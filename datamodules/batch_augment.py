@@ -57,8 +57,8 @@ class Flip(BatchTransform):
 
 
 class Affine(BatchTransform):
-    """torchvision's RandomAffine around the middle of the image, without shear: the nearest pixels. Outside of the image
-    its edge is repeated, because a model may learn to recognise a constant colour.
+    """torchvision's RandomAffine around the middle of the image, without shear: the nearest pixels. Outside of the
+    image its edge is repeated, because a model may learn to recognise a constant colour.
 
     Args:
         affine: The transform whose ranges are drawn from.
