@@ -154,3 +154,14 @@ def test_a_training_that_fails_leaves_a_plain_model() -> None:
     callback.setup(NO_TRAINER, model, "fit")  # type: ignore[arg-type]
     callback.on_exception(NO_TRAINER, model, RuntimeError())  # type: ignore[arg-type]
     assert type(model[0]) is nn.Linear and "noise" not in vars(model[0])
+
+
+def test_under_bfloat16_a_layer_stays_near_float32_and_its_gradients_too() -> None:
+    layer, x = linear(), inputs()
+    exact = layer(x)
+    (of_exact,) = torch.autograd.grad(exact.square().sum(), [layer.weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = layer(x)
+    assert mixed.dtype == torch.bfloat16 and (mixed.float() - exact).norm() < 0.01 * exact.norm()
+    (of_mixed,) = torch.autograd.grad(mixed.float().square().sum(), [layer.weight])
+    assert (of_mixed - of_exact).norm() < 0.02 * of_exact.norm()
