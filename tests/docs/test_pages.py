@@ -181,6 +181,7 @@ CONTEXTS = [
     *([*FIT, name] for name in ("audio/folder", "audio/events", "audio/needles")),
     *([*FIT, "image/folder", f"--model.encoder.attention={name}"] for name in ("Verma", "Softmax")),
     *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
+    [*FIT, "image/folder", "--trainer.callbacks+=QuantizationAwareTraining"],
     [*FIT, "image/folder", "--data=ImageShards"],
     [*FIT, "image/folder", "--data=Pathfinder"],
     [*FIT, "image/folder", "--model.encoder.stem=Pretrained", "--model.encoder.stem.model=resnet18"],
