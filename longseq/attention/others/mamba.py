@@ -101,7 +101,7 @@ def _selective_scan(
     C: Float[Tensor, "b n s"],
 ) -> Float[Tensor, "b n e"]:
     """y_t = C_t' h_t, chunk by chunk."""
-    state, mixed = x.new_zeros(len(x), *A.shape), []
+    state, mixed = x.new_zeros(x.shape[0], *A.shape), []
     for parts in zip(*(part.split(_CHUNK, dim=1) for part in (x, dt, B, C)), strict=True):
         if torch.is_grad_enabled():  # dt, x, B and C are kept anyway, and states would take N times their memory
             of_chunk, state = checkpoint(_of_chunk, state, A, *parts, use_reentrant=False, preserve_rng_state=False)
