@@ -178,10 +178,10 @@ def test_every_command_of_a_page_is_one_that_exists(page: Path, parse: Callable)
 FIT = ["fit", "--config"]
 CONTEXTS = [
     [*FIT, "image/folder", "--trainer.callbacks+=EMAWeightAveraging"],  # takes nearly all
+    [*FIT, "image/folder", "--trainer.callbacks+=QuantizationAwareTraining"],
     *([*FIT, name] for name in ("audio/folder", "audio/events", "audio/needles")),
     *([*FIT, "image/folder", f"--model.encoder.attention={name}"] for name in ("Verma", "Softmax")),
     *([*FIT, "image/folder", f"--data={name}"] for name in ("CIFAR10", "MNIST", "FSDD", "SpeechCommands", "ESC50")),
-    [*FIT, "image/folder", "--trainer.callbacks+=QuantizationAwareTraining"],
     [*FIT, "image/folder", "--data=ImageShards"],
     [*FIT, "image/folder", "--data=Pathfinder"],
     [*FIT, "image/folder", "--model.encoder.stem=Pretrained", "--model.encoder.stem.model=resnet18"],

@@ -43,12 +43,12 @@ def test_neighbouring_seconds_are_told_apart_after_hours_and_time_never_returns(
 
 
 def test_the_order_of_two_tokens_changes_features_with_the_clock_alone() -> None:
-    tokens = torch.randn(1, 2, 5)
+    tokens = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0))
     for positions, differs in (("clock", True), ("none", False)):
         encoder = of_features(positions)
         with torch.no_grad():
             first, second = encoder(tokens), encoder(tokens.flip(1))
-        assert (float((first - second).abs().max()) > 1e-3) == differs
+        assert (float((first - second).abs().max()) > 1e-4) == differs
         if not differs:
             torch.testing.assert_close(first, second)
 

@@ -139,7 +139,7 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(
     if name != "SIGKILL":
         last = killed.stderr.strip().split("\n")[-1]
         assert last.startswith(f"{name}: saved runs/digits/0/last.ckpt after step ")
-        assert last.endswith("go on with --resume runs/digits/0")
+        assert last.endswith("continue with --resume runs/digits/0")
         assert "Traceback" not in killed.stderr
     ours, theirs = resumed(tmp_path, *arguments), whole(setting)
     assert_equal(ours, theirs)
