@@ -73,11 +73,16 @@ def run_onnx(path: Path) -> Run:
 
 def quantise(path: Path) -> Run:
     """Replace an ONNX file with one whose matrices are 8-bit integers, and return a function that runs it. Each output
-    of a matrix has a scale of its own. Convolutions, which compute the spectrogram too, do not change."""
+    of a matrix has a scale of its own. Vectors do not change, and convolutions, which compute the spectrogram too."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    graph = onnx.load(path, load_external_data=False).graph
+    vectors = {entry.name for entry in graph.initializer if len(entry.dims) < 2}
+    kept = [node.name for node in graph.node if vectors & {*node.input[:2]}]  # onnxruntime fails at their one scale
+    products = ["MatMul", "Gemm"]
     with replacing(path) as part, _quiet():
-        quantize_dynamic(path, part, ["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8)
+        quantize_dynamic(path, part, products, per_channel=True, weight_type=QuantType.QInt8, nodes_to_exclude=kept)
     return run_onnx(path)
 
 

@@ -120,7 +120,7 @@ class _Questions(nn.Module):
         self.bias = nn.Parameter(torch.zeros(count))
 
     def forward(self, features: Float[Tensor, "*b d"]) -> Float[Tensor, "*b c"]:
-        return features @ self.weight[:, None] + self.bias  # a matrix: int8 files have no scales for a vector
+        return (features @ self.weight)[..., None] + self.bias
 
 
 def _median_class(probabilities: Float[Tensor, "*b classes"]) -> Int64[Tensor, "*b"]:
