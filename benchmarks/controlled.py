@@ -186,8 +186,9 @@ class Trainer(NamedTuple):
 
     def may_begin(self) -> bool:
         """Whether a system has learned the experiment before, if there is one."""
-        rows = read(self.table, self.experiment.after)
-        return not self.experiment.after or any(float(row["validation"]) >= LEARNED for row in rows)
+        if not (before := self.experiment.after):
+            return True
+        return any(float(row["validation"]) >= LEARNED for row in read(self.table, before))
 
 
 def main() -> None:

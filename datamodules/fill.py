@@ -12,9 +12,9 @@ from datamodules.compat import with_arguments
 def filled(transform: Any, colour: Callable[[], Sequence[float]]) -> Any:
     """The transform with a fill, if its user has given none.
 
-    RandomCrop, Pad, RandomRotation and RandomAffine repeat the edge. The last two do so with the nearest pixels, round
-    the middle and without shear. All others get the colour, also those in Compose, RandomApply, RandomChoice and
-    RandomOrder. A fill of 0 counts as none, because it is torchvision's default; [0] is black.
+    RandomCrop, Pad, RandomRotation and RandomAffine repeat the edge. The last two do so with the nearest pixels,
+    around the middle and without shear. All others get the colour, also those in Compose, RandomApply, RandomChoice
+    and RandomOrder. A fill of 0 counts as none, because it is torchvision's default; [0] is black.
 
     Args:
         transform: Any transform of single images. It is not changed itself.

@@ -124,9 +124,8 @@ def _front_matter(name: str, model: Classifier, data: Any, figures: Mapping[str,
 def _mixed(mix: str, best: str) -> str:
     return (
         f"In training, samples are mixed ({mix}): the loss and the {best} of the training are measured on mixed "
-        "samples. "
-        f"The {best} counts one of the two labels of a mixture, also where the other one has the larger share. "
-        "So both are worse than on whole samples, and may be worse than those of the validation."
+        f"samples. The {best} counts one of the two labels of a mixture, also where the other one has the larger "
+        "share. So both are worse than on whole samples, and may be worse than those of the validation."
     )
 
 
