@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import curves
 import numpy as np
 from paired import Tested, answers_of, group_of, interval, mcnemar
-from run_table import Row, chosen, mean, read, write
+from run_table import COMPARED, Row, chosen, mean, read, write
 
 from longseq.cli import main as longseq
 from longseq.reports.plots import write_csv
@@ -16,7 +16,6 @@ from longseq.reports.plots import write_csv
 if TYPE_CHECKING:
     from controlled import Trainer
 
-COMPARED = ["experiment", "first", "second", "n", "groups", "difference", "low", "high", "McNemar p of each seed"]
 TRIALS, WINDOW, EMPTY_HOURS = 100, 10, 1  # of needle: recordings of each duration; seconds; hours of each duration
 
 

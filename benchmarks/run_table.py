@@ -5,7 +5,8 @@
 
 Each row is one training: what ran, where and when, and its figures. The scripts beside this one add rows. A page marks
 the place of a table with a comment, <!-- runs: EXPERIMENT -->, before it and <!-- end --> after it; this command writes
-all of them anew. With --of it prints the tables of the experiments whose names begin so.
+all of them anew. <!-- compared: EXPERIMENT --> marks a table of comparisons.csv, which lies beside it. With --of it
+prints the tables of the experiments whose names begin so.
 """
 
 import argparse
@@ -28,7 +29,8 @@ KEY = ["experiment", "system", "setting", "seed"]
 FIGURES = ["validation", "loss", "test", "f1", "false alarms an hour", "epochs", "steps", "minutes"]
 HEADER = [*KEY, *FIGURES, "machine", "date", "commit", "flags"]
 _SHOWN = ["validation", "test", "f1", "false alarms an hour", "steps", "epochs", "minutes"]
-_MARKED = re.compile(r"(<!-- runs: (.+?) -->\n).*?(<!-- end -->)", re.S)
+COMPARED = ["experiment", "first", "second", "n", "groups", "difference", "low", "high", "McNemar p of each seed"]
+_MARKED = re.compile(r"(<!-- (runs|compared): (.+?) -->\n).*?(<!-- end -->)", re.S)
 Row = dict[str, str]
 
 
@@ -144,18 +146,38 @@ def _figure(rows: Sequence[Row], column: str) -> str:
     return f"{average:.3f}" + (f" ({min(figures):.3f} to {max(figures):.3f})" if len(figures) > 1 else "")
 
 
+def _compared(rows: Sequence[Row]) -> str:
+    """A table in Markdown of differences in test accuracy, each with its 95 % interval."""
+    header = ["", "minus", "difference (95 % interval)", "n, groups", "McNemar's p of each seed"]
+    lines = [
+        [
+            row["second"],
+            row["first"],
+            f"{row['difference']} ({row['low']} to {row['high']})",
+            f"{row['n']}, {row['groups']}",
+            row["McNemar p of each seed"].replace(" ", ", "),
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines)
+
+
 def generated(page: str, table: Path) -> str:
     """A page with its marked tables written anew.
 
     Raises:
-        KeyError: If a table is of an experiment without runs.
+        KeyError: If a table is of an experiment without rows.
     """
 
     def write_table(match: re.Match[str]) -> str:
-        rows = read(table, match[2])
+        if match[2] == "runs":
+            source, text = table, written(rows := read(table, match[3]))
+        else:
+            source = table.with_name("comparisons.csv")
+            text = _compared(rows := read(source, match[3], COMPARED))
         if not rows:
-            raise KeyError(f"{table} has no runs of {match[2]}")
-        return f"{match[1]}{written(rows)}{match[3]}"
+            raise KeyError(f"{source} has no rows of {match[3]}")
+        return f"{match[1]}{text}{match[4]}"
 
     return _MARKED.sub(write_table, page)
 

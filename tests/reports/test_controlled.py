@@ -250,8 +250,20 @@ def test_a_table_has_the_mean_and_the_range_at_the_rate_that_seed_0_chose(script
         "| a | 0.2 | 2 | 0.500 (0.400 to 0.600) | 0.500 (0.400 to 0.600) | 7 |",
         "<!-- end -->",
     ]
-    with pytest.raises(KeyError, match="no runs of f"):
+    with pytest.raises(KeyError, match="no rows of f"):
         table.generated(page.replace("runs: e", "runs: f"), tmp_path / "runs.csv")
+
+
+def test_a_table_of_comparisons_has_the_difference_with_its_interval(scripts: Any, tmp_path: Path) -> None:
+    _, table = scripts
+    row = dict(zip(table.COMPARED, ["e", "a", "b", "9", "3", "+0.100", "-0.050", "+0.250", "0.5 1"], strict=True))
+    table.write(tmp_path / "comparisons.csv", row, header=table.COMPARED, key=table.COMPARED[:3])
+    page = "<!-- compared: e -->\n<!-- end -->\n"
+    assert table.generated(page, tmp_path / "runs.csv").splitlines()[3] == (
+        "| b | a | +0.100 (-0.050 to +0.250) | 9, 3 | 0.5, 1 |"
+    )
+    with pytest.raises(KeyError, match=r"comparisons.csv has no rows of f"):
+        table.generated(page.replace(": e", ": f"), tmp_path / "runs.csv")
 
 
 def test_the_tables_of_the_pages_are_those_of_the_runs(scripts: Any) -> None:
