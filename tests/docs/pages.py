@@ -84,3 +84,31 @@ def flags(page: Path) -> Iterator[tuple[str, list[str]]]:
                 first, *others = re.split(r" ?\\?\| ?", code)  # --flag A | B | C
                 yield code, shlex.split(first)
                 yield from ((code, [shlex.split(first)[0], *shlex.split(other)]) for other in others)
+
+
+FIGURE = re.compile(r"(?<![\w.,])0\.[1-9]\d{1,2}(?!\d)(?: \(0\.\d+ to [01]\.\d+)?")  # an accuracy, with its range
+CITED = re.compile(r"\bresults/([\w./-]+\.md)(?:#([\w-]+))?")
+
+
+def plain(text: str) -> str:
+    """Text as one line, without code, emphasis and the addresses of links."""
+    return " ".join(re.sub(r"`[^`]*`|\*|\]\([^)]*\)|\[", " ", text).split())
+
+
+def section(page: str, anchor: str) -> str:
+    """A section of a page of docs/results up to the next heading, or without an anchor the whole page."""
+    text = (ROOT / "docs/results" / page).read_text()
+    for part in re.split(r"^#+ ", text, flags=re.MULTILINE) if anchor else ():
+        if re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", part.partition("\n")[0]).lower()) == anchor:
+            return part
+    if anchor:
+        raise LookupError(f"docs/results/{page} has no section #{anchor}")
+    return text
+
+
+def unfounded(text: str, cites: str = "") -> list[str]:
+    """The accuracies of a text, with their ranges, that stand in none of the sections of docs/results which the text or
+    `cites` names."""
+    found = plain(" ".join(section(*cited) for cited in CITED.findall(cites + text)))
+    figures = [figure[0] for figure in FIGURE.finditer(plain(text))]
+    return [figure for figure in figures if not re.search(rf"(?<![\w.]){re.escape(figure)}(?!\d)", found)]

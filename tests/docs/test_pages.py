@@ -23,7 +23,7 @@ import forked
 import numpy as np
 import pytest
 import yaml
-from pages import PAGES, ROOT, SMALL_MODEL, TINY, Block, blocks, commands, flags, snippets
+from pages import CITED, PAGES, ROOT, SMALL_MODEL, TINY, Block, blocks, commands, flags, snippets, unfounded
 from small_sets import SMALL
 from torch.distributed.run import get_args_parser
 
@@ -570,3 +570,40 @@ def test_the_choices_by_task_quote_figures_of_claims_only() -> None:
         for figure in figures:
             short = figure.removesuffix(" of 100")  # which a table of claims says once in a row
             assert any(short in line for line in places), f"{row}: {figure} is in no claim of n = {tested}"
+
+
+MEASURED = re.compile(r"^# Measured: .*\n(?:# {8,}.*\n)*", re.MULTILINE)
+HEADERS = {
+    path: found[0] for path in (ROOT / "configs").rglob("*.yaml") if (found := MEASURED.search(path.read_text()))
+}
+# choosing.md has its own test, above
+QUOTING = [page for page in PAGES if page.parent.name == "guides" and page.stem != "choosing"] + [
+    ROOT / "docs" / name for name in ("attention.md", "encoders.md", "pretrained.md", "resize.md", "training.md")
+]
+
+
+def lines_of(header: str) -> str:
+    return header.replace("\n#", " ")
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_accuracies_of_a_configuration_stand_in_the_results_that_its_header_names(path: Path) -> None:
+    assert unfounded(lines_of(HEADERS[path])) == []
+    assert HEADERS[path].count("\n") <= 3
+
+
+def test_another_accuracy_than_the_measured_one_is_noticed() -> None:
+    header = lines_of(HEADERS[ROOT / "configs/image/digits.yaml"])
+    for change in (("0.974 (0.967", "0.975 (0.967"), ("0.955 to", "0.956 to"), ("0.325", "0.326")):
+        assert change[0] in header
+        assert len(unfounded(header.replace(*change))) == 1
+
+
+@pytest.mark.parametrize("page", QUOTING, ids=ids(QUOTING))
+def test_the_accuracies_beside_a_link_to_results_and_in_tables_of_guides_stand_there(page: Path) -> None:
+    """A table may have its link in the sentence before it."""
+    parts = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).split("\n\n")
+    for before, part in pairwise(["", *parts]):
+        is_table = part.startswith("|")
+        if CITED.search(part) or (is_table and (page.parent.name == "guides" or CITED.search(before))):
+            assert unfounded(part, before if is_table else "") == []
