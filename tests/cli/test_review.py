@@ -158,12 +158,18 @@ def test_a_page_of_bags_shows_where_explain_looks(command: Callable, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["review", "."], "folder: . is no page; give the folder that longseq predict --page has written"),
-        (["review", "nowhere"], "folder: nowhere is no page; give the folder that longseq predict --page has written"),
+        (
+            ["review", "."],
+            "folder: . has no page that longseq made; give the folder that longseq predict --page has written",
+        ),
+        (
+            ["review", "nowhere"],
+            "folder: nowhere has no page that longseq made; give the folder that longseq predict --page has written",
+        ),
         (["review", ".", "--port", "0"], "port: must be in 1..65535, got 0; 8400 is usual"),
     ],
 )
-def test_a_folder_that_is_no_page_is_one_line(command: Callable, arguments: list[str], error: str) -> None:
+def test_a_folder_without_a_page_is_one_line(command: Callable, arguments: list[str], error: str) -> None:
     done = command(*arguments)
     assert (done.code, done.error) == (2, f"error: {error}")
 
@@ -199,7 +205,7 @@ def test_a_page_replaces_no_files_of_others_and_lies_outside_of_its_input(comman
     asked = ["predict", "--ckpt_path", coloured / "runs/colours/0/best.ckpt", "--input", coloured / "new", "--page"]
     Path("thesis").mkdir()
     Path("thesis/index.html").write_text("mine")
-    assert command(*asked, "thesis").error.startswith("error: page: thesis is no page")
+    assert command(*asked, "thesis").error.startswith("error: page: thesis has no page that longseq made")
     Path("thesis/index.html").rename("thesis/chapter.html")
     assert command(*asked, "thesis").error.startswith("error: page: thesis holds what longseq has not written")
     assert "lies in the input" in command(*asked, coloured / "new/page").error

@@ -29,7 +29,7 @@ def read_page(folder: Path, argument: str) -> dict[str, Any]:
     """The data of a page.
 
     Raises:
-        ArgumentError: If the folder holds none; it names the argument.
+        ArgumentError: If the folder has no page; the message names the argument.
     """
     try:
         text = (folder / INDEX).read_text()
@@ -42,7 +42,7 @@ def read_page(folder: Path, argument: str) -> dict[str, Any]:
         data = {}
     if not isinstance(data, dict) or not {"classes", "files", "items"} <= data.keys():
         remedy = "give the folder that longseq predict --page has written"
-        raise ArgumentError(argument, f"{folder} is no page; {remedy}")
+        raise ArgumentError(argument, f"{folder} has no page that longseq made; {remedy}")
     return data
 
 
