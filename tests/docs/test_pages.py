@@ -576,8 +576,7 @@ MEASURED = re.compile(r"^# Measured: .*\n(?:# {8,}.*\n)*", re.MULTILINE)
 HEADERS = {
     path: found[0] for path in (ROOT / "configs").rglob("*.yaml") if (found := MEASURED.search(path.read_text()))
 }
-# choosing.md has its own test, above
-QUOTING = [page for page in PAGES if page.parent.name == "guides" and page.stem != "choosing"] + [
+QUOTING = [page for page in PAGES if page.parent.name == "guides"] + [
     ROOT / "docs" / name for name in ("attention.md", "encoders.md", "pretrained.md", "resize.md", "training.md")
 ]
 
