@@ -184,7 +184,7 @@ def generated(page: str, table: Path) -> str:
 
 def print_tables(table: Path, *beginnings: str) -> None:
     """Print the tables of all experiments whose names begin so."""
-    names = dict.fromkeys(row["experiment"] for row in read(table))
+    names = dict.fromkeys(row["experiment"] for row in read(table) if row["validation"])  # others are of speeds
     for name in names:
         if name.startswith(beginnings):
             print(f"{name}\n{written(read(table, name))}")
