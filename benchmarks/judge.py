@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import curves
 import numpy as np
 from paired import Tested, answers_of, group_of, interval, mcnemar
-from run_table import COMPARED, Row, chosen, mean, read, write
+from run_table import COMPARED, Row, chosen, comparisons, mean, read, write
 
 from longseq.cli import main as longseq
 from longseq.reports.plots import write_csv
@@ -52,7 +52,7 @@ def judge(trainer: "Trainer") -> None:
         for first in (control, *(name for name in tested if name not in (control, ours))):
             compared = _compared(tested[first], tested[ours], trainer.experiment.group)
             rows.append(dict(zip(COMPARED, [experiment, first, ours, *compared], strict=True)))
-    table = trainer.table.with_name("comparisons.csv")
+    table = comparisons(trainer.table)
     others = [row for row in read(table, header=COMPARED) if row["experiment"] not in answers]
     write_csv(table, COMPARED, [list(row.values()) for row in [*others, *rows]])
     curves.draw(trainer.table, trainer.name, trainer.table.with_name(f"curves-{trainer.label}.png"))

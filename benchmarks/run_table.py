@@ -146,7 +146,12 @@ def _figure(rows: Sequence[Row], column: str) -> str:
     return f"{average:.3f}" + (f" ({min(figures):.3f} to {max(figures):.3f})" if len(figures) > 1 else "")
 
 
-def _compared(rows: Sequence[Row]) -> str:
+def comparisons(table: Path) -> Path:
+    """The table of comparisons, beside a table of runs."""
+    return table.with_name("comparisons.csv")
+
+
+def _differences(rows: Sequence[Row]) -> str:
     """A table in Markdown of differences in test accuracy, each with its 95 % interval."""
     header = ["", "minus", "difference (95 % interval)", "n, groups", "McNemar's p of each seed"]
     lines = [
@@ -170,21 +175,21 @@ def generated(page: str, table: Path) -> str:
     """
 
     def write_table(match: re.Match[str]) -> str:
-        if match[2] == "runs":
-            source, text = table, written(rows := read(table, match[3]))
-        else:
-            source = table.with_name("comparisons.csv")
-            text = _compared(rows := read(source, match[3], COMPARED))
-        if not rows:
-            raise KeyError(f"{source} has no rows of {match[3]}")
-        return f"{match[1]}{text}{match[4]}"
+        begin, kind, experiment, end = match.groups()
+        source, header, show = {
+            "runs": (table, HEADER, written),
+            "compared": (comparisons(table), COMPARED, _differences),
+        }[kind]
+        if not (rows := read(source, experiment, header)):
+            raise KeyError(f"{source} has no rows of {experiment}")
+        return f"{begin}{show(rows)}{end}"
 
     return _MARKED.sub(write_table, page)
 
 
 def print_tables(table: Path, *beginnings: str) -> None:
     """Print the tables of all experiments whose names begin so."""
-    names = dict.fromkeys(row["experiment"] for row in read(table) if row["validation"])  # others are of speeds
+    names = dict.fromkeys(row["experiment"] for row in read(table) if row["validation"])  # rows of speeds have none
     for name in names:
         if name.startswith(beginnings):
             print(f"{name}\n{written(read(table, name))}")

@@ -48,7 +48,7 @@ def test_the_order_of_two_tokens_changes_features_with_the_clock_alone() -> None
         encoder = of_features(positions)
         with torch.no_grad():
             first, second = encoder(tokens), encoder(tokens.flip(1))
-        assert (float((first - second).abs().max()) > 1e-4) == differs
+        assert (float((first - second).abs().max()) > 1e-3) == differs
         if not differs:
             torch.testing.assert_close(first, second)
 
