@@ -206,9 +206,9 @@ def memory(bench: Bench, rounds: int) -> Iterator[Row]:
                 continue
             for what, added in (("above weights, gradients, moments", 0), ("with them", 1)):
                 mine, other = (of["peak"] + added * of["held"] for of in (ours_of, theirs_of))
-                share = f"**{mine / other:.2f}** of it"
+                share = f"**{mine / other:.2f}**"
                 if theirs == CHECKPOINTING:
-                    share += f", which takes {theirs_of['seconds'] / ours_of['seconds']:.2f} of the time"
+                    share += f"; checkpointing takes {theirs_of['seconds'] / ours_of['seconds']:.2f} times as long"
                 wanted = "" if theirs == CHECKPOINTING else "0.55" if ours == SEPARABLE else "0.6"
                 mib = [f"{of / 2**20:.0f} MiB" for of in (mine, other)]
                 measured = f"memory of a training step, {what}{ours.removeprefix('longseq')}"
