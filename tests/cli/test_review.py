@@ -205,7 +205,8 @@ def test_a_page_replaces_no_files_of_others_and_lies_outside_of_its_input(comman
     asked = ["predict", "--ckpt_path", coloured / "runs/colours/0/best.ckpt", "--input", coloured / "new", "--page"]
     Path("thesis").mkdir()
     Path("thesis/index.html").write_text("mine")
-    assert command(*asked, "thesis").error.startswith("error: page: thesis has no page that longseq made")
+    error = command(*asked, "thesis").error
+    assert error == "error: page: thesis has no page that longseq made; give another folder"
     Path("thesis/index.html").rename("thesis/chapter.html")
     assert command(*asked, "thesis").error.startswith("error: page: thesis holds what longseq has not written")
     assert "lies in the input" in command(*asked, coloured / "new/page").error

@@ -23,13 +23,14 @@ INDEX, FILES, DECISIONS, TABLE = "index.html", "files", "decisions.json", "label
 _MARK = '<meta name="generator" content="longseq predict --page">'
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 _OWN = {INDEX, FILES, DECISIONS, TABLE}
+_REMEDY = "give the folder that longseq predict --page has written"
 
 
-def read_page(folder: Path, argument: str) -> dict[str, Any]:
+def read_page(folder: Path, argument: str, remedy: str = _REMEDY) -> dict[str, Any]:
     """The data of a page.
 
     Raises:
-        ArgumentError: If the folder has no page; the message names the argument.
+        ArgumentError: If the folder has no page; the message names the argument and ends with the remedy.
     """
     try:
         text = (folder / INDEX).read_text()
@@ -41,7 +42,6 @@ def read_page(folder: Path, argument: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         data = {}
     if not isinstance(data, dict) or not {"classes", "files", "items"} <= data.keys():
-        remedy = "give the folder that longseq predict --page has written"
         raise ArgumentError(argument, f"{folder} has no page that longseq made; {remedy}")
     return data
 
@@ -57,7 +57,7 @@ def page_before(folder: Path, argument: str) -> dict[str, Any] | None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in _OWN) if folder.is_dir() else [""]
     if others and not (folder / INDEX).exists():
         raise ArgumentError(argument, f"{folder} holds what longseq has not written, such as {others[0]}; give another")
-    return read_page(folder, argument)
+    return read_page(folder, argument, "give another folder")
 
 
 def decisions_in(folder: Path, classes: list[str], argument: str) -> dict[str, dict[str, Any]]:
