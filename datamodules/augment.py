@@ -53,8 +53,8 @@ class Gain(SoundTransform):
 
 
 class Noise(SoundTransform):
-    """Add white noise, at a signal-to-noise ratio in decibels from a uniform distribution. Silence stays silent. Each
-    channel gets noise of its own, at this ratio to its own power.
+    """Add white noise, at a signal-to-noise ratio in decibels from a uniform distribution. Silence stays silent,
+    and a gap (NaN) stays one. Each channel gets noise of its own, at this ratio to its own power.
 
     Args:
         snr_db: The least and the greatest ratio, in decibels.
@@ -74,6 +74,8 @@ class Noise(SoundTransform):
             return waveform
         least, greatest = self.snr_db
         ratio = 10 ** ((least + (greatest - least) * torch.rand(())) / 10)
-        powers = [float(channel.square().mean()) for channel in waveform.reshape(-1, waveform.shape[-1])]
+        powers = [
+            float(channel.square().nanmean().nan_to_num()) for channel in waveform.reshape(-1, waveform.shape[-1])
+        ]
         levels = torch.tensor([math.sqrt(power / float(ratio)) for power in powers])
         return waveform + levels.view(*waveform.shape[:-1], 1) * torch.randn(waveform.shape)

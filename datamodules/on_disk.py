@@ -51,8 +51,8 @@ class OnDisk(DataModule):
         super().__init__(**common)
         require(on_error in ("raise", "skip"), "on_error", "raise or skip", on_error, "skip leaves broken files out")
         require(0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction, "0.2 is a fifth")
-        is_list = class_names is None or len(set(class_names)) == len(class_names) >= 2
-        require(is_list, "class_names", "two or more, each once", class_names, "leave it out to take those of the data")
+        is_list = class_names is None or len(set(class_names)) == len(class_names) >= 1
+        require(is_list, "class_names", "one or more, each once", class_names, "leave it out to take those of the data")
         self.root = root
         self.on_error = on_error
         self.in_memory = in_memory
@@ -115,10 +115,7 @@ class OnDisk(DataModule):
     @property
     def class_names(self) -> list[str]:  # type: ignore[override]
         if self._classes_given is None:
-            names = self.classes_found()
-            if len(names) < 2:
-                raise DataError(f"{self.root}: one class only ({', '.join(names) or 'none'}); give two or more")
-            self._classes_given = names
+            self._classes_given = self.classes_found()
         return self._classes_given
 
     def load(self) -> tuple[Samples, Samples | None, Samples]:

@@ -14,6 +14,7 @@ import numpy as np
 import soundfile
 
 from datamodules.cache import sha256_of, sha256_of_text
+from datamodules.decoding.sound_files import contradiction
 from datamodules.errors import DataError
 
 _ARRAYS = frozenset({".npy", ".npz", ".h5", ".hdf5"})
@@ -199,6 +200,8 @@ def _edf(path: Path) -> Iterator[Signal]:
 def _sound(path: Path) -> Iterator[Signal]:
     name: Any = os.fsencode(path)  # bytes, because text would have to be UTF-8
     with soundfile.SoundFile(name) as file:
+        if what := contradiction(file.extra_info):
+            raise DataError(f"{path}: {what}; record, copy or convert it again")
 
         def read(channels: Sequence[int], first: int, stop: int) -> np.ndarray:
             file.seek(first)
@@ -216,7 +219,10 @@ def _csv(path: Path) -> Iterator[Signal]:
         file.seek(0)
         delimiter = max("\t;,", key=first.count)
         lines = [line for line in csv.reader(file, delimiter=delimiter) if line]
-    names = () if not lines or _numbers(lines[0]) else tuple(name.strip() for name in lines.pop(0))
+    names = tuple(name.strip() for name in lines.pop(0)) if lines and _is_of_names(lines) else ()
+    if "" in names:
+        what = f"column {names.index('') + 1} has no name, as pandas writes its index"
+        raise DataError(f"{path}: {what}; write the table without the column (index=False), or name it")
     width = len(names or lines[0]) if lines else 0
     rows = []
     for number, line in enumerate(lines, start=1 + bool(names)):
@@ -237,6 +243,16 @@ def _csv(path: Path) -> Iterator[Signal]:
         return columns[list(channels), first:stop]
 
     yield Signal(names, ("",) * count, (rate,) * count, (columns.shape[1],) * count, read)
+
+
+def _is_of_names(lines: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line has names. Names may be the numbers of columns, as pandas writes them, above samples that
+    are no integers."""
+    if _numbers(lines[0]) is None:
+        return True
+    numbers = [str(number) for number in range(len(lines[0]) + 1)]
+    is_counted = len(lines[0]) > 1 and list(lines[0]) in (numbers[:-1], numbers[1:])
+    return is_counted and len(lines) > 1 and not any(cell.strip().lstrip("+-").isdigit() for cell in lines[1])
 
 
 def _numbers(cells: Sequence[str]) -> list[float] | None:

@@ -171,7 +171,7 @@ def header_of(path: str | os.PathLike[str]) -> tuple[float, str]:
         DataError: If the file is missing or of an unknown format.
     """
     with opened(path) as file:
-        return file.frames / file.samplerate, _contradiction(file.extra_info)
+        return file.frames / file.samplerate, contradiction(file.extra_info)
 
 
 def seconds_of(path: str | os.PathLike[str]) -> float:
@@ -196,7 +196,7 @@ def examine_sound(path: Source, waveform: list[Tensor] | None = None, channels: 
     """
     with opened(path) as file:
         declared = file.frames
-        what = _contradiction(file.extra_info)
+        what = contradiction(file.extra_info)
         num_frames, peak, power, power_kept = 0, 0.0, 0.0, 0.0
         is_same = waveform is not None and _is_same_in_any_blocks(file)
         is_same = is_same and not too_few_channels(file.channels, channels)
@@ -390,7 +390,7 @@ def _peak(path: Source, frames: np.ndarray) -> float:
     return peak
 
 
-def _contradiction(header: str) -> str:
+def contradiction(header: str) -> str:
     """How a header contradicts its file, according to libsndfile's log; empty if it does not."""
     for chunk, declared, actual in re.findall(r"(\w[\w ]*?) *: (\d+) \(should be (\d+)\)", header):
         missing = int(declared) - int(actual)

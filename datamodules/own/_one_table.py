@@ -38,13 +38,15 @@ def rows_of(
     is_named: bool,
     folder: Path | None,
     recordings: Recordings | None,
-    amounts: Sequence[str] = (),
+    amounts: Sequence[str],
+    named: dict[str, tuple[str, Path]],
 ) -> list[Item] | None:
     """The rows of one table; None if it has no rows, and is the table of a recording by its name.
 
     Args:
         path, separator, groups, is_named, folder, amounts: See `read_table`.
         recordings: Finds the recording of the table by its name; None if the files are not sounds, and have no times.
+        named: See `below`.
     """
     names = names_of(recordings is not None, is_named)
     also = [*amounts] if groups is None else [groups, *amounts]
@@ -107,7 +109,7 @@ def rows_of(
         say(f"{path}: {len(early)} {what} ({where}); cut there")
         items = [replace(item, start=max(item.start, 0.0)) for item in items]
     if folder is not None and column.get("path") not in (None, *OWN["path"]):
-        items = below(folder, items, path)
+        items = below(folder, items, path, named)
     spelled = with_one_spelling(folder, items) if folder is not None and column.get("start") == BEGIN_TIME else items
     if column.get("start") == BEGIN_TIME and len({item.path for item in spelled}) > 1:
         what = "Begin Time (s) counts from the first of several recordings"

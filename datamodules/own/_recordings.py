@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from datamodules.errors import DataError
+from datamodules.errors import DataError, say
 from datamodules.own.files import Item
 from datamodules.own.scan import walk
 
 
-def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:
+def below(folder: Path, items: Sequence[Item], table: Path, named: dict[str, tuple[str, Path]]) -> list[Item]:
     """The rows with paths below a folder instead of paths of another computer.
 
     A path is relative to the table's own folder, if that is below the folder, or else to the folder. If there is no
@@ -24,6 +24,7 @@ def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:
         folder: The folder of the recordings.
         items: The rows.
         table: The file of the rows.
+        named: For each file of the tables before the path that they have, and the table. This one's are added.
 
     Raises:
         DataError: If the paths of two recordings become the same file.
@@ -32,12 +33,19 @@ def below(folder: Path, items: Sequence[Item], table: Path) -> list[Item]:
     if beside.split(os.sep)[0] == os.pardir:
         beside = os.curdir
     files = {path: _file_of(folder, beside, path) for path in dict.fromkeys(item.path for item in items)}
-    first: dict[str, str] = {}
+    remedy = "keep the recordings in folders of their own, as they were"
+    doubtful = []
     for path, file in files.items():
-        other = first.setdefault(file, path)
-        if other.replace("\\", "/") != path.replace("\\", "/"):
+        other, before = named.setdefault(file, (path, table))
+        if other.replace("\\", "/") == path.replace("\\", "/"):
+            continue
+        if before == table:
             what = f"{other} and {path} are two recordings, and {folder} has only {file} for both"
-            raise DataError(f"{table}: {what}; keep the recordings in folders of their own, as they were")
+            raise DataError(f"{table}: {what}; {remedy}")
+        doubtful.append(f"{path} is read as {file}, as is {other} in {before.name}")
+    if doubtful:  # two persons may have listened to one recording, each in folders of their own
+        more = f", and {len(doubtful) - 1} more" if len(doubtful) > 1 else ""
+        say(f"{table}: {doubtful[0]}{more}; if these are two recordings, {remedy}")
     return [replace(item, path=files[item.path]) for item in items]
 
 

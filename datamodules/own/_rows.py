@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -78,7 +78,7 @@ def _text_of(path: Path) -> str:
         except UnicodeDecodeError:
             raise error from None
         line = next(line for line in text.splitlines() if not line.isascii())
-        word = next(word for word in line.split() if not word.isascii())
+        word = next((word for word in line.split() if not word.isascii()), line.strip())  # a space that never breaks
         say(f"{path}: not in UTF-8, and read as Windows-1252, such as {word}; write it again as UTF-8 if this is wrong")
         return text
 
@@ -100,6 +100,25 @@ def _rows_of_audacity(file: TextIO) -> Rows:
     return Rows(list(names), rows)
 
 
+def _records(path: Path, reader: Any, before: int) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a csv.reader with their line numbers, after some lines that it does not get.
+
+    Raises:
+        DataError: If a quote is not closed, so that it would swallow the rows below it, or a closed one has text behind
+            it. The line is that where the row begins.
+    """
+    while True:
+        line = reader.line_num + before + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            remedy = "close each quote in its cell, and double a quote that belongs to the text"
+            raise DataError(f"{path}: line {line}: {error}; {remedy}") from error
+        yield reader.line_num + before, cells
+
+
 def _rows_of_csv(path: Path, file: TextIO, wanted: Sequence[str], numbers: Collection[str]) -> Rows:
     head, before = file.readline(), 0
     if re.fullmatch(r"sep=[;,\t]", head.strip("\r\n")):  # a line that only Excel writes
@@ -109,12 +128,12 @@ def _rows_of_csv(path: Path, file: TextIO, wanted: Sequence[str], numbers: Colle
     delimiter = "\t" if has_tabs else ";" if has_semicolons else ","
     # Raven does not quote: a note that begins with " would swallow the rows below it
     quoting = csv.QUOTE_NONE if has_tabs and BEGIN_TIME.casefold() in head.casefold() else csv.QUOTE_MINIMAL
-    reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, quoting=quoting)
-    names = _as_wanted(next(reader, []), wanted)
+    reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, quoting=quoting, strict=True)
+    records = _records(path, reader, before)
+    names = _as_wanted(next(records, (1, []))[1], wanted)
     used = [(number, name) for number, name in enumerate(names) if name in wanted]
     rows = []
-    for cells in reader:
-        line = reader.line_num + before
+    for line, cells in records:
         if any(cell.strip() for cell in cells[len(names) :]):  # speech,music without quotes would become speech
             what = f"more cells than columns; put quotes round those with {delimiter!r} in them"
             raise DataError(f"{path}: line {line}: {what}")

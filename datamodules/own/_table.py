@@ -54,8 +54,9 @@ def read_table(
         raise DataError(f"{path}: holds no table; give a folder with {', '.join(sorted(SUFFIXES))}")
     recordings = Recordings(folder, sounds, path) if folder is not None and sounds else None
     items, without_row = [], []
+    named: dict[str, tuple[str, Path]] = {}
     for table in tables:
-        rows = rows_of(table, separator, groups, is_named, folder, recordings, amounts)
+        rows = rows_of(table, separator, groups, is_named, folder, recordings, amounts, named)
         if rows is None:
             without_row.append(table)
         else:

@@ -1,6 +1,7 @@
 """The user's own recordings: a folder of class folders, or a table of paths and labels."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -106,7 +107,7 @@ class AudioFiles(FileDataModule, SoundsOfAnyRate):
         """The files that are a sample as a whole, if they are small enough to stay in memory once they are decoded."""
         paths = {self.folder / item.path for item in self.items if item.name == item.path}
         if self.in_memory is None:
-            num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+            num_bytes = sum(path.stat().st_size for path in paths if os.path.isfile(path))
             return paths if _DECODED * num_bytes <= IN_MEMORY_BYTES else set()
         return paths if self.in_memory else set()
 

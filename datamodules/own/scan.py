@@ -18,7 +18,7 @@ from datamodules.errors import DataError, counted, say
 _VERSION = 6  # increased when a scan detects more faults
 
 # Folders that systems and programs make beside the user's files: thumbnails, deleted files, snapshots.
-_OF_SYSTEMS = frozenset(
+OF_SYSTEMS = frozenset(
     {"@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "System Volume Information",
      "__MACOSX", "lost+found"}
 )  # fmt: skip
@@ -98,7 +98,7 @@ class LeftOut:
 
     def is_folder(self, path: Path) -> bool:
         """Whether a folder is left out. If so, it is noted."""
-        if path.name in _OF_SYSTEMS:
+        if path.name in OF_SYSTEMS:
             self.folders[path.name] += 1
         elif _holds_runs_alone(path):
             self.runs.append(path)

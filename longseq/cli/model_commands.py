@@ -216,9 +216,11 @@ class Commands(CommandLine):
             self.series = self._series(self.settings)
             self.config = parser.parse_args([*self.asked.args, *self.series.flags()])
         refuse_unexpected_classes(self.settings, is_of_data)
-        refuse_nulls(self.settings.as_dict())
-        if is_of_data:
+        config = self.settings.as_dict()
+        if is_of_data:  # the rest was not read: its classes have the names that the user gave
+            refuse_nulls({"data": config["data"]})
             return
+        refuse_nulls(config)
         refuse_wrong_settings(self.settings, self.asked)
         if is_training:
             if str(self.settings.trainer.precision) == "16-true":

@@ -43,6 +43,7 @@ class Masked(Task):
     best: ClassVar[str] = "l1"
     mode: ClassVar[Literal["max", "min"]] = "min"
     predicts: ClassVar[None] = None
+    fewest: ClassVar[int] = 1  # data without labels lie in one folder
     is_by_token: ClassVar[bool] = True
 
     def __init__(self, share: float = 0.5, span: int = 1, metrics: dict[str, Any] | None = None) -> None:

@@ -121,8 +121,9 @@ class Classifier(pl.LightningModule):
         super().__init__()
         self.task = task or SingleLabel()
         if num_classes < self.task.fewest:
-            what = f"must be {self.task.fewest} or more, got {num_classes}; one class needs no classifier"
-            raise ArgumentError("num_classes", what)
+            name, known = type(self.task).__name__, f" ({', '.join(class_names)})" if class_names else ""
+            what = f"must be {self.task.fewest} or more for the task {name}, got {num_classes}{known}"
+            raise ArgumentError("num_classes", f"{what}; add a class, or pretrain without labels: the task Masked")
         if class_names is not None and len(class_names) != num_classes:
             what = f"must hold num_classes = {num_classes} names, got {len(class_names)}; name each class"
             raise ArgumentError("class_names", what)

@@ -25,6 +25,18 @@ def test_stats_prints_what_there_is_to_know(command):
     assert "seconds, shortest / median / longest: [0.4, 0.4, 0.4]" in out
 
 
+@pytest.mark.parametrize("name", ["stats", "check", "preview"])
+def test_a_command_of_data_reads_no_other_part_of_a_configuration(name, command, tmp_path):
+    for number in range(40):
+        place = tmp_path / "d" / ("cats" if number % 2 else "dogs")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(place / f"{number}.png")
+    done = command(name, "--config", str(ROOT / "configs/image/folder.yaml"), "--data.root", tmp_path / "d")
+    assert done.code == 0, done.err
+    nothing = command(name, "--config", DIGITS, "--data.seed", "null")
+    assert (nothing.code, nothing.error) == (2, "error: data.seed: got null; give a value, or leave it out")
+
+
 def test_stats_of_mnist_are_the_known_ones(command, real_data):
     out = command("stats", "--data", "MNIST", "--data.root", real_data).out
     assert "mean of each channel: [0.1307]" in out

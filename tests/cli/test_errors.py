@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from datamodules import Digits
+from datamodules.own import scan
 from longseq.cli import main
 from longseq.cli.errors import UserError
 from longseq.cli.errors.parsing import one_line
-from longseq.cli.predict.input_files import files_of
+from longseq.cli.predict.input_files import OF_SYSTEMS, files_of
 from longseq.training.data import lacking
 
 ROOT = Path(__file__).parents[2]
@@ -394,6 +395,16 @@ def test_linked_folders_are_entered_once_and_never_up(tmp_path: Path) -> None:
     (inputs / "up").symlink_to(tmp_path)
     found = [str(Path(name).relative_to(inputs)) for name in files_of(str(inputs), frozenset({".wav"}))]
     assert found == ["linked/a.wav", "linked/deep/b.WAV"]
+
+
+def test_folders_that_a_system_makes_are_no_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.wav", "@eaDir/a.wav/thumb.wav", "deep/@eaDir/b.wav", "#recycle/c.wav"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_of(str(tmp_path), frozenset({".wav"})) == [str(tmp_path / "a.wav")]
+    said = "left out folders that a system has made: 2 @eaDir, 1 #recycle"
+    assert capsys.readouterr().err == f"{tmp_path}: {said}\n"
+    assert OF_SYSTEMS == scan.OF_SYSTEMS
 
 
 def test_a_folder_that_a_report_cannot_make_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -113,6 +113,12 @@ def test_sound_transforms_do_what_they_say():
     noise = Noise((20.0, 20.0), probability=1.0)(clip) - clip
     assert 10 * (clip.square().mean() / noise.square().mean()).log10() == pytest.approx(20, abs=0.3)
     assert not Noise(probability=1.0)(torch.zeros(100)).any()
+    gap = torch.stack([clip, clip])
+    gap[0, 7] = torch.nan
+    added = Noise((20.0, 20.0), probability=1.0)(gap) - gap
+    assert added.isnan().nonzero().tolist() == [[0, 7]]
+    ratios = gap.square().nanmean(1) / added.square().nanmean(1)
+    assert (10 * ratios.log10()).tolist() == pytest.approx([20, 20], abs=0.3)
 
 
 def test_spec_augment_masks_each_sample_in_its_own_way_and_in_training_alone():

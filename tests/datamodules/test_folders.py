@@ -455,7 +455,12 @@ def test_one_class_and_a_class_without_a_file_are_refused(images, command):
         file.unlink()
     (images / "dogs").rmdir()
     done = command(*IMAGES, "--data.root", images)
-    assert (done.code, done.error) == (3, f"error: {images}: one class only (cats); give two or more")
+    what = "must be 2 or more for the task SingleLabel, got 1 (cats)"
+    remedy = "add a class, or pretrain without labels: the task Masked"
+    assert (done.code, done.error) == (2, f"error: num_classes: {what}; {remedy}")
+    done = command(*IMAGES, "--data.root", images, "--model.task", "Masked", "--trainer.max_epochs", "1")
+    assert done.code == 0, done.err
+    assert "test l1:" in done.out
 
 
 def test_classes_too_small_to_be_split_are_refused(images, command):

@@ -13,7 +13,7 @@ import wfdb
 
 import longseq
 from datamodules import DataError, SignalFolder
-from datamodules.decoding.signal_files import SUFFIXES
+from datamodules.decoding.signal_files import SUFFIXES, opened_signal
 
 RATE = 100
 NAMES = ["I", "V1"]
@@ -223,6 +223,12 @@ def test_a_model_of_signals_trains_with_gaps_and_answers_files_arrays_and_export
     of_arrays = model.predict([np.load(path)["signal"] for path in paths])
     for one, other in zip(of_files, of_arrays, strict=True):
         torch.testing.assert_close(one.probabilities, other.probabilities)
+    signal = np.load(paths[0])["signal"]
+    late = np.concatenate([np.full((len(signal), 600), np.nan), signal], 1)  # its first window lies in the gap
+    write(tmp_path / "late.npz", late)
+    (of_late,) = model.predict([str(tmp_path / "late.npz")])
+    assert of_late.answers[0].class_name == "ahead" and of_late.probabilities.isfinite().all()
+    assert all(row.isfinite().all() for row in model.embed([str(tmp_path / "late.npz")]))
     done = command("predict", "--ckpt_path", checkpoint, "--input", paths[0], "--window", "0.3", "--out", "out.csv",
                    "--events", "events.csv", "--picture", "seen.png")  # fmt: skip
     assert done.code == 0, done.err
@@ -279,9 +285,35 @@ def test_a_missing_library_is_one_line(tmp_path: Path, monkeypatch) -> None:
         ("time,I,V1\n0,1,2\n0.1,x,2\n", "line 3: 0.1,x,2; write 3 numbers"),
         ("time,I,V1\n0,1,2\n0.1,2\n", "line 3: 0.1,2; write 3 numbers"),
         ("time,I,V1\n0,1,2\n0.1,1,2\n0.5,1,2\n", "the steps of its time column differ; resample it"),
+        (",I,V1\n0,0.1,0.2\n1,0.1,0.2\n", "column 1 has no name, as pandas writes its index; write .* .index=False.,"),
     ],
 )
 def test_a_csv_that_is_wrong_says_where(lines: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(lines)
     with pytest.raises(DataError, match=line):
         SignalFolder(str(tmp_path), sample_rate_hz=10).read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("lines", "names", "first"),
+    [
+        ("0,1\n0.5,0.25\n1.0,2.0\n", ("0", "1"), [0.5, 0.25]),
+        ("1,2\n0.5,0.25\n1.0,2.0\n", ("1", "2"), [0.5, 0.25]),
+        ("0,1\n5,0.25\n1,2.0\n", (), [0, 1]),
+        ("0,2\n0.5,0.25\n1.0,2.0\n", (), [0, 2]),
+        ("0\n0.5\n", (), [0]),
+    ],
+)
+def test_the_numbers_of_columns_are_names_and_samples_are_not(lines, names, first, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(lines)
+    with opened_signal(tmp_path / "x.csv") as signal:
+        assert signal.names == names
+        assert signal.read(range(len(first)), 0, 1)[:, 0].tolist() == first
+
+
+def test_a_wave_that_is_cut_off_is_broken(waves: Path) -> None:
+    write(waves / "ahead/cut.wav", values(0, 4000))
+    content = (waves / "ahead/cut.wav").read_bytes()
+    (waves / "ahead/cut.wav").write_bytes(content[: len(content) // 4])
+    with pytest.raises(DataError, match=r"cut\.wav: cut off, \d+ of \d+ bytes are there; record, copy"):
+        SignalFolder(str(waves)).examine(waves / "ahead/cut.wav")

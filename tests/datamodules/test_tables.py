@@ -321,6 +321,44 @@ def test_a_table_in_utf_16_or_windows_1252_is_read_and_a_guess_is_said(root: Pat
         found(root, "t.csv")
 
 
+def test_a_quote_that_is_not_closed_swallows_no_row(root: Path) -> None:
+    rows = 'r0.wav,0,3,frog,"see\nthe next, page"\nr0.wav,3,6,bird,"see comment\nr1.wav,0,3,frog,\nr2.wav,3,6,bird,\n'
+    (root / "t.csv").write_text(f"path,start,end,label,note\n{rows}")
+    what = "unexpected end of data; close each quote in its cell, and double a quote that belongs to the text"
+    with pytest.raises(DataError, match=rf"t\.csv: line 4: {what}$"):
+        found(root, "t.csv")
+    (root / "t.tsv").write_text('path\tstart\tend\tlabel\tnote\nr0.wav\t0\t3\tfrog\t"loud" one\n')
+    with pytest.raises(DataError, match=r"t\.tsv: line 2: .* expected after .*; close each quote"):
+        found(root, "t.tsv")
+    (root / "t.csv").write_text('path,start,end,label,note\nr0.wav,0,3,frog,"a ""loud"" one"\nr1.wav,0,3,bird,5" off\n')
+    assert [label for _, label, _, _ in found(root, "t.csv")] == ["frog", "bird"]
+
+
+def test_tables_of_two_folders_whose_recordings_become_one_file_are_named(root: Path, capsys) -> None:
+    (root / "tables").mkdir()
+    for site, label, start in (("site1", "frog", 0), ("site2", "bird", 3), ("r0.wav", "bird", 6)):
+        path = site if "." in site else f"C:\\forest\\{site}\\r0.wav"
+        (root / f"tables/{site}.csv").write_text(f"File,start,end,label\n{path},{start},{start + 2},{label}\n")
+    (root / "tables/r0.wav.csv").unlink()
+    assert [label for _, label, _, _ in found(root, "tables")] == ["frog", "bird"]
+    said = (
+        "site2.csv: C:\\forest\\site2\\r0.wav is read as r0.wav, as is C:\\forest\\site1\\r0.wav in site1.csv; if these"
+    )
+    assert said in capsys.readouterr().err
+    (root / "tables/site2.csv").write_text("File,start,end,label\nC:/forest/site1/r0.wav,3,5,bird\n")
+    assert len(found(root, "tables")) == 2
+    assert "is read as" not in capsys.readouterr().err
+
+
+def test_a_word_of_windows_1252_may_be_a_space_alone_and_a_path_may_be_too_long(root: Path, capsys) -> None:
+    (root / "t.csv").write_bytes("path,label,note\nr0.wav,frog,10\xa0m\nr1.wav,bird,\n".encode("cp1252"))
+    assert len(found(root, "t.csv")) == 2
+    assert "such as r0.wav,frog,10" in capsys.readouterr().err
+    (root / "t.csv").write_text(f"path,label\n{300 * 'r'}.wav,frog\nr0.wav,frog\nr1.wav,bird\n")
+    data = AudioFolder(str(root), table="t.csv", on_error="skip")
+    assert [*data.bad_files()] == [f"{300 * 'r'}.wav"]
+
+
 def test_labels_that_differ_in_capitals_alone_are_classes_and_are_said_once(root: Path, capsys) -> None:
     rows = "".join(f"r{number}.wav,{number},{number + 1},{name}\n" for number in range(3) for name in ("Frog", "frog "))
     (root / "t.csv").write_text(f"path,start,end,label\n{rows}".replace("frog ", "frog;bird"))

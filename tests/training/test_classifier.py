@@ -248,7 +248,7 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_classes": 1}, "num_classes must be 2 or more, got 1"),
+        ({"num_classes": 1}, "num_classes must be 2 or more for the task SingleLabel, got 1; add a class, or pretrain"),
         ({"class_names": ["a"]}, "class_names must hold num_classes = 10 names, got 1"),
         ({"learning_rate": -1.0}, "learning_rate must be positive and at most 1e30, got -1"),
         ({"weight_decay": -1.0}, "weight_decay must be in 0..1e6, got -1"),

@@ -13,6 +13,11 @@ from longseq.cli.runs.folders import is_run
 from longseq.training.data import Part
 
 _EXAMINED_SECONDS = 60.0  # of each recording are read before prediction starts
+# Folders of thumbnails, deleted files and snapshots. datamodules/own/scan.py leaves out the same ones.
+OF_SYSTEMS = frozenset(
+    {"@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "System Volume Information",
+     "__MACOSX", "lost+found"}
+)  # fmt: skip
 
 
 def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
@@ -30,8 +35,8 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
         return [str(path)]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give one with --input", exit_code=3)
-    runs: list[str] = []
-    below = list(_below(path, runs))
+    runs, of_systems = list[str](), Counter[str]()
+    below = list(_below(path, runs, of_systems))
     live = [file for file in below if file.is_file()]
     files = sorted(str(file) for file in live if file.suffix.lower() in suffixes)
     kinds = Counter(file.suffix.lower() or "without a suffix" for file in live if file.suffix.lower() not in suffixes)
@@ -39,6 +44,9 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     if runs:
         others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         print(shown(f"{path}: left out the folder {runs[0]}{others}: runs of longseq"), file=sys.stderr)
+    if of_systems:
+        listed = ", ".join(f"{number} {name}" for name, number in of_systems.most_common())
+        print(shown(f"{path}: left out folders that a system has made: {listed}"), file=sys.stderr)
     if kinds:
         listed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(10))
         print(shown(f"{path}: left out {kinds.total()} files of other kinds: {listed}"), file=sys.stderr)
@@ -50,9 +58,9 @@ def files_of(name: str, suffixes: frozenset[str]) -> list[str]:
     return files
 
 
-def _below(folder: Path, runs: list[str]) -> Iterator[Path]:
-    """All files in a folder and its subfolders that are not hidden. Folders of runs are left out, and added to `runs`.
-    As in training, links are followed once, and never upwards."""
+def _below(folder: Path, runs: list[str], of_systems: Counter[str]) -> Iterator[Path]:
+    """All files in a folder and its subfolders that are not hidden. Folders of runs and those that systems make are
+    left out, and noted. As in training, links are followed once, and never upwards."""
     seen: set[Path] = set()
     for path, folders, names in os.walk(folder, followlinks=True):
         if (real := Path(path).resolve()) in seen:
@@ -63,7 +71,8 @@ def _below(folder: Path, runs: list[str]) -> Iterator[Path]:
             folders.clear()
             runs.append(path)
             continue
-        inside = [Path(path) / name for name in folders if not name.startswith(".")]
+        of_systems.update(OF_SYSTEMS.intersection(folders))
+        inside = [Path(path) / name for name in folders if not (name.startswith(".") or name in OF_SYSTEMS)]
         folders[:] = [inner.name for inner in inside if not real.is_relative_to(inner.resolve())]
         yield from (Path(path) / name for name in names if not name.startswith("."))
 

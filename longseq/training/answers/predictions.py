@@ -98,13 +98,12 @@ class FilePredictions:
 
     def add(self, answered: Answers) -> list[Prediction]:
         """The predictions of the file, if this is its last part."""
-        if not _is_unheard(answered.part, answered.probabilities):
-            self._rows.append((answered.part, answered.probabilities))
+        self._rows.append((answered.part, answered.probabilities))
         return self.finish() if answered.is_last else []
 
     def finish(self) -> list[Prediction]:
         """The predictions of a file of which some parts are missing, because the number of batches was limited."""
-        rows, self._rows = self._rows, []
+        rows, self._rows = _heard(self._rows), []
         if self.has_times or not rows:
             return [Prediction(*part, self._answers(row), row) for part, row in rows]
         together = self.model.task.together(torch.stack([row for _, row in rows]))
@@ -118,20 +117,21 @@ class FilePredictions:
         return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
 
 
-def _is_unheard(part: Part, scores: Tensor) -> bool:
-    """Whether a part could not be read: after the place where a file breaks off, all values are NaN."""
-    return part[1] > 0 and bool(scores.isnan().any())
+def _heard(rows: Sequence[tuple[Part, Tensor]]) -> Sequence[tuple[Part, Tensor]]:
+    """The parts of a file without those that have nothing to hear, whose values are NaN: after the place where the file
+    breaks off, or in a gap. If no part has anything, the first one stays."""
+    return [(part, row) for part, row in rows if not row.isnan().any()] or rows[:1]
 
 
 def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
     """Path and features of each file, in float32: the mean of those of its parts, except for parts that could not be
-    read.
+    read or lie in a gap.
 
     Args:
         features: Parts in their order, those of a file one after the other, and the features (dim,) of each.
     """
     for path, of_file in groupby(features, key=lambda pair: pair[0][0]):
-        yield path, torch.stack([row.float() for part, row in of_file if not _is_unheard(part, row)]).mean(0)
+        yield path, torch.stack([row.float() for _, row in _heard([*of_file])]).mean(0)
 
 
 class Recording(NamedTuple):
@@ -192,7 +192,7 @@ class EventDetector:
             self._windows: list[tuple[Part, Tensor]] = []
         self._windows.append((answered.part, answered.probabilities))
         self._path, self._end = path, math.inf if end is None else end
-        if not _is_unheard(answered.part, scores):
+        if start == 0 or not scores.isnan().any():  # after the place where a file breaks off, all are NaN
             rows = row_probabilities(self.model, scores)
             if gone is not None:
                 rows = rows.masked_fill(gone.view(len(rows), -1).all(1, keepdim=True).cpu(), 0)
