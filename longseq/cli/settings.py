@@ -149,6 +149,9 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
             if settings.trainer.get(name) is not None:
                 raise UserError(f"trainer.{name}: not together with --minutes, which end the training; leave it out")
     refuse_missing_devices(settings.trainer)
+    if settings.trainer.get("sync_batchnorm") and settings.get("model.encoder.init_args.stem"):
+        what = "not together with a stem, whose statistics leave out the padding of each process"
+        raise UserError(f"trainer.sync_batchnorm: {what}; leave it out")
     seed = settings.seed_everything
     if not isinstance(seed, bool) and not 0 <= seed < 2**32:
         raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longseq.deploy.predictor import Predictor, load
-from longseq.files.storage import sha256_of
+from longseq.files.storage import CheckpointError, sha256_of
 
 _BATCH = 16  # windows or tiles at once
 
@@ -34,7 +34,11 @@ class Trained:
 
     @cached_property
     def _predictor(self) -> Predictor:
-        return load(self.file)
+        predictor = load(self.file)
+        if predictor.data.inputs.rate_hz and len(predictor.data.shape) > 1:
+            what = f"hears {predictor.data.shape[0]} channels, and a frozen network of sounds hears one"
+            raise CheckpointError(f"{self.file}: {what}; give a model of their mean")
+        return predictor
 
     @property
     def kind(self) -> str:
@@ -55,7 +59,7 @@ class Trained:
     @property
     def window(self) -> int:
         """The samples of a window."""
-        return self._predictor.data.shape[0]
+        return self._predictor.data.shape[-1]
 
     @property
     def token_seconds(self) -> float | None:

@@ -7,6 +7,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 
 from longseq.arguments import require
+from longseq.encoders.trunk import refuse_unfilled
 
 
 @torch.no_grad()
@@ -26,8 +27,7 @@ def at_one_size(naflex: NaFlexVit, size: tuple[int, int]) -> VisionTransformer:
     embeds: Any = naflex.embeds
     blocks: Any = naflex.blocks
     weight, bias = embeds.proj.weight, embeds.proj.bias
-    is_filled = not any(side % of_patch for side, of_patch in zip(size, embeds.patch_size, strict=True))
-    require(is_filled, "shape", f"must be filled by patches of {embeds.patch_size}, got {size}; change it")
+    refuse_unfilled(size, embeds.patch_size)
     norm = None if type(embeds.norm) is torch.nn.Identity else embeds.norm
     what = "must be a NaFlexVit without rotary positions and norms of patches; try another"
     require(all(part is None for part in (naflex.rope, embeds.norm_input, norm)), "model", what)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
+from timm.layers.patch_embed import PatchEmbed
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from longseq.encoders._timm_models import config_of, created, statistics_of
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.local import LocalMixing
 from longseq.encoders.naflex import at_one_size
-from longseq.encoders.trunk import Sizes, picture_shape
+from longseq.encoders.trunk import Sizes, picture_shape, refuse_unfilled
 
 
 class TimmEncoder(Encoder):
@@ -66,6 +67,10 @@ class TimmEncoder(Encoder):
             why = next((why for kind, why in REFUSED.items() if kind in str(error)), error)
             what = f"must be a plain vision transformer, got {model!r} ({why}); try deit3 or vit"
             raise ArgumentError("model", what) from error
+        embed = getattr(trunk, "patch_embed", None)
+        if type(embed) is PatchEmbed and not embed.dynamic_img_pad:
+            rows, columns = embed.proj.kernel_size
+            refuse_unfilled((height, width), (rows, columns))
         # all other sizes are timm's
         sizes = Sizes(dropout=dropout, drop_path=drop_path, checkpointing=checkpointing, local=local)
         if isinstance(trunk, NaFlexVit):

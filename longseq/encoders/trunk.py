@@ -175,3 +175,18 @@ def picture_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     require(len(shape) == 3 and min(shape) >= 1, "shape", what)
     channels, height, width = shape
     return channels, height, width
+
+
+def refuse_unfilled(size: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Check that patches fill an image.
+
+    Args:
+        size, patch: Height and width of the image and of a patch, in pixels.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    is_filled = not any(side % of_patch for side, of_patch in zip(size, patch, strict=True))
+    rows, columns = (max(side // of_patch, 1) * of_patch for side, of_patch in zip(size, patch, strict=True))
+    remedy = f"give --data.size {rows if rows == columns else f'[{rows},{columns}]'}"
+    require(is_filled, "shape", f"must be filled by patches of {patch}, got {size}; {remedy}")

@@ -1,11 +1,12 @@
-"""The mean loss of an evaluation, over all samples of all ranks."""
+"""The mean loss of an evaluation, over all samples of all ranks, and metrics that keep their precision."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 
 class MeanLoss(Metric):
@@ -33,3 +34,11 @@ class MeanLoss(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         """Move the sums to another device without a change of their precision."""
         return super()._apply(lambda state: fn(state).to(state.dtype), exclude_state)
+
+
+class ExactMetrics(MetricCollection):
+    """Metrics whose sums stay in float32 in a model of lower precision: a sum of bfloat16 stops growing at 256 times a
+    batch's."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:
+        return super()._apply(lambda state: fn(state).to(state.dtype), *args, **kwargs)

@@ -108,7 +108,7 @@ class Regression(Task):
     def _figures(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.mean is None:
             return outputs.new_zeros(1, dtype=torch.float32), outputs.new_ones(1, dtype=torch.float32)
-        mean, std = torch.tensor([self.mean, self.std], device=outputs.device)
+        mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device=outputs.device)
         return mean, std
 
     def _errors(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, "b amounts"]:

@@ -32,7 +32,7 @@ from longseq.files.checkpoint import TO_TEACHER, Checkpoint, CheckpointError, mi
 from longseq.files.checkpoint import data_of as data_described_by
 from longseq.files.description import allow_classes, build, build_from, describe, naming
 from longseq.tasks import SingleLabel, Task
-from longseq.tasks.mean_loss import MeanLoss
+from longseq.tasks.mean_loss import ExactMetrics, MeanLoss
 from longseq.tasks.pooling import Pool
 from longseq.training._freezing import freeze_encoder, keep_frozen_statistics
 from longseq.training._initial_weights import start_from_checkpoint, start_from_data
@@ -162,8 +162,8 @@ class Classifier(pl.LightningModule):
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         freeze_encoder(encoder, freeze)
         with torch.device("cpu"):  # metrics sum values, so they must not be on the meta device
-            metrics = MetricCollection(dict(self.task.training_metrics(num_classes)))
-            evaluated = MetricCollection({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
+            metrics = ExactMetrics(dict(self.task.training_metrics(num_classes)))
+            evaluated = ExactMetrics({**self.task.own_metrics(num_classes), **self.task.user_metrics(num_classes)})
             self.train_metrics = metrics.clone(prefix="train/")
             self.val_metrics = evaluated.clone(prefix="val/")
             self.test_metrics = evaluated.clone(prefix="test/")

@@ -1,6 +1,7 @@
 """The command embed: each file's tokens are what the network gives, written once and whole."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from small_networks import Small, exported, onnx_of_images, onnx_of_sounds, tfli
 
 import longseq
 from longseq.deploy.trained import Trained
+from longseq.files.storage import CheckpointError
 
 
 @pytest.fixture
@@ -131,6 +133,18 @@ def test_a_trained_model_gives_the_features_of_its_windows(command, checkpoint, 
     window = Trained(str(checkpoint)).window
     for token, part in zip(tokens, waveform.split(window), strict=True):
         torch.testing.assert_close(token, model.embed(part)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_trained_model_of_several_channels_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = SimpleNamespace(kind="sounds", rate_hz=8000)
+    data = SimpleNamespace(inputs=inputs, shape=(2, 1600))
+    monkeypatch.setattr("longseq.deploy.trained.load", lambda file: SimpleNamespace(data=data))
+    with pytest.raises(
+        CheckpointError, match=r"x.ckpt: hears 2 channels, and a frozen network of sounds hears one; give"
+    ):
+        Trained("x.ckpt").window  # noqa: B018 its value is asked for
+    data.shape = (1600,)
+    assert Trained("x.ckpt").window == 1600
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,10 @@ MISTAKES = {
         ["--trainer.precision", "16-true"],
         "trainer.precision: 16-true has weights of float16, in which AdamW divides by 0; give 16-mixed or bf16-true",
     ),
+    "statistics of a stem over processes": (
+        ["--trainer.sync_batchnorm", "true", "--model.encoder.stem", "Residual"],
+        "trainer.sync_batchnorm: not together with a stem, whose statistics leave out the padding of each process; ",
+    ),
     "steps fewer than none": (["--skip_bad_steps", "-1"], "skip_bad_steps: must be 0 or more, got -1; "),
     "sanity below -1": (
         ["--trainer.num_sanity_val_steps", "-5"],

@@ -145,3 +145,10 @@ def test_weights_of_another_model_are_refused_with_a_weight_and_both_of_its_shap
     ).groups()
     shapes = [", ".join(map(str, weights[name].shape)) for weights in (other.state_dict(), own)]
     assert [there, here] == shapes and there != here
+
+
+@pytest.mark.parametrize(("size", "fitting"), [((65, 64), "64"), ((20, 40), r"\[16,32\]"), ((8, 8), "16")])
+def test_a_size_that_patches_do_not_fill_is_refused(size: tuple[int, int], fitting: str) -> None:
+    what = rf"^shape must be filled by patches of \(16, 16\), got \({size[0]}, {size[1]}\); give --data.size {fitting}$"
+    with pytest.raises(ValueError, match=what):
+        TimmEncoder("test_vit", Verma(), (3, *size), pretrained=False)

@@ -214,7 +214,9 @@ class EventDetector:
             return answered.scores[answered.present], None
         _, start, end = answered.part
         columns = self.model.encoder.trunk.patch_embed.grid_size[1]  # type: ignore[union-attr]
-        last = int((answered.present * torch.arange(1, len(answered.present) + 1)).max())
+        last = int(
+            (answered.present * torch.arange(1, len(answered.present) + 1, device=answered.present.device)).max()
+        )
         if end is not None:
             last = max(last, columns * round((end - start) / self.row_seconds))
         gone = ~answered.present[:last]
