@@ -48,6 +48,8 @@ def resize(model: Model, shape: Sequence[int] | None = None, **changes: Any) -> 
             what = f"must be an encoder or have one, got {type(model).__name__}; see longseq.encoders"
             raise ArgumentError("model", what)
         new = _rebuilt(model, encoder=resize(encoder, **changes)).to(next(model.parameters()))
+        if hasattr(model, "is_started"):  # so that fit goes on from these weights
+            new.is_started = model.is_started
         own = {name: weight for name, weight in model.state_dict().items() if not name.startswith("encoder.")}
         new.load_state_dict(own, strict=False)
         return new.train(model.training)

@@ -158,6 +158,7 @@ class Classifier(pl.LightningModule):
         self.register_buffer("loss_weights", described.weights(num_classes), persistent=False)
         self._compile: Compile = compile
         self.init_from, self._freeze = init_from, freeze
+        self.is_started = False  # True once its weights come from a training, which another fit goes on with
         self.head = self.task.head(encoder, num_classes)
         self.pool, self.pooling = pool, self.task.pooling(encoder, pool)
         freeze_encoder(encoder, freeze)
@@ -217,7 +218,9 @@ class Classifier(pl.LightningModule):
             if self.teacher is not None:
                 self._meet_teacher(self.teacher)
             if self.trainer.ckpt_path is None and not gets_parts:
-                start_from_data(self, self.init_from is None or start_from_checkpoint(self, self.init_from))
+                new = not self.is_started and (self.init_from is None or start_from_checkpoint(self, self.init_from))
+                start_from_data(self, new)
+            self.is_started = True
         if self._compile and not is_compiled(self.encoder):
             if self._is_on("cuda") and not HAS_TRITON:
                 what = "on a GPU it needs Triton, a C compiler and Python.h, and one is missing"
@@ -557,6 +560,7 @@ class Classifier(pl.LightningModule):
         if what := misfit(checkpoint["state_dict"], model.state_dict()):
             raise CheckpointError(f"{checkpoint.path}: {what}")
         model.load_state_dict(checkpoint["state_dict"])
+        model.is_started = True
         return model
 
 

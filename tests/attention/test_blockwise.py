@@ -77,6 +77,20 @@ def test_every_clip_of_a_padded_batch_shifts_by_its_own_blocks() -> None:
     assert gradient.isfinite().all() and not gradient[~present].any()
 
 
+def test_a_gap_changes_no_shift_and_a_block_inside_it_adds_nothing() -> None:
+    """Four blocks of six tokens, the second one and a half of the third in a gap."""
+    layer, shifts = layer_of(Blockwise(4), 24), [0, 0, 0, 1, 2, 3]
+    x, present = torch.randn(2, 24, D, dtype=torch.float64), torch.ones(24, dtype=torch.bool)
+    present[6:15] = False
+    Q, K, V = layer.qkv(x).unflatten(-1, (3, 6, D // 6)).permute(2, 0, 3, 1, 4)
+    seen = mask_of(shifts, 24, 6) & present
+    weights = (Q @ K.mT * (D // 6) ** -0.5).masked_fill(~seen, -1e300).softmax(-1).masked_fill(~seen, 0)
+    expected = layer.proj((weights @ V).transpose(1, 2).flatten(2))
+    mask = present[None, None, None].expand(2, 1, 1, 24)
+    torch.testing.assert_close(layer(x, mask)[:, present], expected[:, present], rtol=1e-10, atol=1e-10)
+    assert layer.bfloat16()(x.bfloat16(), mask).isfinite().all()  # its softmax is another one
+
+
 def test_one_block_is_softmax() -> None:
     x = torch.randn(2, 24, D, dtype=torch.float64)
     torch.testing.assert_close(layer_of(Blockwise(1), 24)(x), layer_of(Softmax(), 24)(x), rtol=1e-12, atol=1e-12)

@@ -346,6 +346,14 @@ def test_a_prediction_is_corrected_by_keyboard_exported_and_trained_from(coloure
     tab.locator("#show").select_option("all")
     tab.locator("#classes button", has_text="green").click()
     assert tab.locator(".card").count() == sum(data["classes"][item[3][0]] == "green" for item in uncertain)
+    of_run = """(path) => {
+        page.table.rows.push(page.table.columns.map((name) => ({ path, label: "red", split: "train" })[name] ?? ""));
+        const text = table();
+        page.table.rows.pop();
+        return text;
+    }"""
+    assert files[2]["row"] not in tab.evaluate(of_run, files[2]["row"])  # a sample of the run that is marked as wrong
+    assert "other.png,red,train" in tab.evaluate(of_run, "other.png")
     with tab.expect_download() as download:
         tab.locator("#export").click()
     download.value.save_as(coloured / "page/labels.csv")

@@ -1,5 +1,6 @@
 """The classifier: what it optimises, what it logs, what its checkpoints hold."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from sklearn.metrics import f1_score
+from torch.utils.data import Dataset, IterableDataset
 
 import longseq
 from datamodules import Digits, Vowels
 from longseq.arguments import SettingError
-from longseq.attention import Linformer, Verma
+from longseq.attention import Linear, Linformer, Verma
 from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
 from longseq.files.checkpoint import CheckpointError, read_checkpoint
 from longseq.files.description import build, describe
@@ -40,6 +42,51 @@ def fitted(
     )  # fmt: skip
     trainer.fit(model, datamodule=data)
     return trainer
+
+
+def test_a_trained_model_goes_on_from_its_own_weights(tmp_path: Path) -> None:
+    """Neither the checkpoint that its first training started from nor the data's singular vectors replace them."""
+    data = Digits()
+    fitted(classifier(), tmp_path, data, 1).save_checkpoint(tmp_path / "first.ckpt")
+    second = classifier(init_from=str(tmp_path / "first.ckpt"))
+    fitted(second, tmp_path, data).save_checkpoint(tmp_path / "second.ckpt")
+    (tmp_path / "first.ckpt").unlink()
+    loaded = Classifier.load_from_checkpoint(tmp_path / "second.ckpt")
+    for model in (second, loaded, longseq.resize(loaded, (1, 8, 8))):
+        weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+        fitted(model, tmp_path, data, 0)
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(weight, weights[name], msg=name)
+    mechanism = Linformer(8, projection=Linear("singular"))
+    model = Classifier(ImageEncoder((1, 8, 8), mechanism, **SMALL), 10)
+    fitted(model, tmp_path, data, 0)
+    started = model.encoder.trunk.blocks[0].attn.project_keys.weight.clone()
+    with torch.no_grad():
+        model.encoder.trunk.blocks[0].attn.project_keys.weight.add_(1)
+    fitted(model, tmp_path, data, 0)
+    torch.testing.assert_close(model.encoder.trunk.blocks[0].attn.project_keys.weight, started + 1)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        for number in itertools.count():
+            yield torch.full((1, 8, 8), number % 2, dtype=torch.uint8), number % 2
+
+
+class Batches(Dataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4, 1, 8, 8), index, dtype=torch.uint8), torch.full((4,), index)
+
+
+@pytest.mark.parametrize(("dataset", "batch_size"), [(Stream(), 4), (Batches(), None)])
+def test_a_stream_and_a_set_of_batches_are_measured_and_trained(dataset: Any, batch_size: int | None, tmp_path) -> None:
+    data = pl.LightningDataModule.from_datasets(train_dataset=dataset, batch_size=batch_size)
+    model = classifier(num_classes=2)
+    fitted(model, tmp_path, data, 2)
+    assert (float(model.encoder.mean), float(model.encoder.std)) == (0.5, 0.5)
 
 
 def plain(value: Any) -> bool:

@@ -96,6 +96,9 @@ class _BlockFormula:
         places = (torch.arange(b, device=keys.device)[:, None] * K.shape[1] + chosen).flatten()
         K, V = (x.flatten(0, 1).index_select(0, places) for x in (K, V))
         mask = None if present is None else present.flatten(0, 1).index_select(0, places).mT
+        if mask is not None and key_mask is not None:  # a block may lie in a gap: without keys its sum is 0
+            V = V.masked_fill(~mask.mT, 0)
+            mask = mask | ~mask.any(-1, keepdim=True)
         mixed = softmax_formula(Heads(here.flatten(0, 1), K, V, None, mask, heads.dropout))
         return mixed.unflatten(0, here.shape[:2]).transpose(1, 2).flatten(2, 3)[:, :, :q]
 
@@ -108,7 +111,9 @@ def _in_blocks(x: Shaped[Tensor, "b h n c"], size: int) -> Shaped[Tensor, "b g h
 def _num_blocks(
     keys: Float[Tensor, "b h n c"], key_mask: Bool[Tensor, "b 1 1 n"] | None, size: int
 ) -> "int | Int[Tensor, 'b 1']":
-    """g, the blocks that hold tokens: padding adds none, so that it changes no shift."""
+    """g, the blocks up to that of the last token: padding adds none and a gap takes none away, so that they change no
+    shift."""
     if key_mask is None:
         return -(-keys.shape[2] // size)
-    return ((key_mask[:, 0].sum(-1) + size - 1) // size).clamp(min=1)
+    last = (key_mask[:, 0] * torch.arange(1, keys.shape[2] + 1, device=keys.device)).amax(-1)
+    return ((last + size - 1) // size).clamp(min=1)

@@ -25,6 +25,10 @@ def start_of(path: str) -> int | None:
     return None
 
 
+# What divides the data of the run into clips and splits: the page's table has them as they are.
+_OF_THE_FIRST_TABLE = ("clip_seconds", "min_overlap", "test_fold", "val_fold", "folds", "fold")
+
+
 class RunTable:
     """The table of a run's samples, to which a page adds what a person decides. A row has the path below the data's
     folder, or the absolute path outside of it.
@@ -104,6 +108,7 @@ def retraining(datamodule: Any, checkpoint: Path, table: Path) -> str:
     ]
     if datamodule.groups is not None and datamodule.table is None:
         words += ["--data.groups", "group"]
-    if getattr(datamodule, "clip_seconds", None) is not None:
-        words += ["--data.clip_seconds", "null"]
+    for name in _OF_THE_FIRST_TABLE:
+        if getattr(datamodule, name, None) is not None:
+            words += [f"--data.{name}", "null"]
     return shlex.join(words)

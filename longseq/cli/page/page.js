@@ -87,7 +87,8 @@ function table() {
     return [of.path + (of.end ? `#${Number(of.start)}-${Number(of.end)}` : ""), of];
   }));
   for (const item of items) {
-    const label = decided(item) ? decisions[item.key].label : null;
+    const label = decided(item) ? decisions[item.key].label : undefined;
+    if (label === null) all.delete(item.key); // wrong, without another class
     if (!label) continue;
     const fresh = { path: item.file.row, start: item.start, end: item.end, split: item.file.split || "train" };
     const row = all.get(item.key) || { ...Object.fromEntries(header.map((name) => [name, item.file.row])), ...fresh };
