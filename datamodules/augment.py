@@ -74,8 +74,7 @@ class Noise(SoundTransform):
             return waveform
         least, greatest = self.snr_db
         ratio = 10 ** ((least + (greatest - least) * torch.rand(())) / 10)
-        powers = [
-            float(channel.square().nanmean().nan_to_num()) for channel in waveform.reshape(-1, waveform.shape[-1])
-        ]
+        channels = waveform.reshape(-1, waveform.shape[-1])
+        powers = [float(channel.square().nanmean().nan_to_num()) for channel in channels]
         levels = torch.tensor([math.sqrt(power / float(ratio)) for power in powers])
         return waveform + levels.view(*waveform.shape[:-1], 1) * torch.randn(waveform.shape)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from datamodules.cache import cache_file, locked, replacing, sha256_of
 from datamodules.errors import DataError, counted, say
 
-_VERSION = 6  # increased when a scan detects more faults
+_VERSION = 7  # increased when a scan detects more faults
 
 # Folders that systems and programs make beside the user's files: thumbnails, deleted files, snapshots.
 OF_SYSTEMS = frozenset(

@@ -149,9 +149,8 @@ class Page:
         answer = [names.index(answer.class_name) for answer in answers]
         top = probabilities.topk(min(_SHOWN, len(names))).indices.tolist()
         scores = [[label, round(float(probabilities[label]), 4)] for label in dict.fromkeys([*top, *answer])]
-        times = [
-            None if time is None else round(time, 6) for time in (prediction.start, prediction.end)
-        ]  # as splits.csv
+        # as precise as splits.csv, whose rows decisions replace
+        times = [None if time is None else round(time, 6) for time in (prediction.start, prediction.end)]
         return {
             "path": prediction.path,
             "start": times[0],
