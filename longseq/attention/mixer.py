@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
@@ -97,6 +97,11 @@ def present_tokens(mask: Tensor, n: int) -> Bool[Tensor, "b n 1"]:
 def blank(tokens: Tensor, present: Bool[Tensor, "b n 1"] | None) -> Tensor:
     """The tokens, with zeros at padding."""
     return tokens if present is None else tokens.masked_fill(~present, 0)
+
+
+def length_with_gaps(present: Bool[Tensor, "*b n"]) -> Int64[Tensor, "*b"]:
+    """The number of tokens up to the last one that is present, with the gaps between them; 0 if none is."""
+    return (present * torch.arange(1, present.shape[-1] + 1, device=present.device)).amax(-1)
 
 
 def masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from longseq.encoders.encoder import Encoder
 from longseq.encoders.pretrained import TimmEncoder
 from longseq.encoders.pretrained_stem import Pretrained
 from longseq.encoders.stem import Residual, refuse_stem
-from longseq.encoders.trunk import Sizes, make_trunk, picture_shape
+from longseq.encoders.trunk import Sizes, filled_size, make_trunk, picture_shape
 
 
 class ImageEncoder(Encoder):
@@ -73,6 +73,5 @@ def _remedy(patch_size: int, height: int, width: int) -> str:
     token = "1 makes every pixel a token"
     if patch_size < 1 or min(height, width) < patch_size:
         return token
-    rows, columns = height // patch_size * patch_size, width // patch_size * patch_size
-    size = rows if rows == columns else f"[{rows},{columns}]"
+    size = filled_size((height, width), (patch_size, patch_size))
     return f"give --data.size {size}, or 1, which makes every pixel a token"

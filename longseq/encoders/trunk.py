@@ -187,6 +187,11 @@ def refuse_unfilled(size: tuple[int, int], patch: tuple[int, int]) -> None:
         ValueError: If they do not.
     """
     is_filled = not any(side % of_patch for side, of_patch in zip(size, patch, strict=True))
+    what = f"must be filled by patches of {patch}, got {size}; give --data.size {filled_size(size, patch)}"
+    require(is_filled, "shape", what)
+
+
+def filled_size(size: tuple[int, int], patch: tuple[int, int]) -> str:
+    """The largest size below that patches fill, at least one patch, as --data.size takes it."""
     rows, columns = (max(side // of_patch, 1) * of_patch for side, of_patch in zip(size, patch, strict=True))
-    remedy = f"give --data.size {rows if rows == columns else f'[{rows},{columns}]'}"
-    require(is_filled, "shape", f"must be filled by patches of {patch}, got {size}; {remedy}")
+    return str(rows) if rows == columns else f"[{rows},{columns}]"

@@ -32,8 +32,7 @@ class MeanLoss(Metric):
         return self.total / self.num_samples
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        """Move the sums to another device without a change of their precision."""
-        return super()._apply(lambda state: fn(state).to(state.dtype), exclude_state)
+        return super()._apply(_in_its_precision(fn), exclude_state)
 
 
 class ExactMetrics(MetricCollection):
@@ -41,4 +40,9 @@ class ExactMetrics(MetricCollection):
     batch's."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:
-        return super()._apply(lambda state: fn(state).to(state.dtype), *args, **kwargs)
+        return super()._apply(_in_its_precision(fn), *args, **kwargs)
+
+
+def _in_its_precision(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function that moves a sum to another device, without a change of its precision."""
+    return lambda state: fn(state).to(state.dtype)

@@ -79,12 +79,8 @@ def test_threads_that_ask_one_predictor_at_the_same_time_get_what_each_gets_alon
 def test_the_events_of_a_signal_with_gaps_stay_on_the_device_of_its_scores() -> None:
     """The meta device stands for an accelerator: no product with a tensor of the processor is possible on it."""
     encoder = WaveformEncoder(100, 1.0, Verma(), patch_size=4, gaps=True, dim=16, depth=1, heads=4)
-    on_device = {
-        "scores": torch.zeros(1, 25, 2, device="meta"),
-        "present": torch.ones(1, 25, dtype=bool, device="meta"),
-    }
-    (answered,) = ByPart([("f", 0.0, 1.0)])(Answers(probabilities=torch.zeros(1, 2), **on_device))
-    with pytest.raises(
-        RuntimeError, match=r"Tensor.item\(\) cannot be called on meta tensors"
-    ):  # it comes after the product
+    scores, present = torch.zeros(1, 25, 2, device="meta"), torch.ones(1, 25, dtype=bool, device="meta")
+    (answered,) = ByPart([("f", 0.0, 1.0)])(Answers(torch.zeros(1, 2), scores=scores, present=present))
+    # the number is asked for after the product
+    with pytest.raises(RuntimeError, match=r"Tensor.item\(\) cannot be called on meta tensors"):
         EventDetector(Classifier(encoder, 2), Settings()).add(answered)

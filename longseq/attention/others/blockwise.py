@@ -14,6 +14,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.heads import Heads
 from longseq.attention.layer import AttentionLayer, Stack, softmax_formula
 from longseq.attention.mechanism import Mechanism
+from longseq.attention.mixer import length_with_gaps
 
 
 @dataclass(frozen=True)
@@ -115,5 +116,4 @@ def _num_blocks(
     shift."""
     if key_mask is None:
         return -(-keys.shape[2] // size)
-    last = (key_mask[:, 0] * torch.arange(1, keys.shape[2] + 1, device=keys.device)).amax(-1)
-    return ((last + size - 1) // size).clamp(min=1)
+    return ((length_with_gaps(key_mask[:, 0]) + size - 1) // size).clamp(min=1)

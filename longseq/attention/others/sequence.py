@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError
-from longseq.attention.mixer import TokenMixer, blank, present_tokens
+from longseq.attention.mixer import TokenMixer, blank, length_with_gaps, present_tokens
 from longseq.compat.torch import at_least_float32, without_autocast
 
 
@@ -91,6 +91,6 @@ def backwards(tokens: Float[Tensor, "b n c"], present: Bool[Tensor, "b n 1"] | N
     if present is None:
         return tokens.flip(1)
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    count = (present[..., 0] * (places + 1)).amax(1, keepdim=True)  # the place of the last token that is present, and 1
+    count = length_with_gaps(present[..., 0])[:, None]
     places = torch.where(places < count, count - 1 - places, places)
     return tokens.gather(1, places[..., None].expand_as(tokens))

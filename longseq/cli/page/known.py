@@ -12,6 +12,8 @@ from typing import Any
 
 # as recorders name their files: 20240131_235900.WAV (AudioMoth), SM4_20240131_235900.wav (Song Meter)
 _STARTED = re.compile(r"(?<!\d)(\d{4})-?(\d\d)-?(\d\d)[T_ -]?(\d\d)[:_-]?(\d\d)[:_-]?(\d\d)(?!\d)")
+# what divides the data of the run into clips and splits, which the page's table has as they are
+_DIVIDES = ("clip_seconds", "min_overlap", "test_fold", "val_fold", "folds", "fold")
 
 
 def start_of(path: str) -> int | None:
@@ -23,10 +25,6 @@ def start_of(path: str) -> int | None:
         except ValueError:  # digits that are no date
             continue
     return None
-
-
-# What divides the data of the run into clips and splits: the page's table has them as they are.
-_OF_THE_FIRST_TABLE = ("clip_seconds", "min_overlap", "test_fold", "val_fold", "folds", "fold")
 
 
 class RunTable:
@@ -108,7 +106,7 @@ def retraining(datamodule: Any, checkpoint: Path, table: Path) -> str:
     ]
     if datamodule.groups is not None and datamodule.table is None:
         words += ["--data.groups", "group"]
-    for name in _OF_THE_FIRST_TABLE:
+    for name in _DIVIDES:
         if getattr(datamodule, name, None) is not None:
             words += [f"--data.{name}", "null"]
     return shlex.join(words)

@@ -12,6 +12,7 @@ from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 
 from longseq.arguments import ArgumentError
+from longseq.attention.mixer import length_with_gaps
 from longseq.encoders.patches import stride_of
 from longseq.tasks.task import Answer
 from longseq.training.answers.events import Event, EventFinder, Settings, Stitching, row_probabilities, thresholds_of
@@ -192,7 +193,7 @@ class EventDetector:
             self._windows: list[tuple[Part, Tensor]] = []
         self._windows.append((answered.part, answered.probabilities))
         self._path, self._end = path, math.inf if end is None else end
-        if start == 0 or not scores.isnan().any():  # after the place where a file breaks off, all are NaN
+        if start == 0 or not scores.isnan().any():  # where a file has broken off, all are NaN
             rows = row_probabilities(self.model, scores)
             if gone is not None:
                 rows = rows.masked_fill(gone.view(len(rows), -1).all(1, keepdim=True).cpu(), 0)
@@ -214,9 +215,7 @@ class EventDetector:
             return answered.scores[answered.present], None
         _, start, end = answered.part
         columns = self.model.encoder.trunk.patch_embed.grid_size[1]  # type: ignore[union-attr]
-        last = int(
-            (answered.present * torch.arange(1, len(answered.present) + 1, device=answered.present.device)).max()
-        )
+        last = int(length_with_gaps(answered.present))
         if end is not None:
             last = max(last, columns * round((end - start) / self.row_seconds))
         gone = ~answered.present[:last]
