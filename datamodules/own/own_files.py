@@ -211,6 +211,15 @@ class OwnFiles(FileDataModule):
         for line in lines_on([paths for paths in used if len(paths) > 1], split_of):
             self.remark(line)
 
+    def group_of(self, path: str) -> str:
+        """The group that ``groups`` finds in a path below root, of any file; empty if it finds none, or is a column."""
+        if self.groups is None or self.table is not None:
+            return ""
+        try:
+            return group_in(self.groups, path)
+        except DataError:
+            return ""
+
     def located(self, name: str) -> dict[str, Any]:
         if self.groups is None:
             return super().located(name)

@@ -13,7 +13,7 @@ from longseq.attention.grid import TokenGrid
 from longseq.attention.mixer import blank, masked_scores
 from longseq.attention.projection import Projection, ProjectionLayer, Shortening, shorten_by_head
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
-from longseq.attention.shard import Shard, exponentials, summed
+from longseq.attention.shard import Shard, shared_softmax, summed
 
 
 class DynamicProjection(ProjectionLayer):
@@ -39,7 +39,8 @@ class DynamicProjection(ProjectionLayer):
         scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
         there = None if present is None else present.mT if self.weight.ndim == 2 else present[:, None].mT
         if self.shard is not None:
-            return GivenMatrix(exponentials(scores, -1, there, self.shard), self.commutes, self.norm, self.shard)
+            E = shared_softmax(scores, -1, there, self.shard).to(scores.dtype)
+            return GivenMatrix(E, self.commutes, self.norm, self.shard)
         return GivenMatrix(masked_scores(scores, there).softmax(dim=-1), self.commutes, self.norm)
 
     def forward(
@@ -59,7 +60,7 @@ class GivenMatrix:
         matrix: E, (b, k, n), or (b, h, k, n) with one for each head; its columns at padding are zero.
         commutes: Whether all heads share it, and no norm follows.
         norm: Whether each shortened token is normalised over its channels.
-        shard: This process's part of the tokens. Its columns of E are then not yet divided by the sums of E's rows.
+        shard: This process's part of the tokens.
     """
 
     def __init__(
@@ -75,13 +76,7 @@ class GivenMatrix:
         self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n 1"] | None = None
     ) -> Float[Tensor, "_ k d"]:
         shorten = torch.matmul if self.matrix.ndim == 3 else shorten_by_head
-        short = shorten(self.matrix, blank(tokens, present))
-        if self.shard is not None:
-            sums = self.matrix.sum(-1) if self.matrix.ndim == 4 else self.matrix.sum(-1)[:, None]  # (b, h, k)
-            short, sums = summed(torch.cat([short, sums.mT], dim=-1), self.shard).split(
-                [short.shape[-1], sums.shape[1]], -1
-            )
-            short = (short.unflatten(-1, (sums.shape[-1], -1)) / sums[..., None]).flatten(2)
+        short = summed(shorten(self.matrix, blank(tokens, present)), self.shard)
         return F.layer_norm(short, short.shape[-1:]).to(short.dtype) if self.norm else short
 
     def filled(self, present: Bool[Tensor, "b n 1"]) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longseq.arguments import require
+from longseq.compat.torch import at_least_float32
 
 
 class Shard:
@@ -137,6 +138,15 @@ def exponentials(scores: Tensor, dim: int, present: Tensor | None, shard: Shard)
     if present is not None:
         scores = scores.masked_fill(~present, -float("inf"))
     return (scores - highest(scores.amax(dim, keepdim=True), shard)).exp()
+
+
+def shared_softmax(scores: Tensor, dim: int, present: Tensor | None, shard: Shard) -> Tensor:
+    """A softmax over the tokens of all processes, in float32 at least. The arguments are those of ``exponentials``.
+
+    It is divided before anything is multiplied by it: a sum over more than 65,504 exponentials may exceed float16.
+    """
+    weights = exponentials(at_least_float32(scores), dim, present, shard)
+    return weights / summed(weights.sum(dim, keepdim=True), shard)
 
 
 class Split(nn.Module):

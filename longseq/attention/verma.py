@@ -20,7 +20,7 @@ from longseq.attention.mixer import own_softmax
 from longseq.attention.projection import Linear, Projection, ProjectionLayer, RaggedProjection, Shortening
 from longseq.attention.scaled_product import ScaledProduct
 from longseq.attention.scaling import refuse_wrong_power, scaled_by_length
-from longseq.attention.shard import Shard, SplitSums, exponentials, summed
+from longseq.attention.shard import Shard, SplitSums, exponentials, shared_softmax, summed
 from longseq.attention.sharing import Lengths, Sharing, examples_of_lengths, shared_projections
 from longseq.compat.torch import at_least_float32, is_plain, is_transformed
 
@@ -207,7 +207,7 @@ class VermaLayer(AttentionLayer):
         scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
         scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
         if self.shard is not None:
-            return self._context_of_shards(exponentials(scores, 1, present, self.shard), x)
+            return self._context_of_shards(shared_softmax(scores, 1, present, self.shard), x)
         weight, bias = self.qkv.weight[2 * d :].unflatten(0, heads), self.qkv.bias
         bias = None if bias is None else bias[2 * d :].unflatten(0, heads)[:, None]
         if not (self.training and self.attn_drop.p) and not is_transformed():
@@ -219,14 +219,10 @@ class VermaLayer(AttentionLayer):
         return context if bias is None else context + L.sum(1).unflatten(1, heads)[..., None] * bias
 
     def _context_of_shards(self, L: Float[Tensor, "b n hc"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h c c"]:
-        """L V over the tokens of all processes, from exponentials. Processes exchange c + 1 numbers for each channel of
-        a head."""
+        """L V over the tokens of all processes. They exchange c numbers for each channel of a head."""
         d, heads = self.attn_dim, (self.num_heads, -1)
         own = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
-        context, sums = summed(torch.cat([own, L.sum(1).unflatten(1, heads)[..., None]], -1), self.shard).split(
-            [own.shape[-1], 1], dim=-1
-        )
-        context = context / sums
+        context = summed(own, self.shard)
         if self.qkv.bias is None:
             return context
         return context + self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]

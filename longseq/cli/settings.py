@@ -23,6 +23,7 @@ from longseq.cli.errors.parsing import Finder, imported
 from longseq.cli.runs.folders import config_of, sole_use_of
 from longseq.cli.runs.resuming import find_resumed, newest_checkpoint, without_appended
 from longseq.cli.trainer_flags import refuse_missing_devices, refuse_wrong_numbers
+from longseq.encoders.stem import NOT_OF_ALL_PROCESSES
 from longseq.files.checkpoint import Checkpoint, CheckpointError, data_of, read_checkpoint
 from longseq.files.description import allow_classes, naming, planned, planned_arguments
 from longseq.training import Classifier
@@ -150,8 +151,7 @@ def refuse_wrong_settings(settings: Namespace, asked: Asked) -> None:
                 raise UserError(f"trainer.{name}: not together with --minutes, which end the training; leave it out")
     refuse_missing_devices(settings.trainer)
     if settings.trainer.get("sync_batchnorm") and settings.get("model.encoder.init_args.stem"):
-        what = "not together with a stem, whose statistics leave out the padding of each process"
-        raise UserError(f"trainer.sync_batchnorm: {what}; leave it out")
+        raise UserError(NOT_OF_ALL_PROCESSES)
     seed = settings.seed_everything
     if not isinstance(seed, bool) and not 0 <= seed < 2**32:
         raise UserError(f"seed_everything: got {seed}; give 0 to {2**32 - 1}")

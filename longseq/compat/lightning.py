@@ -196,6 +196,11 @@ def _unchanged(data: Any) -> Any:
     return data
 
 
+def has_synced_batch_norms(trainer: pl.Trainer) -> bool:
+    """Whether the trainer replaces BatchNorms by torch's SyncBatchNorm."""
+    return trainer._accelerator_connector._layer_sync is not None
+
+
 def leave_unscaling_to_lightning(optimizer: Optimizer) -> None:
     """Let gradients of a fused optimizer be clipped under mixed precision. Such an optimizer offers to unscale the
     gradients itself, and Lightning then refuses to clip them, in bfloat16 too, which has no scale."""

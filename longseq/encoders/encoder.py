@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError, argument_names, require
 from longseq.attention import Mechanism, plug
+from longseq.compat.torch import at_least_float32
 from longseq.encoders.forward_pass import count_tokens, encode, encode_tokens, of_grid, pooled, token_features
 from longseq.encoders.local import add_local
 from longseq.encoders.patches import without_padding
@@ -45,11 +46,13 @@ class Encoder(nn.Module, ABC):
         num_tokens: n, the length of the sequence in the attention; with any_length that of a typical input.
         dim, depth, heads: Width of the features, number of blocks, and heads of each block.
         mean, std: Mean and standard deviation of the training set: one value per channel for images, one per mel band
-            for sound.
+            for sound. They stay in float32 in a bfloat16 model: an input far from 0, such as a temperature in kelvin,
+            has too few digits in bfloat16.
     """
 
     mean: Tensor
     std: Tensor
+    _of_weights: Tensor
     checkpointing: bool
     kind: ClassVar[str] = "images"  # what the inputs are: images, sounds or features
     varying: ClassVar[tuple[str, int] | None] = None  # of inputs with lengths: their name in a batch, and their axis
@@ -91,8 +94,10 @@ class Encoder(nn.Module, ABC):
         for name in argument_names(type(self)):
             if hasattr(sizes, name):
                 setattr(self, name, getattr(sizes, name))
-        self.register_buffer("mean", torch.zeros(statistics))
-        self.register_buffer("std", torch.ones(statistics))
+        exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("mean", torch.zeros(statistics, dtype=exact))
+        self.register_buffer("std", torch.ones(statistics, dtype=exact))
+        self.register_buffer("_of_weights", torch.empty(0), persistent=False)  # has their precision
         self._is_measured = False
         self.keeps_statistics = False  # True if the weights expect the mean and deviation of their own training
 
@@ -194,7 +199,13 @@ class Encoder(nn.Module, ABC):
             picture = self.augment(picture)
             if missing is not None:  # a mask of zeros must not look like something that is there
                 picture = picture.masked_fill(missing, float("nan"))
-        return picture.to(self.mean.dtype), rows
+        return self.finished(picture, rows).to(self._of_weights.dtype), rows
+
+    def finished(
+        self, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None
+    ) -> Float[Tensor, "b channels height width"]:
+        """The inputs of the trunk in float32, from normalised ones."""
+        return picture
 
     def _refuse_other_sizes(self, picture: Float[Tensor, "b channels height width"], may_be_lower: bool) -> None:
         channels, height, width = self.picture_shape
@@ -249,6 +260,13 @@ class Encoder(nn.Module, ABC):
         self.mean.copy_(mean)
         self.std.copy_(std)
         self._is_measured = True
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Encoder":
+        exact = self.mean, self.std
+        super()._apply(fn, recurse)
+        if at_least_float32(self.mean).dtype != self.mean.dtype:
+            self.mean, self.std = (values.to(self.mean.device) for values in exact)
+        return self
 
     def _has_statistics(self) -> bool:
         """Whether mean or deviation differ from a new encoder's; True on the meta device, which has no values."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longseq.arguments import require, require_positive
 from longseq.attention import Mechanism
+from longseq.compat.torch import at_least_float32
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.patches import is_present
 from longseq.encoders.positions import Positions
@@ -127,17 +128,16 @@ class FeatureEncoder(Encoder):
         return torch.full((len(inputs),), inputs.shape[1], device=inputs.device)
 
     def front_end(self, inputs: Float[Tensor, "b n f+p"] | Mapping[str, Tensor]) -> Float[Tensor, "b f+p n 1"]:
-        return self.features_of(inputs).to(self.mean.dtype).mT[..., None]
+        return at_least_float32(self.features_of(inputs)).mT[..., None]
 
-    def prepared(
-        self, inputs: Any, is_augmented: bool = True
-    ) -> tuple[Float[Tensor, "b _ n 1"], Int64[Tensor, " b"] | None]:
-        """Also with waves in place of the coordinates."""
-        picture, rows = super().prepared(inputs, is_augmented)
+    def finished(
+        self, picture: Float[Tensor, "b f+p n 1"], rows: Int64[Tensor, " b"] | None
+    ) -> Float[Tensor, "b _ n 1"]:
+        """The inputs of the trunk: waves take the place of the coordinates."""
         if not self.num_coordinates:
-            return picture, rows
+            return picture
         features, places = picture.split([self.num_features, self.num_coordinates], dim=1)
-        return torch.cat([features, _waves(places, rows)], dim=1), rows
+        return torch.cat([features, _waves(places, rows)], dim=1)
 
     def _refuse_other_sizes(self, picture: Tensor, may_be_lower: bool) -> None:
         """``features_of`` has checked them."""

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longseq.attention.scaling import scaled_by_length
-from longseq.attention.shard import Split, exponentials, summed
+from longseq.attention.shard import Split, shared_softmax, summed
 from longseq.compat.torch import at_least_float32, without_autocast
 
 
@@ -49,13 +49,8 @@ class GatedPooling(Split):
             present = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         logits, exact = self._logits(tokens, present), at_least_float32(values)
         with without_autocast(exact):
-            if self.shard is None:
-                return (logits.softmax(1).mT @ exact)[:, 0].to(values.dtype)
-            there = None if present is None else present[..., None]
-            weights = exponentials(logits, 1, there, self.shard)
-            both = torch.cat([weights.mT @ exact, weights.sum(1, keepdim=True)], dim=-1)
-            sums = summed(both[:, 0], self.shard)
-            return (sums[:, :-1] / sums[:, -1:]).to(values.dtype)
+            weights = logits.softmax(1) if self.shard is None else shared_softmax(logits, 1, None, self.shard)
+            return summed((weights.mT @ exact)[:, 0], self.shard).to(values.dtype)
 
     def _logits(self, tokens: Float[Tensor, "b n d"], present: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n 1"]:
         values, gates = self.hidden(tokens).chunk(2, dim=-1)

@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from longseq.arguments import ArgumentError, require
 from longseq.encoders.patches import is_present, patches_of, without_padding
 
+NOT_OF_ALL_PROCESSES = (
+    "trainer.sync_batchnorm: not together with a stem, whose statistics leave out the padding of each process; "
+    "leave it out"
+)
 Rows = Int64[Tensor, " b"] | None  # the number of rows of each input before its padding; None without padding
 
 
@@ -66,11 +70,14 @@ class Pointwise(nn.Conv2d):
     """A convolution of 1 x 1 without bias.
 
     The gradient of its weight has the memory layout of the weight. With torch's own and channels_last it has not, and
-    DistributedDataParallel warns about that.
+    DistributedDataParallel warns about that. Pixels between the strides are left out before the convolution: on a
+    processor with AVX-512, torch 2.14's gradient of a strided one with four channels, channels_last and two threads
+    overwrites other memory.
     """
 
     def forward(self, input: Float[Tensor, "b channels height width"]) -> Tensor:
-        return F.conv2d(input, self.weight.flatten(1)[..., None, None], stride=self.stride)
+        rows, columns = self.stride
+        return F.conv2d(input[:, :, ::rows, ::columns], self.weight.flatten(1)[..., None, None])
 
 
 class RaggedBatchNorm(nn.BatchNorm2d):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longseq.arguments import require, require_positive
 from longseq.attention import Mechanism
+from longseq.compat.torch import at_least_float32
 from longseq.encoders.encoder import Encoder
 from longseq.encoders.positions import Positions
 from longseq.encoders.sound import SoundEncoder, padded_clips, rows_of_patches
@@ -92,7 +93,7 @@ class WaveformEncoder(SoundEncoder):
     def front_end(
         self, inputs: Float[Tensor, "b *channels samples"] | Mapping[str, Tensor]
     ) -> Float[Tensor, "b channels samples 1"]:
-        waveforms = self.waveforms_of(inputs).to(self.mean.dtype)[..., None]
+        waveforms = at_least_float32(self.waveforms_of(inputs))[..., None]
         return waveforms[:, None] if self.channels == 1 else waveforms
 
     def draw(self, pictures: Sequence[Float[Tensor, "channels _ 1"]], names: Sequence[str], limits: Any = None) -> Any:

@@ -20,6 +20,7 @@ from longseq.attention import TokenMixer
 from longseq.compat.lightning import (
     callbacks_of,
     hand_on_exact_inputs,
+    has_synced_batch_norms,
     is_resumed_averaging,
     keep_unbegun_averages,
     running_averages,
@@ -28,6 +29,7 @@ from longseq.compat.lightning import (
 from longseq.compat.torch import HAS_TRITON, is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.forward_pass import shard_of
+from longseq.encoders.stem import NOT_OF_ALL_PROCESSES
 from longseq.files.checkpoint import TO_TEACHER, Checkpoint, CheckpointError, misfit, read_checkpoint
 from longseq.files.checkpoint import data_of as data_described_by
 from longseq.files.description import allow_classes, build, build_from, describe, naming
@@ -203,7 +205,8 @@ class Classifier(pl.LightningModule):
         Raises:
             CheckpointError, SettingError: If the teacher, or the checkpoint to start from, cannot be used.
             TypeError: If the data module cannot be described; a checkpoint needs its description.
-            SettingError: If class_weights is balanced, and there is no data module with labels.
+            SettingError: If class_weights is balanced, and there is no data module with labels, or if the statistics of
+                a stem would be those of all processes.
         """
         if self._is_on("cpu"):
             keep_freed_memory()
@@ -213,6 +216,8 @@ class Classifier(pl.LightningModule):
         if self.encoder.mean.is_meta and not gets_parts:
             self._draw_weights()
         if stage == "fit":
+            if getattr(self.encoder, "stem", None) is not None and has_synced_batch_norms(self.trainer):
+                raise SettingError(NOT_OF_ALL_PROCESSES)
             self._describe_data()
             self._learn_labels()
             if self.teacher is not None:

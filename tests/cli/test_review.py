@@ -21,8 +21,9 @@ import soundfile
 from PIL import Image
 from tones import SMALL, rows, tone
 
+from datamodules import ImageFolder
 from longseq.cli.page.folder import read_page, write_index
-from longseq.cli.page.known import start_of
+from longseq.cli.page.known import RunTable, start_of
 from longseq.cli.review import _Server
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">&amp;.png"
@@ -96,6 +97,20 @@ def test_the_page_has_the_predictions_of_out_and_the_labels_of_the_folders(colou
 def test_names_of_files_are_no_markup(coloured: Path) -> None:
     text = (coloured / "page/index.html").read_text()
     assert "<img src=x" not in text and "\\u003cimg src=x" in text
+
+
+def test_a_new_row_of_a_file_has_its_group_and_the_split_of_the_group(coloured: Path, tmp_path: Path) -> None:
+    """The images 0.png to 11.png of each colour are of 12 groups."""
+    data = ImageFolder(str(coloured / "data"), groups=r"([0-9]+)\.png")
+    (tmp_path / "splits.csv").write_text(
+        "path,label,split,fold,group\nred/0.png,red,test,4,0\nblue/0.png,blue,test,4,0\nred/1.png,red,train,3,1\n"
+    )
+    table = RunTable(data, tmp_path, coloured / "new")
+    of_run, other = coloured / "data/blue/0.png", coloured / "new/green/0.png"
+    assert table.cells_of(str(of_run)) == {"split": "test", "fold": "4", "group": "0"}
+    assert table.cells_of(str(other)) == {"split": "test", "fold": str(other), "group": "0"}
+    unknown = coloured / "new/red/one.png"
+    assert table.cells_of(str(unknown)) == {"split": "train", "fold": str(unknown), "group": str(unknown)}
 
 
 @pytest.mark.parametrize(
@@ -354,6 +369,15 @@ def test_a_prediction_is_corrected_by_keyboard_exported_and_trained_from(coloure
     }"""
     assert files[2]["row"] not in tab.evaluate(of_run, files[2]["row"])  # a sample of the run that is marked as wrong
     assert "other.png,red,train" in tab.evaluate(of_run, "other.png")
+    of_group = """() => {
+        page.table.columns.push("group");
+        items.forEach((item) => { item.file.cells = { split: "test", group: "site" }; });
+        const text = table();
+        page.table.columns.pop();
+        items.forEach((item) => { item.file.cells = { split: "train" }; });
+        return text;
+    }"""
+    assert f"{files[3]['row']},blue,test,site" in tab.evaluate(of_group)
     with tab.expect_download() as download:
         tab.locator("#export").click()
     download.value.save_as(coloured / "page/labels.csv")

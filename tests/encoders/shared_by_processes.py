@@ -167,6 +167,23 @@ def mixed_features(group: Any) -> dict[str, Tensor]:
     return outcomes
 
 
+def of_many_tokens(group: Any) -> dict[str, Tensor]:
+    """Features in 16-mixed of more tokens than float16 can count; of one process without a group."""
+    outcomes = {}
+    for name in ("verma", "dynamic", "efficient by scaling"):
+        torch.manual_seed(0)
+        encoder = ImageEncoder((1, 360, 400), MECHANISMS[name], dim=8, depth=1, heads=2, positions="none").eval()
+        for parameter in encoder.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        images = torch.randint(0, 256, (1, 1, 360, 400))
+        encoder.measure([images])
+        if group is not None:
+            Sharding(encoder, group)
+        with torch.no_grad(), torch.autocast("cpu", torch.float16):
+            outcomes[name] = encoder(images).float()
+    return outcomes
+
+
 def bytes_of_a_step(height: int, group: Any) -> int:
     """How many bytes of collectives a forward and a backward pass of a process send."""
     sent: list[int] = []
@@ -233,6 +250,7 @@ def run(rank: int, size: int, folder: Path) -> None:
             results["refused"].append(str(error))
     results["bytes"] = [bytes_of_a_step(height, dist.group.WORLD) for height in (8, 80)]
     results["mixed"] = mixed_features(dist.group.WORLD)
+    results["many"] = of_many_tokens(dist.group.WORLD)
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

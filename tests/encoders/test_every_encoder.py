@@ -70,6 +70,17 @@ def test_features_are_finite_and_a_sample_has_them_in_any_batch(kind, number, me
 
 
 @EVERY
+def test_a_bfloat16_model_normalises_in_float32(kind, number):
+    encoder, inputs = measured(kind, number)
+    encoder.mean.add_(1000.3), encoder.std.mul_(1.003)  # no numbers of bfloat16
+    expected, rows = encoder.prepared(inputs)
+    picture, of_low = encoder.bfloat16().prepared(inputs)
+    assert picture.dtype == torch.bfloat16 and (rows is None or torch.equal(of_low, rows))
+    torch.testing.assert_close(picture, expected.bfloat16(), rtol=0, atol=0, equal_nan=True)
+    assert encoder(inputs).isfinite().all()
+
+
+@EVERY
 def test_every_parameter_has_a_gradient_with_checkpointing_and_without(kind, number):
     encoder, inputs = measured(kind, number)
 

@@ -7,7 +7,7 @@ from typing import Any
 import forked
 import pytest
 import torch
-from shared_by_processes import MECHANISMS, SMALL, cases, loss_of, mixed_features
+from shared_by_processes import MECHANISMS, SMALL, cases, loss_of, mixed_features, of_many_tokens
 
 from longseq.arguments import ArgumentError
 from longseq.attention import Linformer, Softmax
@@ -58,6 +58,12 @@ def test_bf16_mixed_with_checkpointing_is_that_of_one_process_to_the_rounding_of
         for of_process in results:
             difference = float((of_process["mixed"][name] - expected).norm() / expected.norm())
             assert 0 < difference < 2**-6, (name, difference)
+
+
+def test_in_16_mixed_sums_over_more_tokens_than_float16_can_count_stay_finite(results: list[dict[str, Any]]) -> None:
+    for name, expected in of_many_tokens(None).items():
+        for of_process in results:
+            assert (of_process["many"][name] - expected).norm() < 0.01 * expected.norm(), name
 
 
 def test_a_process_holds_its_own_columns_and_gathers_them_to_the_state_of_one_process(

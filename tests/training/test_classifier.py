@@ -15,7 +15,7 @@ import longseq
 from datamodules import Digits, Vowels
 from longseq.arguments import SettingError
 from longseq.attention import Linear, Linformer, Verma
-from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
+from longseq.encoders import Encoder, ImageEncoder, Residual, SpectrogramEncoder
 from longseq.files.checkpoint import CheckpointError, read_checkpoint
 from longseq.files.description import build, describe
 from longseq.training import Classifier
@@ -209,6 +209,13 @@ def test_the_loss_is_over_samples_and_summed_in_float32(precision: Any) -> None:
     labels = torch.cat([labels for _, labels in data.test_dataloader()])
     assert len(labels) == 359  # so the last batch is shorter than 50
     assert logged["test/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+def test_statistics_of_a_stem_are_not_those_of_all_processes() -> None:
+    model = Classifier(ImageEncoder((1, 8, 8), Verma(), patch_size=4, stem=Residual(), **SMALL), 10)
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, sync_batchnorm=True, logger=False, enable_checkpointing=False)
+    with pytest.raises(SettingError, match="sync_batchnorm: not together with a stem"):
+        trainer.fit(model, datamodule=Digits())
 
 
 def test_an_interrupted_evaluation_leaves_nothing_behind() -> None:

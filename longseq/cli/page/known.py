@@ -13,6 +13,7 @@ from typing import Any
 # as recorders name their files: 20240131_235900.WAV (AudioMoth), SM4_20240131_235900.wav (Song Meter)
 _STARTED = re.compile(r"(?<!\d)(\d{4})-?(\d\d)-?(\d\d)[T_ -]?(\d\d)[:_-]?(\d\d)[:_-]?(\d\d)(?!\d)")
 # what divides the data of the run into clips and splits, which the page's table has as they are
+_OF_ROWS = "path", "label", "start", "end"  # columns that differ between the rows of a file
 _DIVIDES = ("clip_seconds", "min_overlap", "test_fold", "val_fold", "folds", "fold")
 
 
@@ -52,16 +53,34 @@ class RunTable:
         self.rows = [list(row.values()) for row in rows] if is_folder else []
         is_whole = not {"start", "end"} & {*self.columns}
         self._labels = {row["path"]: row["label"] for row in rows} if is_folder and is_whole else {}
-        self._splits = {row["path"]: row["split"] for row in rows} if is_folder else {}
+        self._of_files = {row["path"]: row for row in rows} if is_folder else {}
+        self._of_groups = {row["group"]: row for row in self._of_files.values() if "group" in row}
+        self._input, self._datamodule = input if input.is_dir() else input.parent, datamodule
 
     def path_of(self, file: str) -> str:
         """The path of a file in the table."""
-        path, root = Path(os.path.abspath(file)), Path(os.path.abspath(self.root))
-        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+        return _below(self.root, file)
 
     def split_of(self, row: str) -> str:
         """The split of a file in the run; empty if it was in none."""
-        return self._splits.get(row, "")
+        return self._of_files[row]["split"] if row in self._of_files else ""
+
+    def cells_of(self, file: str) -> dict[str, str]:
+        """What a new row of a file has besides its class and its times.
+
+        A file of the run has what its other rows have. Another file has the group that the data finds in its path, and
+        the split of that group. If it finds none, the file is a training sample, and its path stands for what is not
+        known of it, so that it is a group of its own.
+        """
+        row = self.path_of(file)
+        own = {name: row for name in self.columns if name not in _OF_ROWS}
+        if row in self._of_files:
+            return {name: self._of_files[row][name] for name in own}
+        below = row if not os.path.isabs(row) else _below(self._input, row)
+        group = self._datamodule.group_of(below) if self._of_groups else ""
+        if group:
+            own["group"] = group
+        return {**own, "split": self._of_groups[group]["split"] if group in self._of_groups else "train"}
 
     def label_of(self, file: str, row: str, classes: Sequence[str], separator: str | None) -> list[int] | None:
         """The classes of a file: by the run's table, or else by a folder with the name of a class; None if unknown."""
@@ -70,6 +89,12 @@ class RunTable:
             return [classes.index(name) for name in names if name in classes]
         named = [part for part in reversed(Path(file).parent.parts) if part in classes]
         return [classes.index(named[0])] if named else None
+
+
+def _below(folder: Path, file: str) -> str:
+    """The path of a file below a folder; the absolute path if it lies elsewhere."""
+    path, folder = Path(os.path.abspath(file)), Path(os.path.abspath(folder))
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -90,8 +90,7 @@ function table() {
     const label = decided(item) ? decisions[item.key].label : undefined;
     if (label === null) all.delete(item.key); // wrong, without another class
     if (!label) continue;
-    const fresh = { path: item.file.row, start: item.start, end: item.end, split: item.file.split || "train" };
-    const row = all.get(item.key) || { ...Object.fromEntries(header.map((name) => [name, item.file.row])), ...fresh };
+    const row = all.get(item.key) || { ...item.file.cells, path: item.file.row, start: item.start, end: item.end };
     all.set(item.key, { ...row, label: label.join(page.separator ?? "") });
   }
   const cell = (value) => (/[",\r\n;]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);

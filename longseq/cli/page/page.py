@@ -168,6 +168,7 @@ class Page:
         for number, path in enumerate(paths):
             row, target = self._table.path_of(path), part / str(number)
             of_file: dict[str, Any] = {"path": path, "row": row, "split": self._table.split_of(row)}
+            of_file["cells"] = self._table.cells_of(path)
             of_file["known"] = self._table.label_of(path, row, self.model.class_names, separator)
             of_file["explained"] = explained.get(path)
             if self.kind == "images":
