@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.tensorboard import SummaryWriter
 
 from datamodules import Digits, ImageFolder, Shift
-from longseq.attention import Linformer
-from longseq.encoders import Encoder, ImageEncoder, SpectrogramEncoder
+from longseq.attention import Linformer, Verma
+from longseq.encoders import Encoder, ImageEncoder, Residual, SpectrogramEncoder
 from longseq.encoders.drawing import mel_row
 from longseq.tasks import MultiLabel, SingleLabel, Task
 from longseq.training import Classifier
@@ -42,6 +42,7 @@ from longseq.training.board.tensorboard import (
     InputSamples,
     Overview,
     RateAndNorm,
+    _choices,
     _name_of,
 )
 
@@ -371,6 +372,12 @@ def test_the_curves_of_a_run_that_went_on_have_each_step_once_and_nothing_is_sai
                 writer.add_scalar("loss", value, step)
     assert read_curves(tmp_path / "run") == {"loss": [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]}
     assert not caplog.records
+
+
+def test_a_model_without_blocks_has_no_attention_in_the_hparams_tab() -> None:
+    model = Classifier(ImageEncoder((1, 8, 8), Verma(), patch_size=4, stem=Residual(), depth=0, dim=8, heads=1), 10)
+    choices = _choices(pl.Trainer(accelerator="cpu", logger=False), model)
+    assert choices["attention"] == "no blocks" and choices["tokens"] == 4
 
 
 def test_two_folders_are_two_data_sets_in_the_hparams_tab() -> None:

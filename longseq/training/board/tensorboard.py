@@ -294,9 +294,10 @@ class BestFigure(pl.Callback):
 def _choices(trainer: pl.Trainer, model: Classifier) -> dict[str, Any]:
     """What people compare runs by, then all settings of the model. The tab sorts names, and ticks the first five."""
     data: Any = getattr(trainer, "datamodule", None)
-    attention, seed = model.encoder.attention, os.environ.get("PL_GLOBAL_SEED")  # which seed_everything has set
+    attention = model.encoder.attention if model.encoder.depth else None
+    seed = os.environ.get("PL_GLOBAL_SEED")  # which seed_everything has set
     compared = {
-        "attention": type(attention).__name__,
+        "attention": "no blocks" if attention is None else type(attention).__name__,
         "batch_size": getattr(data, "batch_size", None),
         "data": None if data is None else _name_of(data),
         "k": str(getattr(attention, "k", None)),
