@@ -32,6 +32,7 @@ _LINFORMER, _VERMA, _NONE = "Linformer, Dynamic", "Verma without E", "no attenti
 _DYNAMIC = "--model.encoder.attention Linformer --model.encoder.attention.projection Dynamic"
 _SPEAKERS = "--config audio/needles --data.root DATA --data.test_speakers [theo,yweweler] --data.val_speakers [lucas]"
 _DIGITS = f"{_SPEAKERS} --data.held_out_digits [7,8,9]"
+_PIXELS = "--config image/mnist --data.root DATA --trainer.limit_val_batches 16"
 _MIXING = {"Linformer, k = 64": "", "static E": "--config controls/static --model.encoder.attention.k 64"}
 _LEVELS = 1, 2, 4, 6, 14  # dashes
 
@@ -91,7 +92,7 @@ EXPERIMENTS = {
     ),
     "pixels": Experiment(
         4,
-        "--config image/mnist --data.root DATA",
+        _PIXELS,
         {
             **_MIXING,
             "one key": "--config controls/one_key",
@@ -102,7 +103,7 @@ EXPERIMENTS = {
     ),
     "pixels/permuted": Experiment(
         4,
-        "--config image/mnist --data.root DATA --data.permutation 0 --data.augment [] --model.encoder.local null",
+        f"{_PIXELS} --data.permutation 0 --data.augment [] --model.encoder.local null",
         _MIXING,
         (["Linformer, k = 64"], ["static E"]),
         rates_of="pixels",
