@@ -56,16 +56,17 @@ def answers_of(ckpt_path: Path, root: str | None = None, allow_class: Sequence[s
     model, data = model_and_data(ckpt_path, allow_class, root)
     data.setup("test")
     samples = data.splits()["test"]
-    outputs, labels = [], []
+    answers, labels = [], []
     with torch.inference_mode():
         for batch in torch.arange(len(samples)).split(data.batch_size):  # a loader sorts sounds by their lengths
             inputs, of_batch = samples.__getitems__(batch.tolist())
-            outputs.append(model(inputs))
-            labels.append(of_batch)
+            predicted, expected = model.task.measured(model.head, model.task.predicted(model(inputs)), of_batch)
+            answers.append(predicted.argmax(1) if predicted.ndim > 1 else predicted)
+            labels.append(expected)
     truth = torch.cat(labels)
     if truth.ndim != 1 or truth.is_floating_point():
         raise SystemExit(f"error: {ckpt_path}: must be of a model that gives each sample one class; give another")
-    return Tested(list(samples.names), truth.tolist(), (torch.cat(outputs).argmax(1) == truth).numpy())
+    return Tested(list(samples.names), truth.tolist(), (torch.cat(answers) == truth).numpy())
 
 
 def group_of(name: str, pattern: str | None) -> str:

@@ -196,6 +196,11 @@ def _unchanged(data: Any) -> Any:
     return data
 
 
+def stops_early(trainer: pl.Trainer) -> bool:
+    """Whether a callback ends the training after this epoch."""
+    return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+
 def has_synced_batch_norms(trainer: pl.Trainer) -> bool:
     """Whether the trainer replaces BatchNorms by torch's SyncBatchNorm."""
     return trainer._accelerator_connector._layer_sync is not None

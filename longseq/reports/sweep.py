@@ -16,10 +16,12 @@ import yaml
 from longseq.arguments import ArgumentError
 from longseq.compat.lightning import watched_figure
 from longseq.files.checkpoint import read_any
+from longseq.files.description import build
 from longseq.files.storage import write_text
 from longseq.reports.equal_time import TRIAL, steps_within
 from longseq.reports.plots import COLOURS, Report, machine, markdown, panels, styled
 from longseq.reports.processes import run_python
+from longseq.tasks import Task
 from longseq.training.divergence import DivergenceError
 
 Setting = tuple[tuple[str, str], ...]  # flags and their values
@@ -294,11 +296,17 @@ class _Runs:
 
     def is_lowest_best(self) -> bool:
         """Whether the lowest value of the metric is the best. The runs say so for the metric that chooses their best
-        checkpoints; any other metric must be a loss."""
+        checkpoints, and torchmetrics for the others."""
         assert self.metric is not None
         (result, *_) = (self.folder / "runs").glob("*/*/metrics.json")
         watched, is_lowest = _watched(result)
-        return is_lowest if watched == self.metric else self.metric.endswith("loss")
+        if watched == self.metric:
+            return is_lowest
+        settings = read_any(result.with_name("last.ckpt"))["hyper_parameters"]
+        task, num_classes = build(settings["task"], Task), settings["num_classes"]
+        metrics = {**task.own_metrics(num_classes), **task.user_metrics(num_classes)}
+        name = self.metric.partition("/")[2]
+        return name == "loss" or (name in metrics and metrics[name].higher_is_better is False)
 
     def _limit_of_tests(self, setting: Setting) -> str:
         """trainer.limit_test_batches of a training, from the configurations, the grid and the flags."""

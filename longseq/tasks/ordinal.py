@@ -71,7 +71,9 @@ class Ordinal(SingleLabel):
 
     def outputs_of(self, scores: Float[Tensor, "b classes"], are_probabilities: bool) -> Float[Tensor, "b c"]:
         exact = scores.double()
-        return _above(exact if are_probabilities else exact.softmax(-1)).logit(1e-12).float()
+        exact = exact if are_probabilities else exact.softmax(-1)
+        # a network may have further classes, so that the probabilities of these do not sum to 1
+        return _above(exact / exact.sum(-1, keepdim=True).clamp(min=1e-30)).logit(1e-12).float()
 
     def own_metrics(self, num_classes: int) -> dict[str, Metric]:
         return {

@@ -118,7 +118,15 @@ class Regression(Task):
 
 
 class _Explained(R2Score):
-    """torchmetrics' R2, but NaN for fewer than two samples, where torchmetrics raises an error."""
+    """torchmetrics' R2 in float64, and NaN for fewer than two samples, where torchmetrics raises an error. In float32
+    its sums of squares cancel if amounts are far from 0: it says 1.03 for 0.75 if they are 10,000 deviations away."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.set_dtype(torch.float64)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        super().update(preds.double(), target.double())
 
     def compute(self) -> Tensor:
         return super().compute() if self.total > 1 else torch.full_like(self.residual, torch.nan).mean(-1)

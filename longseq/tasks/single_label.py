@@ -77,7 +77,7 @@ class SingleLabel(Task):
         return class_names[int(target)] if target.ndim == 0 else " + ".join(shares_of(target, class_names))
 
     def counts(self, labels: Int64[Tensor, " n"], num_classes: int) -> Int64[Tensor, " classes"]:
-        return labels.bincount(minlength=num_classes)
+        return _one_each(labels).bincount(minlength=num_classes)
 
 
 def _one_each(labels: Tensor) -> Int64[Tensor, " b"]:

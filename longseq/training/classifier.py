@@ -359,7 +359,8 @@ class Classifier(pl.LightningModule):
         """The inputs and targets of a training batch, and what a teacher gives of it, mixed if ``mix`` is given."""
         if self.mix is None or self.task.predicts is None:
             return inputs, labels, *taught
-        targets = self.task.targets(labels, self.num_classes).to(self.device).to(self.dtype)
+        exact = torch.promote_types(self.dtype, torch.float32)  # bfloat16 has too few digits for amounts
+        targets = self.task.targets(labels, self.num_classes).to(self.device).to(exact)
         inputs, both = self.mix(inputs, torch.cat([targets, *taught], dim=1))
         return inputs, *both.split([targets.shape[1], *(rows.shape[1] for rows in taught)], dim=1)
 

@@ -21,6 +21,7 @@ from longseq.compat.lightning import (
     is_followed_by_validation,
     put_before_validation,
     resume_last_validation,
+    stops_early,
 )
 from longseq.training.classifier import Classifier
 from longseq.training.divergence import refuse_bad_weights
@@ -59,9 +60,19 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs those after 
         self._group: Any = None
         self._validation_is_to_come = False
         self._shared_batches = 0  # validation batches that every rank has
+        self._is_over = False  # whether a callback has ended the training
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         resume_last_validation(trainer)
+        # whoever resumes a training that was tested wants it to go on
+        was_tested = trainer.strategy.broadcast(self.last.with_name("metrics.json").exists())
+        trainer.should_stop = trainer.should_stop or (self._is_over and not was_tested)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is_over": self._is_over}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._is_over = state_dict.get("is_over", False)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
         self._ends_within_epoch = trainer.global_step == trainer.max_steps and not trainer.is_last_batch
@@ -113,6 +124,7 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs those after 
         self._shared_batches = -self._agree(-int(own), False)[0]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._is_over = stops_early(trainer)
         if not self._ends_within_epoch:  # Lightning would count a part of an epoch as a whole one
             trainer.save_checkpoint(self.last)
         self._stop(trainer)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import yaml
 from pytorch_lightning.callbacks import EarlyStopping
@@ -160,6 +161,25 @@ def test_early_stopping_stops_after_as_many_validations_as_its_patience(command:
     assert done.code == 0, done.err
     assert len(steps) == 2 * BATCHES
     assert Path("runs/x/0/metrics.json").is_file() and "test accuracy" in done.out
+
+
+def test_a_training_that_a_callback_has_ended_is_not_continued_if_it_was_killed_in_its_test(
+    command: Callable, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping = added("EarlyStopping", monitor="val/loss", min_delta=100, patience=1)
+
+    def kill(*_: object, **__: object) -> None:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pl.Trainer, "test", kill)
+        assert command(*UNLOGGED, *stopping).code == 137
+    assert len(steps) == 2 * BATCHES and not Path("runs/x/0/metrics.json").exists()
+    done = command(*UNLOGGED, *stopping, "--resume")
+    assert done.code == 0, done.err
+    assert len(steps) == 2 * BATCHES and "test accuracy" in done.out
+    assert command(*UNLOGGED, *stopping, "--resume", "runs/x/0").code == 0  # of a finished training, on purpose
+    assert len(steps) > 2 * BATCHES
 
 
 def test_a_figure_that_is_better_again_before_min_epochs_stops_no_training(

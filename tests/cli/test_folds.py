@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 import yaml
 from PIL import Image
 from several_runs import killed_in, same, weights
+
+from longseq.cli.runs.folds import write_report
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.encoder.dim", "8", "--model.encoder.depth", "1", "--trainer.max_epochs", "2"]
@@ -74,6 +77,20 @@ def test_every_fold_is_an_ordinary_run_and_the_table_has_mean_and_spread(whole: 
     assert sorted(path.name for path in Path("runs/x").iterdir()) == ["0", "1", "2", "3", "4"]
     assert same(weights("x/4"), weights("x/1"))
     assert command("test", "--ckpt_path", "runs/x/1/best.ckpt", "--trainer.limit_test_batches", "1").code == 0
+
+
+def test_a_figure_that_a_fold_lacks_has_no_mean_and_hides_no_other(tmp_path: Path) -> None:
+    """As the R2 of a fold with one sample."""
+    for number, explained in ((1, 0.5), (2, math.nan)):
+        run = tmp_path / f"x/{number}"
+        run.mkdir(parents=True)
+        config = {"data": {"init_args": {"fold": number}}, "trainer": {"accelerator": "cpu"}}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "series.json").write_text('{"folds": 2}')
+        (run / "metrics.json").write_text(json.dumps({"test/mae": float(number), "test/r2": explained}))
+    write_report(tmp_path / "x", 2, [])
+    (mean,) = [row for row in rows_of(str(tmp_path / "x/2/folds.csv")) if row["fold"] == "mean"]
+    assert (mean["test mae"], mean["test r2"]) == ("1.5000", "nan")
 
 
 @pytest.mark.parametrize(

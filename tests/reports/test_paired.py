@@ -11,7 +11,8 @@ import small_sets
 import torch
 from scipy.stats import binomtest
 
-from datamodules import AudioFolder
+from datamodules import AudioFolder, Digits
+from longseq.tasks import Ordinal, SingleLabel, Task
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/paired.py"
 
@@ -71,6 +72,8 @@ def test_a_group_is_what_the_pattern_matches(paired: Any) -> None:
 class LongIsHorns:
     """Answers horns for each clip of more than 90 ms, and else bells."""
 
+    task, head = SingleLabel(), None
+
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         is_long = batch["lengths"] > 720
         return torch.stack([~is_long, is_long], dim=1).float()
@@ -89,6 +92,21 @@ def test_an_answer_stands_beside_the_name_of_its_sample_though_a_loader_sorts_by
     numbers = [int(Path(name).stem) for name in answered.names]
     assert sorted(numbers) == list(range(12)) and answered.labels == [number % 2 for number in numbers]
     assert answered.right.tolist() == [(number >= 9) == (number % 2) for number in numbers]
+
+
+def test_the_answer_of_grades_is_their_median(paired: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of Ordinal are questions, not classes: this model says yes to two of three for every digit."""
+
+    class Second:
+        task: Task = Ordinal()
+        head = None
+
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([3.0, 1.0, -2.0]).expand(len(images), 3)
+
+    monkeypatch.setattr(paired, "model_and_data", lambda *_: (Second(), Digits()))
+    answered = paired.answers_of(Path("any.ckpt"))
+    assert answered.right.tolist() == [label == 2 for label in answered.labels]
 
 
 def test_two_trainings_are_compared_by_one_command(

@@ -133,6 +133,22 @@ def test_of_a_figure_whose_lowest_is_best_the_lowest_is_chosen_and_tests_may_be_
     assert not any("test/l1" in figures for figures in figures_of(tmp_path).values())
 
 
+def test_of_a_users_metric_torchmetrics_says_which_is_best(command, forked_reports, tmp_path):
+    flags = [
+        "--model.task",
+        "SingleLabel",
+        "--model.task.metrics",
+        "{error: {metric: MulticlassHingeLoss}}",
+        "--metric",
+        "val/error",
+        *SHORT,
+    ]
+    done = command("sweep", "--config", DIGITS, "--grid", "model.learning_rate=1e-30,1e-2", "--seeds", "1", *flags)
+    assert done.code == 0, done.err
+    of_rates = {name: figures["val/error"] for name, figures in figures_of(tmp_path).items()}
+    assert f"best by val error: {min(of_rates, key=of_rates.__getitem__).partition(',seed')[0]}" in done.out
+
+
 def test_a_baseline_is_tested_beside_the_best_setting(command, forked_reports, tmp_path):
     grid = ["--grid", "model.encoder.attention.k=4,8", "--baseline", "model.encoder.attention=Softmax"]
     done = command("sweep", "--config", DIGITS, *grid, "--seeds", "1", *SHORT)

@@ -7,12 +7,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import r2_score
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MultilabelAUROC, MultilabelF1Score
 
 from longseq import ImageEncoder, Softmax
-from longseq.tasks import Answer, MultiLabel, SingleLabel, Task
+from longseq.arguments import SettingError
+from longseq.tasks import Answer, MultiLabel, Ordinal, Regression, SingleLabel, Task
 from longseq.training import Classifier, MixUp
 
 DIGITS = str(Path(__file__).parents[2] / "configs/image/digits.yaml")
@@ -133,6 +135,38 @@ def test_the_loss_of_bfloat16_outputs_is_computed_in_float32(task: Task, smoothi
         value.backward()
     assert outputs.grad is not None and exact.grad is not None
     torch.testing.assert_close(outputs.grad.double(), exact.grad, rtol=2**-8, atol=0)
+
+
+def test_r2_of_amounts_far_from_0_is_that_of_scikit_learn() -> None:
+    labels = 1e6 + torch.randn(1000, 1, dtype=torch.float64).float()
+    predicted = labels + 0.5 * torch.randn(1000, 1)
+    explained = Regression().own_metrics(1)["r2"]
+    for batch in zip(predicted.split(64), labels.split(64), strict=True):
+        explained.update(*batch)
+    assert float(explained.compute()) == pytest.approx(r2_score(labels.double(), predicted.double()), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixed_amounts_keep_their_digits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MixUp, "share", lambda _: 0.75)
+    encoder = ImageEncoder((1, 8, 8), Softmax(), dim=16, depth=1, heads=2)
+    model = Classifier(encoder, 1, task=Regression(mean=[2000.0], std=[5.0]), mix=MixUp(1e-3)).to(dtype)
+    labels = torch.tensor([[1993.0], [1997.0], [2003.0], [2005.0]])
+    _, targets = model.mixed(torch.rand(4, 1, 8, 8), labels)
+    torch.testing.assert_close(targets, 0.75 * labels + 0.25 * labels.roll(1, 0), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("task", [SingleLabel(), Ordinal()])
+def test_counts_of_several_labels_a_sample_are_refused_in_one_line(task: Task) -> None:
+    with pytest.raises(SettingError, match="give --model.task MultiLabel"):
+        task.counts(torch.tensor([[1, 0], [1, 1]]), 2)
+
+
+def test_what_a_network_gives_to_foreign_classes_is_above_no_grade() -> None:
+    task = Ordinal()
+    outputs = task.outputs_of(torch.tensor([[0.1, 0.0, 0.0], [0.2, 0.2, 0.4]]), are_probabilities=True)
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.25, 0.5]])
+    torch.testing.assert_close(task.probabilities(outputs), expected, rtol=0, atol=1e-6)
 
 
 def test_a_class_without_a_sample_has_no_figure() -> None:

@@ -1,6 +1,7 @@
 """k-fold cross-validation: a run for each fold, then a table with mean and spread of the figures."""
 
 import json
+import math
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +112,8 @@ def write_report(experiment: Path, folds: int, args: Sequence[str]) -> None:
     for what, of in {
         "mean": statistics.mean, "standard deviation": statistics.stdev, "lowest": min, "highest": max,
     }.items():  # fmt: skip
-        rows.append([what, "", *(_four(of(column)) for column in columns)])
+        spread = [math.nan if any(map(math.isnan, column)) else of(column) for column in columns]
+        rows.append([what, "", *map(_four, spread)])
     last = max(runs.values(), key=lambda run: int(run.name))
     write_csv(last / "folds.csv", header, rows)
     table = markdown(header, rows)
