@@ -102,7 +102,7 @@ class Embeds(OnDisk):
 
     def token_blocks(self, part: Part) -> Iterator[Float[Tensor, "n f_and_p"]]:
         """The tokens of a part of a file; of a long recording in blocks, so that little of it is in memory at a time.
-        They are NaN where it could not be read."""
+        If the recording breaks off, so do the tokens; all are NaN if none of it could be read."""
         path, start, end = part
         network, hop = self._of_network(), self.token_seconds
         if hop is None or end is None or end - start <= _BLOCK_SECONDS:
@@ -115,7 +115,12 @@ class Embeds(OnDisk):
         for first in range(0, whole, number):
             begin = start + first * hop
             of_block = self.embedded(self.read_part((path, begin, min(begin + number * hop + beyond, end))))
-            yield of_block[: min(number, whole - first)]
+            wanted = min(number, whole - first)
+            if first and of_block.isnan().all():
+                return
+            yield of_block[:wanted]
+            if len(of_block) < wanted:
+                return  # tokens after a place that cannot be read would get the times of earlier ones
 
     def samples_of(self, inputs: Sequence[Tensor] | Tensor, *arguments: Any, **details: Any) -> Samples:
         return (super().samples_of if self.network is None else Bags)(inputs, *arguments, **details)

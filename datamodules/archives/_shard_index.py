@@ -17,7 +17,7 @@ from torch import Tensor
 from datamodules.cache import cached, stamp
 from datamodules.errors import DataError
 
-_VERSION = 2  # increased when the content of an index changes
+_VERSION = 3  # increased when the content of an index changes
 _BLOCK = 512  # bytes of a block of a tar archive
 _LONGEST_LABEL = 1000  # characters; Python reads no number of more than 4300 digits
 _LONGEST_JSON = 2**24  # bytes; Python objects may take thirty times as much
@@ -126,7 +126,8 @@ def _read_index(path: Path, suffixes: frozenset[str], field: str) -> Index:
                             raise wrong("has an empty label; write its class into its .cls file")
                         if len(plain) > _LONGEST_LABEL:
                             raise wrong(f"has a label of {len(plain)} characters; write its class into its .cls file")
-                        value = json.dumps(int(plain) if plain.isdecimal() else plain)
+                        is_number = plain.isdecimal() and plain == str(int(plain))  # 007 is a name
+                        value = json.dumps(int(plain) if is_number else plain)
                         label = numbers[text] = codes.setdefault(value, len(codes))
                 elif ending == b".json" and label < 0:
                     if size > _LONGEST_JSON:
@@ -190,6 +191,14 @@ def _members(path: Path, content: mmap.mmap) -> Iterator[_Member]:
             if header[345]:
                 name = header[345:500].partition(b"\0")[0] + b"/" + name
             yield name.removeprefix(b"./"), start, size
+    _refuse_second(path, content, at)
+
+
+def _refuse_second(path: Path, content: mmap.mmap, end: int) -> None:
+    """Check that no archive follows the end of an archive: most programs would ignore it."""
+    if (second := content.find(b"ustar", end)) >= 0:
+        what = f"holds another archive from byte {second - 257} on, as cat writes it"
+        raise DataError(f"{path}: {what}; give each a file of its own, or join them with tar --concatenate")
 
 
 def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[_Member]:
@@ -210,5 +219,6 @@ def _members_of_any_form(path: Path, content: mmap.mmap) -> Iterator[_Member]:
     # a seek in a mapped file raises ValueError beyond its end, and OverflowError far beyond it
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: cut off or damaged ({error}); {REMEDY}") from error
+    _refuse_second(path, content, end)
     if content[end : end + _BLOCK] != bytes(_BLOCK):  # tarfile takes an invalid header for the end of the archive
         raise DataError(f"{path}: cut off or damaged at byte {end}; {REMEDY}")

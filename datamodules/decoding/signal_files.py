@@ -133,6 +133,9 @@ def _of_arrays(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, A
     if not chosen:
         held = ", ".join(sorted(arrays)[:5]) or "nothing"
         raise DataError(f"{path}: holds {held}; call the array (channels, samples) {_SIGNALS[0]}")
+    same = [name for name in arrays if name.rpartition("/")[2] == chosen[0].rpartition("/")[2]]
+    if len(same) > 1:
+        raise DataError(f"{path}: holds {' and '.join(same[:2])}; write each signal to a file of its own")
     array = arrays[chosen[0]]
     return _of_array(path, array, {**attributes, **getattr(array, "attrs", {}), **notes})
 
@@ -148,6 +151,8 @@ def _of_array(path: Path, array: Any, notes: Mapping[str, Any]) -> Signal:
         return np.asarray(values)[list(channels)]
 
     rate = next((float(np.asarray(notes[key]).item()) for key in _RATES if key in notes), None)
+    if rate is not None and not 0 <= rate <= 1_000_000:
+        raise DataError(f"{path}: states a rate of {rate:g} Hz; write its samples per second, up to 1,000,000")
     names = next((_texts(notes[key]) for key in _NAMES if key in notes), ())
     units = next((_texts(notes[key]) for key in _UNITS if key in notes), ("",))
     if len(names) not in (0, number):
@@ -218,7 +223,11 @@ def _csv(path: Path) -> Iterator[Signal]:
         first = file.readline()
         file.seek(0)
         delimiter = max("\t;,", key=first.count)
-        lines = [line for line in csv.reader(file, delimiter=delimiter) if line]
+        lines = list(csv.reader(file, delimiter=delimiter))
+    while lines and not lines[-1]:
+        lines.pop()
+    is_single = max(map(len, lines), default=0) == 1  # then an empty line is an empty cell
+    lines = [line or [""] for line in lines if line or is_single]
     names = tuple(name.strip() for name in lines.pop(0)) if lines and _is_of_names(lines) else ()
     if "" in names:
         what = f"column {names.index('') + 1} has no name, as pandas writes its index"

@@ -333,7 +333,8 @@ def _resampler(from_hz: float, to_hz: int) -> nn.Module:
     gigabytes: 16001 Hz is taken for 16000 Hz, an inaudible error of 6e-5. The largest error is 3e-4, and
     ``change_rate`` prevents it from adding up.
     """
-    ratio = (Fraction(to_hz) / Fraction(from_hz)).limit_denominator(2000)
+    exact = Fraction(to_hz) / Fraction(from_hz)
+    ratio = exact.limit_denominator(2000) if exact * 2000 >= 1 else Fraction(1, round(1 / exact))
     return Resample(ratio.denominator, ratio.numerator)
 
 

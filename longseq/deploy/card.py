@@ -1,6 +1,7 @@
 """The model card of a run: README.md in its folder, and card.png."""
 
 import math
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 import longseq
 from longseq.encoders.lettering import drawable, key_of
 from longseq.files.description import settings_of
-from longseq.files.storage import refuse_foreign, write_text
+from longseq.files.storage import is_foreign, refuse_foreign, write_text
 from longseq.reports.baseline import Baseline
 from longseq.reports.interval import wilson
 from longseq.reports.plots import COLOURS, machine, markdown, refuse_foreign_picture, save, styled
@@ -88,13 +89,28 @@ def write_card(
     write_text(run / FILES[0], "\n\n".join(section.strip("\n") for section in sections if section) + "\n")
 
 
+_MARK = rb"\A---\n(?:.*\n)*?library_name: longseq\n"
+
+
+def replace_card(of_run: Path, folder: Path) -> None:
+    """Put the card of a run beside a model that was written to a folder, in place of an earlier model's. Other files of
+    these names in the run's folder are not shared."""
+    if of_run.resolve() == folder.resolve():
+        return
+    is_ours = (of_run / FILES[0]).is_file() and not is_foreign(of_run / FILES[0], _MARK)
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+        if is_ours and (of_run / name).is_file():
+            shutil.copyfile(of_run / name, folder / name)
+
+
 def refuse_other_card(folder: Path, argument: str) -> None:
     """Check that a folder holds no README.md or card.png that longseq did not write.
 
     Raises:
         ValueError: If it does; the message names the argument.
     """
-    refuse_foreign(folder / FILES[0], argument, rb"\A---\n(?:.*\n)*?library_name: longseq\n")
+    refuse_foreign(folder / FILES[0], argument, _MARK)
     if not (folder / FILES[0]).exists():  # a card.png of longseq 0.1 has no mark, but a README.md beside it
         refuse_foreign_picture(folder / FILES[1], argument)
 

@@ -115,9 +115,11 @@ def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[T
         (batch,) = batches_of(data, [part])
         with torch.inference_mode():
             chances = model.predict_step(batch, 0)[0]
-        if best is None or chances.max() > best[2].max():
+        is_heard = not chances.isnan().any()  # a part that is a gap has no probabilities
+        if is_heard and (best is None or chances.max() > best[2].max()):
             best = batch, part[1], chances
-    assert best is not None
+    if best is None:
+        raise ArgumentError("input", f"must hold something besides gaps, got {path}; give another")
     return best
 
 
@@ -130,7 +132,9 @@ def _where(encoder: Any, attribution: Attribution, start: float, inputs: InputSp
         return f"half of the attribution lies in {pixels} of {len(size)} {unit}"
     first, last = shortest_half(attribution.by_row())
     frame = encoder.row_seconds / stride_of(encoder.trunk.patch_embed)[0]
-    return f"half of the attribution lies between {start + first * frame:.2f} and {start + (last + 1) * frame:.2f} s"
+    begin, end = start + first * frame, start + (last + 1) * frame
+    digits = 2 if end - begin >= 0.05 else 6
+    return f"half of the attribution lies between {begin:.{digits}f} and {end:.{digits}f} s"
 
 
 def shortest_half(shares: Float[Tensor, " n"]) -> tuple[int, int]:
@@ -241,7 +245,9 @@ def _draw_sound(
         shares.plot(times, of_frames / frame, color=COLOURS[2 + number], label=f"{_short(label)} {chance}", linewidth=1)
     shares.set(ylabel="share a second", title="Gradient times input")
     # above the axes, where the legend hides no curve
-    for text in shares.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():
+    lines = shares.lines  # given, because by itself a legend leaves out names that begin with _
+    labels = [str(line.get_label()) for line in lines]
+    for text in shares.legend(lines, labels, fontsize=7, loc="lower right", bbox_to_anchor=(1, 1)).get_texts():
         text.set(**lettering(text.get_text()))
     in_row = encoder.trunk.patch_embed.grid_size[1]
     weights = attributions[0].rollout.unflatten(0, (-1, in_row)).sum(1)

@@ -126,7 +126,7 @@ def _preprocessing_of(predictor: Predictor) -> dict[str, Any]:
     the file does."""
     encoder: Any = predictor.model.encoder
     in_file: dict[str, Any] = {
-        name: [round(value, 6) for value in getattr(encoder, name).flatten().tolist()] for name in ("mean", "std")
+        name: [float(f"{value:.7g}") for value in getattr(encoder, name).flatten().tolist()] for name in ("mean", "std")
     }
     log_mel = getattr(encoder, "log_mel", None)
     if isinstance(log_mel, LogMel):
@@ -156,7 +156,8 @@ def largest_difference(model: Any, program: Program, run: Run, batch: Any) -> fl
     largest = 0.0
     for inputs in (batch, _first(batch)):
         expected = model.predict_step(inputs, 0)
-        largest = max(largest, float((run(*program.of_batch(inputs)) - expected).abs().max()))
+        difference = float((run(*program.of_batch(inputs)) - expected).abs().max())
+        largest = max(largest, math.inf if math.isnan(difference) else difference)  # max ignores NaN
     return largest
 
 

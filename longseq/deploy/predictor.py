@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -224,9 +223,7 @@ class Predictor(ModelHubMixin, library_name="longseq", tags=["longseq"]):
         write_model_folder({**described, "state_dict": weights, "version": longseq.__version__}, save_directory)
         if self.source is not None:
             of_run = Path(self.source) if Path(self.source).is_dir() else Path(self.source).parent
-            for name in card.FILES:
-                if (of_run / name).is_file() and of_run.resolve() != save_directory.resolve():
-                    shutil.copyfile(of_run / name, save_directory / name)
+            card.replace_card(of_run, save_directory)
 
     @classmethod
     def _from_pretrained(

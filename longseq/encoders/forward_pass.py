@@ -221,7 +221,7 @@ def without_gaps(
     is_empty = ~there.any(1)
     picture = picture.masked_fill(missing & ~is_empty[:, None, None, None], 0)
     inside = torch.ones_like(known) if rows is None else is_present(rows, picture.shape[2])
-    return torch.where(is_empty[:, None], inside, there), picture
+    return there | (is_empty[:, None] & inside), picture  # not torch.where: onnxruntime has none of booleans
 
 
 def _outside_gaps(

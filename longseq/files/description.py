@@ -15,6 +15,7 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 from jsonargparse import set_parsing_settings
 
 from longseq.arguments import ArgumentError, argument_hints, arguments_of
@@ -55,6 +56,8 @@ def allow_classes(packages: list[str]) -> None:
 
 def describe(value: Any) -> Any:
     """Turn an object into plain values: numbers, strings, lists, and dictionaries {class_path, init_args}."""
+    if isinstance(value, np.generic):  # np.str_ is a str and np.float64 a float, but a checkpoint may hold neither
+        value = value.item()
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):

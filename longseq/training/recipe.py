@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -60,6 +61,9 @@ class Recipe(Distillation, LabelHandling, Optimization):
     """
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # a checkpoint may hold no number of NumPy
+                object.__setattr__(self, name, value.item())
         Optimization.__post_init__(self)
         LabelHandling.__post_init__(self)
         Distillation.__post_init__(self)

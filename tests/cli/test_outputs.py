@@ -24,11 +24,24 @@ import longseq
 from longseq.arguments import ArgumentError
 from longseq.cli.errors import UserError
 from longseq.cli.predict.command import progress_bars
-from longseq.cli.predict.output_files import COLUMNS, Json, JsonLines, Lines, Table, Text
+from longseq.cli.predict.output_files import COLUMNS, Json, JsonLines, Lines, Table, Text, times_of
 from longseq.encoders import SpectrogramEncoder
 from longseq.files.storage import write_checkpoint
 from longseq.tasks.task import Answer
 from longseq.training.answers.predictions import Prediction
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "texts"),
+    [
+        (0.5, 0.51, ["0.500", "0.510"]),
+        (0.0003, 0.0006, ["0.000300", "0.000600"]),
+        (1.0, 31.12345, ["1.000", "31.123"]),
+        (None, None, []),
+    ],
+)
+def test_times_of_short_windows_have_more_digits(start: float | None, end: float | None, texts: list[str]) -> None:
+    assert times_of(start, end) == texts
 
 
 @pytest.fixture

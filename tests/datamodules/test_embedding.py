@@ -129,6 +129,23 @@ def test_a_foreign_recording_becomes_tokens_in_blocks_as_in_one_piece(
     assert torch.equal(in_blocks["features"], whole["features"]) and Powers.calls - before == 3
 
 
+@pytest.mark.parametrize("seconds", [4, 5])
+def test_tokens_end_where_a_recording_breaks_off(
+    seconds: int, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a block, or at its start."""
+    sound = np.random.default_rng(1).uniform(-1, 1, 11 * RATE).astype(np.float32)
+    sound[seconds * RATE : (seconds + 1) * RATE] = np.nan
+    soundfile.write(recordings / "long.wav", sound, RATE, subtype="FLOAT")
+    data = AudioFolder(str(recordings), network=Powers(), on_error="skip")
+    data.setup("predict")
+    data.predict_parts = data.parts(str(recordings / "long.wav"), any_length=True)
+    monkeypatch.setattr(module, "_BLOCK_SECONDS", 4.0)
+    (tokens,) = data.predict_dataloader()
+    assert tokens["lengths"].tolist() == [seconds]
+    torch.testing.assert_close(tokens["features"][0], Powers()(torch.tensor(sound[: seconds * RATE])))
+
+
 def test_images_are_read_at_the_size_of_the_network_and_keep_the_places_of_their_tokens(tmp_path: Path) -> None:
     for name, grey in (("dark", 30), ("light", 220)):
         (tmp_path / name).mkdir()

@@ -279,6 +279,21 @@ def test_a_sample_without_a_label_or_a_file_is_named(members, said, tmp_path):
     assert str(error.value).startswith(f"{path}: {said}") and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("has_long_name", [False, True], ids=["plain", "of any form"])
+def test_an_archive_behind_another_one_is_not_lost(has_long_name, tmp_path):
+    first = labelled([0, 1]) | ({"n" * 120 + ".txt": b""} if has_long_name else {})
+    content = [tar(tmp_path / f"{name}.tar", members).read_bytes() for name, members in
+               (("a", first), ("b", labelled([0, 1], 2)))]  # fmt: skip
+    (tmp_path / "both.tar").write_bytes(b"".join(content))
+    with pytest.raises(DataError, match=rf"both\.tar: holds another archive from byte {len(content[0])} on"):
+        index_of(tmp_path / "both.tar", PNG, "label")
+
+
+def test_zeros_before_the_number_of_a_class_are_part_of_its_name(tmp_path):
+    tar(tmp_path / "a.tar", labelled(["007", "7"] * 10))
+    assert ImageShards(str(tmp_path)).class_names == ["007", "7"]
+
+
 def test_what_is_no_archive_is_named(tmp_path):
     (tmp_path / "a.tar").write_bytes(random.Random(0).randbytes(2000))
     with pytest.raises(DataError, match=r"a\.tar: not a tar archive, or damaged at byte 0; "):

@@ -1,6 +1,7 @@
 """Signals with several channels in files of every kind, with gaps, names and rates, from the file to the answer."""
 
 import csv
+import json
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,7 @@ import wfdb
 import longseq
 from datamodules import DataError, SignalFolder
 from datamodules.decoding.signal_files import SUFFIXES, opened_signal
+from datamodules.decoding.sound_files import change_rate
 
 RATE = 100
 NAMES = ["I", "V1"]
@@ -233,8 +235,15 @@ def test_a_model_of_signals_trains_with_gaps_and_answers_files_arrays_and_export
                    "--events", "events.csv", "--picture", "seen.png")  # fmt: skip
     assert done.code == 0, done.err
     assert command("explain", "--ckpt_path", checkpoint, "--input", paths[0]).code == 0
-    done = command("export", "--ckpt_path", checkpoint, "--format", "torch", "--input", paths[0])
-    assert done.code == 0, done.err
+    for format in ("torch", "onnx"):
+        done = command("export", "--ckpt_path", checkpoint, "--format", format, "--input", paths[0])
+        assert done.code == 0, done.err
+    write(tmp_path / "empty.npz", np.full((2, 600), np.nan))  # nothing is heard, so no class is named
+    done = command("predict", "--ckpt_path", checkpoint, "--input", tmp_path / "empty.npz", "--out", "empty.jsonl")
+    assert done.code == 0 and json.loads(Path("empty.jsonl").read_text())["classes"] == []
+    done = command("explain", "--ckpt_path", checkpoint, "--input", tmp_path / "empty.npz")
+    assert done.code == 2 and "must hold something besides gaps" in done.err
+    assert command("explain", "--ckpt_path", checkpoint, "--input", tmp_path / "late.npz").code == 0
     write(tmp_path / "other.npz", values(0), names=["I", "V7"])
     done = command("predict", "--ckpt_path", checkpoint, "--input", tmp_path / "other.npz")
     assert done.code == 3
@@ -309,6 +318,34 @@ def test_the_numbers_of_columns_are_names_and_samples_are_not(lines, names, firs
     with opened_signal(tmp_path / "x.csv") as signal:
         assert signal.names == names
         assert signal.read(range(len(first)), 0, 1)[:, 0].tolist() == first
+
+
+@pytest.mark.parametrize("lines", ["ecg\n1.5\n\n2.5\n\n3.5\n", "1.5\n\n2.5\n\n3.5\n"])
+def test_an_empty_line_of_one_channel_is_a_gap(lines: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(lines)
+    with opened_signal(tmp_path / "x.csv") as signal:
+        np.testing.assert_array_equal(signal.read([0], 0, 5), [[1.5, np.nan, 2.5, np.nan, 3.5]])
+
+
+@pytest.mark.parametrize("rate", [np.nan, np.inf, -100.0, 5e6])
+def test_a_rate_that_cannot_be_is_a_broken_file(rate: float, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", signal=np.zeros((2, 300)), fs=rate)
+    with pytest.raises(DataError, match=r"x\.npz: states a rate of "), opened_signal(tmp_path / "x.npz"):
+        pass
+
+
+def test_two_signals_of_a_name_in_one_file_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for side in ("left", "right"):
+            file[f"{side}/signal"] = np.zeros((2, 100))
+    with pytest.raises(DataError, match="holds left/signal and right/signal; "), opened_signal(tmp_path / "x.h5"):
+        pass
+
+
+@pytest.mark.parametrize(("from_hz", "to_hz"), [(50_000, 10), (1_000_000, 100), (8000, 1)])
+def test_a_rate_may_become_thousands_of_times_lower(from_hz: int, to_hz: int) -> None:
+    slow = change_rate(torch.ones(1, 3 * from_hz), from_hz, to_hz)
+    assert slow.shape == (1, 3 * to_hz) and slow[0, slow.shape[1] // 2].item() == pytest.approx(1, abs=0.05)
 
 
 def test_a_wave_that_is_cut_off_is_broken(waves: Path) -> None:

@@ -232,6 +232,14 @@ def test_long_names_do_not_overlap_in_the_picture_of_an_image(number: int) -> No
     assert overlapping(_draw_image(model.encoder, batch[0], names, found, (0, 255))) == []
 
 
+def test_a_name_that_begins_with_an_underscore_is_in_the_legend() -> None:
+    model = Classifier(SpectrogramEncoder(RATE, 1.0, Linformer(k=4), dim=8, depth=1, heads=1), 3).eval()
+    batch = {"waveforms": torch.randn(1, RATE), "lengths": torch.tensor([RATE])}
+    picture = model.encoder.front_end(batch)[0].detach()
+    figure = _draw_sound(model.encoder, picture, ["_silence_ 0.91"], attribute(model, batch, [0]), 0.0, [])
+    assert "_silence_ 0.91" in [text.get_text() for text in figure.findobj(Text)]
+
+
 def test_long_names_do_not_overlap_in_the_picture_of_a_sound() -> None:
     model = Classifier(SpectrogramEncoder(RATE, 1.0, Linformer(k=4), dim=8, depth=1, heads=1), 3).eval()
     batch = {"waveforms": torch.randn(1, RATE), "lengths": torch.tensor([RATE])}

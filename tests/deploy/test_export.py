@@ -2,8 +2,10 @@
 
 import gc
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -71,6 +73,12 @@ def test_every_encoder_is_exported_for_any_batch(kind: type[Encoder], format: st
 
 
 @pytest.mark.thorough
+def test_a_file_that_answers_nan_is_as_far_off_as_can_be() -> None:
+    model, images = classifier(ImageEncoder((1, 8, 8), Linformer(4), dim=8, depth=1, heads=1)), torch.rand(2, 1, 8, 8)
+    program: Any = SimpleNamespace(of_batch=lambda inputs: (inputs,))
+    assert largest_difference(model, program, lambda inputs: torch.full((len(inputs), 5), math.nan), images) == math.inf
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_export_leaves_no_second_class_of_a_name(format: str, tmp_path: Path) -> None:
     """Of modules that share parts torch's tracer makes subclasses with their names, and a YAML file names a class."""

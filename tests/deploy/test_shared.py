@@ -37,6 +37,21 @@ def folder(checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "digits"
 
 
+def test_a_readme_of_somebody_else_is_not_shared_and_the_card_of_another_model_does_not_stay(
+    checkpoint: Path, folder: Path, tmp_path: Path
+) -> None:
+    assert {path.name for path in folder.iterdir()} == SHARED
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(checkpoint, project / "digits.ckpt")
+    (project / "README.md").write_text("# My project\n")
+    (project / "card.png").write_bytes((folder / "card.png").read_bytes())
+    for _ in range(2):
+        longseq.load(project / "digits.ckpt").save_pretrained(folder)
+        assert {path.name for path in folder.iterdir()} == SHARED - {"card.png"}
+        assert "My project" not in (folder / "README.md").read_text()  # it is the Hub's card without content
+
+
 def test_every_mechanism_comes_back_from_json() -> None:
     for mechanism in every_mechanism():
         assert build(json.loads(json.dumps(describe(mechanism))), Mechanism) == mechanism

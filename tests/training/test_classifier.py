@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -209,6 +210,15 @@ def test_the_loss_is_over_samples_and_summed_in_float32(precision: Any) -> None:
     labels = torch.cat([labels for _, labels in data.test_dataloader()])
     assert len(labels) == 359  # so the last batch is shorter than 50
     assert logged["test/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+def test_a_checkpoint_holds_no_numbers_and_names_of_numpy(tmp_path: Path) -> None:
+    names = list(np.unique([f"{number}" for number in range(10)]))
+    model = classifier(class_names=names, learning_rate=np.geomspace(1e-3, 1e-1, 3)[1])
+    trainer = fitted(model, tmp_path, Digits(), 1)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = longseq.load(tmp_path / "x.ckpt")
+    assert loaded.model.class_names == names and loaded.model.learning_rate == pytest.approx(1e-2)
 
 
 def test_statistics_of_a_stem_are_not_those_of_all_processes() -> None:

@@ -145,7 +145,10 @@ class Page:
     def _item(self, prediction: Prediction) -> dict[str, Any]:
         """An item of the page; its values are in the order that page.js reads."""
         probabilities, names = prediction.probabilities.float(), self.model.class_names
-        answers = self.model.task.answer(self.model.head, probabilities, names)
+        if probabilities.isnan().any():  # nothing was heard
+            probabilities, answers = torch.zeros_like(probabilities), []
+        else:
+            answers = self.model.task.answer(self.model.head, probabilities, names)
         answer = [names.index(answer.class_name) for answer in answers]
         top = probabilities.topk(min(_SHOWN, len(names))).indices.tolist()
         scores = [[label, round(float(probabilities[label]), 4)] for label in dict.fromkeys([*top, *answer])]

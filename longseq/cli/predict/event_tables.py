@@ -10,7 +10,7 @@ from typing import Any
 import soundfile
 
 from longseq.cli.errors import UserError
-from longseq.cli.predict.output_files import TextFile, csv_lines
+from longseq.cli.predict.output_files import TextFile, csv_lines, times_of
 from longseq.training.answers.predictions import Recording
 
 _LABEL = rb"\d+\.\d{6}\t\d+\.\d{6}\t"  # begin and end of an Audacity label; the files have no header
@@ -53,7 +53,7 @@ class EventCSV(EventTable):
     header = "path,start,end,class,score\r\n"
 
     def take(self, recording: Recording) -> None:
-        rows = ((f"{e.start:.3f}", f"{e.end:.3f}", e.class_name, f"{e.score:.4f}") for e in recording.events)
+        rows = ((*times_of(e.start, e.end), e.class_name, f"{e.score:.4f}") for e in recording.events)
         self.write(csv_lines([recording.path, *row] for row in rows))
 
 

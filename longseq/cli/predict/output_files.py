@@ -130,7 +130,7 @@ class Lines(Output):
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         for path, start, end, answers, _ in predictions:
-            begin = escaped(path) if start is None else f"{escaped(path)}\t{start:.3f}\t{end:.3f}"
+            begin = "\t".join([escaped(path), *times_of(start, end)])
             for name, probability in answers:
                 print(f"{begin}\t{escaped(name)}\t{probability:.4f}", file=self._stream)
             if not answers:
@@ -212,6 +212,15 @@ class Text(Output):
         return note if isinstance(note, dict) and note.keys() == {"key", "sizes", "files", "seen"} else {}
 
 
+def times_of(start: float | None, end: float | None) -> list[str]:
+    """Start and end in seconds, to a millisecond, or to a microsecond if they are less than 10 ms apart; empty if there
+    are none."""
+    if start is None or end is None:
+        return []
+    digits = 3 if end - start > 0.01 - 1e-9 else 6
+    return [f"{start:.{digits}f}", f"{end:.{digits}f}"]
+
+
 def csv_lines(rows: Iterable[Sequence[str]]) -> str:
     """The rows as lines of CSV."""
     text = io.StringIO()
@@ -227,7 +236,7 @@ class Table(Text):
 
     def text(self, prediction: Prediction) -> str:
         path, start, end, answers, _ = prediction
-        times = ["", ""] if start is None else [f"{start:.3f}", f"{end:.3f}"]
+        times = times_of(start, end) or ["", ""]
         classes = [(name, f"{probability:.4f}") for name, probability in answers]
         return csv_lines([path, *times, *answer] for answer in classes or [("", "")])
 
@@ -240,7 +249,7 @@ class JsonLines(Text):
     def text(self, prediction: Prediction) -> str:
         path, start, end, answers, _ = prediction
         classes = [{"class": name, "probability": round(probability, 4)} for name, probability in answers]
-        times = {} if start is None or end is None else {"start": round(start, 3), "end": round(end, 3)}
+        times = dict(zip(("start", "end"), map(float, times_of(start, end)), strict=False))
         return json.dumps({"path": path, **times, "classes": classes}) + "\n"
 
 

@@ -112,6 +112,8 @@ class FilePredictions:
 
     def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
         names = self.model.class_names
+        if probabilities.isnan().any():  # nothing was heard
+            return []
         if self.top is None:
             return self.model.task.answer(self.model.head, probabilities, names)
         highest = probabilities.topk(self.top)
