@@ -26,7 +26,7 @@ from longseq.compat.lightning import (
     running_averages,
     trainer_of,
 )
-from longseq.compat.torch import HAS_TRITON, is_compiled
+from longseq.compat.torch import HAS_TRITON, at_least_float32, is_compiled
 from longseq.encoders import Encoder
 from longseq.encoders.forward_pass import shard_of
 from longseq.encoders.stem import NOT_OF_ALL_PROCESSES
@@ -359,8 +359,8 @@ class Classifier(pl.LightningModule):
         """The inputs and targets of a training batch, and what a teacher gives of it, mixed if ``mix`` is given."""
         if self.mix is None or self.task.predicts is None:
             return inputs, labels, *taught
-        exact = torch.promote_types(self.dtype, torch.float32)  # bfloat16 has too few digits for amounts
-        targets = self.task.targets(labels, self.num_classes).to(self.device).to(exact)
+        exact = at_least_float32(self.loss_weights)  # bfloat16 has too few digits for amounts
+        targets = self.task.targets(labels, self.num_classes).to(exact)
         inputs, both = self.mix(inputs, torch.cat([targets, *taught], dim=1))
         return inputs, *both.split([targets.shape[1], *(rows.shape[1] for rows in taught)], dim=1)
 
