@@ -102,6 +102,11 @@ class Encoder(nn.Module, ABC):
         self.keeps_statistics = False  # True if the weights expect the mean and deviation of their own training
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights, and of the inputs of the trunk."""
+        return self._of_weights.dtype
+
+    @property
     def row_seconds(self) -> float | None:
         """Seconds from one row of tokens to the next; None for images."""
         return None
@@ -199,7 +204,7 @@ class Encoder(nn.Module, ABC):
             picture = self.augment(picture)
             if missing is not None:  # a mask of zeros must not look like something that is there
                 picture = picture.masked_fill(missing, float("nan"))
-        return self.finished(picture, rows).to(self._of_weights.dtype), rows
+        return self.finished(picture, rows).to(self.dtype), rows
 
     def finished(
         self, picture: Float[Tensor, "b channels height width"], rows: Int64[Tensor, " b"] | None

@@ -18,8 +18,6 @@ from longseq.training.classifier import model_and_data
 from longseq.training.memory import keep_freed_memory
 from longseq.training.throughput import peak_memory_gib, timed
 
-_FOUND = 0.9  # of the validation split, at the threshold of false alarms
-
 
 def needle(
     ckpt_path: str,
@@ -27,6 +25,7 @@ def needle(
     trials: int = 50,
     window: float | None = None,
     empty_hours: float | None = None,
+    found: float = 0.9,
     root: str | None = None,
     device: Device = "cpu",
     out: str = "needle",
@@ -41,8 +40,8 @@ def needle(
     peak so far, of the process or on the GPU.
 
     With --empty_hours recordings without digits are processed too. A false alarm is a recording, or a window, whose
-    highest score is at least a threshold: the highest one at which 0.9 of the validation split have the right answer
-    with such a score. Each way of processing has its own threshold. Overlapping windows are counted one by one.
+    highest score is at least a threshold: the highest one at which --found of the validation split have the right
+    answer with such a score. Each way of processing has its own threshold. Overlapping windows are counted one by one.
 
     Args:
         ckpt_path: A checkpoint of a training on Needles.
@@ -50,6 +49,7 @@ def needle(
         trials: Recordings of each duration.
         window: Length of the windows in seconds; by default there are no windows.
         empty_hours: Hours of recordings without digits, of each duration; by default false alarms are not counted.
+        found: The share of the validation split that is right at the threshold of false alarms.
         root: Folder of the data, if it has moved.
         device: Where the model runs; the recordings are made on the CPU.
         out: Folder for table.md, table.csv, needle.png, and trials.csv with the class and the answer of each recording.
@@ -63,6 +63,7 @@ def needle(
     """
     require_positive(seconds=seconds, trials=trials, window=1 if window is None else window)
     require_positive(empty_hours=1 if empty_hours is None else empty_hours)
+    require(0 < found <= 1, "found", f"must be in 0..1, more than 0, got {found}; 0.9 is the default")
     require_device(device)
     model, data = model_and_data(ckpt_path, allow_class, root)
     if not hasattr(data, "recording"):
@@ -88,10 +89,12 @@ def needle(
     thresholds: dict[str, float | None] = {}
     if empty_hours is not None:
         header += ["threshold", "false alarms", "hours without digits", "false alarms an hour"]
-        thresholds = {way: threshold(model, data.val_set, samples, device) for way, samples in ways.items()}
+        thresholds = {way: threshold(model, data.val_set, samples, device, found) for way, samples in ways.items()}
         for way, least in thresholds.items():
             if least is None:
-                print(f"{way}: less than {_FOUND} of the validation split are right; there is no threshold", flush=True)
+                print(
+                    f"{way}: less than {found:g} of the validation split are right; there is no threshold", flush=True
+                )
     rows: list[list[Any]] = []
     answers: list[list[Any]] = []
     for duration in sorted(seconds):
@@ -133,15 +136,15 @@ def scores(model: Any, waveform: Tensor, window: int | None) -> Float[Tensor, "w
         return torch.cat([model.task.evidence(model(_inputs(part))) for part in windows.split(64)])
 
 
-def threshold(model: Any, samples: Any, window: int | None, device: Device) -> float | None:
-    """The highest score with which 0.9 of the samples have the right answer at this score or above; None if fewer are
-    right."""
+def threshold(model: Any, samples: Any, window: int | None, device: Device, found: float = 0.9) -> float | None:
+    """The highest score with which this share of the samples have the right answer at this score or above; None if
+    fewer are right."""
     highest = []
     for index in range(len(samples)):
         of_classes = scores(model, samples.sample(index).to(device), window).amax(0)
         if int(of_classes.argmax()) == int(samples.labels[index]):
             highest.append(float(of_classes.max()))
-    needed = math.ceil(_FOUND * len(samples) - 1e-9)  # 0.9 * 70 is a little more than 63
+    needed = math.ceil(found * len(samples) - 1e-9)  # 0.9 * 70 is a little more than 63
     return sorted(highest, reverse=True)[needed - 1] if len(highest) >= needed else None
 
 

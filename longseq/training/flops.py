@@ -80,7 +80,7 @@ def _count(model: Classifier, backward: bool) -> Flops:
     trunk, head, pooling = copy.deepcopy(originals, memo)
     trunk.set_grad_checkpointing(False)
     trunk.reversible = False  # the same products, without recomputation
-    picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder._of_weights.dtype, device="meta")
+    picture = torch.empty(1, *model.encoder.picture_shape, dtype=model.encoder.dtype, device="meta")
     formulas = {torch.ops.aten.convolution_backward: _of_gradients, **FFT_FLOPS}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     # torch's formula for a fused attention kernel adds the recomputed scores; MATH has the plain products only

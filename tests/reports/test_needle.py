@@ -108,6 +108,7 @@ def test_a_model_of_bounded_clips_is_refused_and_hears_windows(command, root: Pa
         (["--trials", "0"], "trials: must be positive, got 0"),
         (["--seconds", "0", "5"], "seconds: must be positive, got 0"),
         (["--empty_hours", "0"], "empty_hours: must be positive, got 0"),
+        (["--found", "1.2"], "found: must be in 0..1, more than 0, got 1.2"),
         (["--window", "-1"], "window: must be positive, got -1"),
     ],
 )
@@ -201,6 +202,7 @@ def test_nine_of_ten_of_the_validation_are_right_at_the_threshold() -> None:
     levels = [0.5 + 0.04 * number for number in range(10)]
     assert threshold(Loudest(), Levels(*levels), 40, "cpu") == pytest.approx(levels[1])
     assert threshold(Loudest(), Levels(*levels), None, "cpu") == pytest.approx(levels[1])
+    assert threshold(Loudest(), Levels(*levels), None, "cpu", 0.6) == pytest.approx(levels[4])
     # the others are wrong: Loudest answers 0 below 0.4
     assert threshold(Loudest(), Levels(0.1, *levels[1:]), None, "cpu") == pytest.approx(levels[1])
     assert threshold(Loudest(), Levels(0.1, 0.2, *levels[2:]), None, "cpu") is None
