@@ -67,7 +67,7 @@ def contradictions(places: Mapping[str, tuple[Hashable, frozenset[str]]]) -> dic
         other, others = first.setdefault(content, (name, classes))
         if classes != others:
             for one, second, of_second in ((other, name, classes), (name, other, others)):
-                is_of = f"is of {', '.join(sorted(of_second)) or 'no class'}"
+                is_of = f"is of {'class ' if len(of_second) == 1 else ''}{', '.join(sorted(of_second)) or 'no class'}"
                 errors.setdefault(one, f"the same content as {second}, which {is_of}; keep one of them")
     # a further copy with the classes of one of two contradicting samples contradicts the other one
     for name, (content, _) in places.items():

@@ -106,14 +106,6 @@ class OwnFiles(FileDataModule):
     def _classes_of(self, item: Item) -> list[str]:
         return self.amounts or super()._classes_of(item)  # every file has every amount
 
-    def _said_of(self, item: Item) -> frozenset[str]:
-        """What copies of a file must agree on: its classes, or its amounts."""
-        if self.amounts is None:
-            classes = self._classes_of(item)
-            return frozenset(f"class {name}" for name in classes) if len(classes) == 1 else frozenset(classes)
-        numbers = zip(self.amounts, item.label.split(";"), strict=True)
-        return frozenset(f"{name} {float(number):g}" for name, number in numbers)
-
     def _labels_of(self, items: Sequence[Item]) -> Labels:
         if self.amounts is None:
             return super()._labels_of(items)
@@ -190,7 +182,7 @@ class OwnFiles(FileDataModule):
         """Also the errors of files, or parts of files, with the same content and different classes."""
         bad, copied = super().bad_files(), {path for paths in self._copies for path in paths}
         places = {
-            item.name: ((self.facts[item.path]["sha256"], item.start, item.end), self._said_of(item))
+            item.name: ((self.facts[item.path]["sha256"], item.start, item.end), frozenset(self._classes_of(item)))
             for item in self.items
             if item.path in copied
         }

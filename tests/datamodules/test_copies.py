@@ -115,15 +115,6 @@ def test_a_file_in_two_classes_is_refused_or_left_out(images, command):
     assert len(split_of(ImageFolder(str(images), on_error="skip"))) == 23
 
 
-def test_a_copy_with_another_amount_is_refused_and_one_with_the_same_is_not(images, tmp_path):
-    copy(images, ("cats/00.png", "x.png"), ("cats/01.png", "y.png"))
-    lines = [f"{kind}/{number:02}.png,{number}" for kind in ("cats", "dogs") for number in range(12)]
-    (images / "t.csv").write_text("\n".join(["path,age", *lines, "x.png,49", "y.png,1.0"]) + "\n")
-    bad = ImageFolder(str(images), table="t.csv", amounts=["age"]).bad_files()
-    assert bad.keys() == {"cats/00.png", "x.png"}
-    assert bad["cats/00.png"] == "the same content as x.png, which is of age 49; keep one of them"
-
-
 @pytest.mark.parametrize(("labels", "is_refused"), [(["low", "low"], False), (["low;high", "low"], True)])
 def test_a_copy_of_a_recording_with_other_labels_is_refused_too(labels, is_refused, tmp_path):
     generator = np.random.default_rng(0)
