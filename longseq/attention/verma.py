@@ -206,10 +206,12 @@ class VermaLayer(AttentionLayer):
         d, heads = self.attn_dim, (self.num_heads, -1)
         scores = self._scores(x, slice(d, 2 * d), self.k_norm).flatten(2)
         scores = scaled_by_length(scores, x.shape[1], present, self.length_scaling, self.shard)
-        if self.shard is not None:
-            return self._context_of_shards(shared_softmax(scores, 1, present, self.shard), x)
         weight, bias = self.qkv.weight[2 * d :].unflatten(0, heads), self.qkv.bias
         bias = None if bias is None else bias[2 * d :].unflatten(0, heads)[:, None]
+        if self.shard is not None:  # processes exchange the sums of exponentials, and c numbers for each channel
+            L = shared_softmax(scores, 1, present, self.shard).to(x.dtype)
+            context = summed(OverTokens.apply(L, x).unflatten(1, heads) @ weight.mT, self.shard)
+            return context if bias is None else context + bias
         if not (self.training and self.attn_drop.p) and not is_transformed():
             context = MeanOfTokens.apply(scores, x, present)[0].unflatten(1, heads) @ weight.mT  # type: ignore[index]
             return context if bias is None else context + bias
@@ -217,15 +219,6 @@ class VermaLayer(AttentionLayer):
         low = L.to(x.dtype)
         context = (low.mT @ x if is_transformed() else OverTokens.apply(low, x)).unflatten(1, heads) @ weight.mT
         return context if bias is None else context + L.sum(1).unflatten(1, heads)[..., None] * bias
-
-    def _context_of_shards(self, L: Float[Tensor, "b n hc"], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h c c"]:
-        """L V over the tokens of all processes. They exchange c numbers for each channel of a head."""
-        d, heads = self.attn_dim, (self.num_heads, -1)
-        own = OverTokens.apply(L.to(x.dtype), x).unflatten(1, heads) @ self.qkv.weight[2 * d :].unflatten(0, heads).mT
-        context = summed(own, self.shard)
-        if self.qkv.bias is None:
-            return context
-        return context + self.qkv.bias[2 * d :].unflatten(0, heads)[:, None]
 
 
 class OverTokens(torch.autograd.Function):

@@ -147,8 +147,6 @@ def _tokens_of(network: Any, data: Any, path: str, done: Any) -> dict[str, Tenso
     total = network.num_tokens(math.ceil(seconds * network.rate_hz - 1e-6))
     blocks = []
     for tokens in data.token_blocks((path, 0.0, seconds)):
-        if tokens.isnan().all():  # it breaks off before
-            break
         blocks.append(tokens)
         done(len(tokens) / total)
     features = torch.cat(blocks)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,25 @@ def has_bfloat16_autocast(x: Tensor) -> bool:
 def at_least_float32(x: Tensor) -> Tensor:
     """The same numbers, in float32 if their own precision is lower."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class ExactBuffers(nn.Module):
+    """A module some of whose buffers stay in float32 when it gets a lower precision.
+
+    Attributes:
+        exact: Their names.
+    """
+
+    exact: ClassVar[tuple[str, ...]]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = [getattr(self, name) for name in self.exact]
+        super()._apply(fn, recurse)
+        for name, values in zip(self.exact, before, strict=True):
+            now = getattr(self, name)
+            if at_least_float32(now).dtype != now.dtype:
+                setattr(self, name, values.to(now.device))
+        return self
 
 
 def has_bfloat16() -> bool:

@@ -21,7 +21,7 @@ from longseq.encoders.patches import stride_of
 from longseq.reports.plots import COLOURS, can_be_drawn, refuse_foreign_picture, save, styled
 from longseq.training.answers.attribution import Attribution, attribute
 from longseq.training.answers.events import Event
-from longseq.training.answers.predictions import batches_of
+from longseq.training.answers.predictions import batches_of, is_heard
 from longseq.training.data import InputSpec, bounds
 
 
@@ -115,8 +115,7 @@ def _clearest_part(predictor: Predictor, path: str) -> tuple[Any, float, Float[T
         (batch,) = batches_of(data, [part])
         with torch.inference_mode():
             chances = model.predict_step(batch, 0)[0]
-        is_heard = not chances.isnan().any()  # a part that is a gap has no probabilities
-        if is_heard and (best is None or chances.max() > best[2].max()):
+        if is_heard(chances) and (best is None or chances.max() > best[2].max()):
             best = batch, part[1], chances
     if best is None:
         raise ArgumentError("input", f"must hold something besides gaps, got {path}; give another")

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torchaudio.compliance.kaldi import get_mel_banks
 
-from longseq.compat.torch import without_autocast
+from longseq.compat.torch import ExactBuffers, without_autocast
 from longseq.encoders.patches import at_least
 
 
-class KaldiLogMel(nn.Module):
+class KaldiLogMel(ExactBuffers):
     """torchaudio.compliance.kaldi.fbank with a Hann window, for a batch: (b, samples) -> (b, mels, frames).
 
     Frame i contains 25 ms of samples, from i * 10 ms on. Its mean is subtracted, x[t] - 0.97 x[t - 1] is windowed, and
@@ -27,6 +27,7 @@ class KaldiLogMel(nn.Module):
 
     waves: Tensor
     filters: Tensor
+    exact = "waves", "filters"
 
     def __init__(self, sample_rate_hz: int, num_mels: int) -> None:
         super().__init__()
@@ -56,10 +57,3 @@ class KaldiLogMel(nn.Module):
         """The number of frames that samples fill, at least one: a number, or a tensor of numbers."""
         num_samples = at_least(num_samples, self.window)
         return 1 + (num_samples - self.window) // self.hop
-
-    def _apply(self, fn, recurse=True):
-        exact = self.waves, self.filters
-        super()._apply(fn, recurse)
-        if self.waves.dtype not in (torch.float32, torch.float64):
-            self.waves, self.filters = (values.to(self.waves.device) for values in exact)
-        return self

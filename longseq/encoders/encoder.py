@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longseq.arguments import ArgumentError, argument_names, require
 from longseq.attention import Mechanism, plug
-from longseq.compat.torch import at_least_float32
+from longseq.compat.torch import ExactBuffers
 from longseq.encoders.forward_pass import count_tokens, encode, encode_tokens, of_grid, pooled, token_features
 from longseq.encoders.local import add_local
 from longseq.encoders.patches import without_padding
@@ -20,7 +20,7 @@ from longseq.encoders.trunk import Sizes
 _AT_ONCE = 2**25  # numbers that are measured in float64 at a time: a bag of 200,000 tokens would take gigabytes
 
 
-class Encoder(nn.Module, ABC):
+class Encoder(ExactBuffers, ABC):
     """Turns a batch into features (b, dim) with a vision transformer whose attention is a mechanism's.
 
     Constructor arguments of every encoder are kept as attributes of the same name, so that a checkpoint can name them.
@@ -53,6 +53,7 @@ class Encoder(nn.Module, ABC):
     mean: Tensor
     std: Tensor
     _of_weights: Tensor
+    exact = "mean", "std"
     checkpointing: bool
     kind: ClassVar[str] = "images"  # what the inputs are: images, sounds or features
     varying: ClassVar[tuple[str, int] | None] = None  # of inputs with lengths: their name in a batch, and their axis
@@ -94,9 +95,9 @@ class Encoder(nn.Module, ABC):
         for name in argument_names(type(self)):
             if hasattr(sizes, name):
                 setattr(self, name, getattr(sizes, name))
-        exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("mean", torch.zeros(statistics, dtype=exact))
-        self.register_buffer("std", torch.ones(statistics, dtype=exact))
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("mean", torch.zeros(statistics, dtype=dtype))
+        self.register_buffer("std", torch.ones(statistics, dtype=dtype))
         self.register_buffer("_of_weights", torch.empty(0), persistent=False)  # has their precision
         self._is_measured = False
         self.keeps_statistics = False  # True if the weights expect the mean and deviation of their own training
@@ -265,13 +266,6 @@ class Encoder(nn.Module, ABC):
         self.mean.copy_(mean)
         self.std.copy_(std)
         self._is_measured = True
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "Encoder":
-        exact = self.mean, self.std
-        super()._apply(fn, recurse)
-        if at_least_float32(self.mean).dtype != self.mean.dtype:
-            self.mean, self.std = (values.to(self.mean.device) for values in exact)
-        return self
 
     def _has_statistics(self) -> bool:
         """Whether mean or deviation differ from a new encoder's; True on the meta device, which has no values."""

@@ -123,6 +123,14 @@ def test_a_broken_file_ends_the_command_or_is_left_out(command, sounds, tmp_path
     assert len([*(tmp_path / "features").rglob("*.safetensors")]) == 3
 
 
+def test_a_recording_of_which_nothing_can_be_read_is_left_out(command, sounds, tmp_path):
+    onnx_of_sounds(tmp_path / "m.onnx", rate_hz=1000)
+    soundfile.write(sounds / "nan.wav", np.full(20, np.nan), 1000, "FLOAT")
+    done = command("embed", "--network", "m.onnx", "--input", sounds, "--out", "features", "--on_error", "skip")
+    assert done.code == 0 and "left out: " in done.err and "nan.wav" in done.err
+    assert len([*(tmp_path / "features").rglob("*.safetensors")]) == 3
+
+
 def test_a_trained_model_gives_the_features_of_its_windows(command, checkpoint, recording, tmp_path):
     """The recording of 1.1 s has five windows of 0.2 s and one of 0.1 s."""
     out = command("embed", "--network", checkpoint, "--input", recording, "--out", "features").out

@@ -47,15 +47,15 @@ class RunTable:
         rows = _rows(run / "splits.csv")
         validation = [row for row in rows if row["split"] == "val"]
         self.digest = hashlib.sha256(repr(validation).encode(errors="replace")).hexdigest() if validation else ""
+        self._input, self._datamodule = input if input.is_dir() else input.parent, datamodule
         is_folder = hasattr(datamodule, "table") and "path" in (rows[0] if rows else {})
-        self.root = Path(datamodule.root) if is_folder else input if input.is_dir() else input.parent
+        self.root = Path(datamodule.root) if is_folder else self._input
         self.columns = list(rows[0]) if is_folder else []
         self.rows = [list(row.values()) for row in rows] if is_folder else []
         is_whole = not {"start", "end"} & {*self.columns}
         self._labels = {row["path"]: row["label"] for row in rows} if is_folder and is_whole else {}
         self._of_files = {row["path"]: row for row in rows} if is_folder else {}
         self._of_groups = {row["group"]: row for row in self._of_files.values() if "group" in row}
-        self._input, self._datamodule = input if input.is_dir() else input.parent, datamodule
 
     def path_of(self, file: str) -> str:
         """The path of a file in the table."""

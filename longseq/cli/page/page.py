@@ -30,7 +30,7 @@ from longseq.deploy.predictor import Predictor
 from longseq.files.checkpoint import Checkpoint
 from longseq.training import Classifier
 from longseq.training.answers.events import thresholds_of
-from longseq.training.answers.predictions import Prediction, Recording
+from longseq.training.answers.predictions import Prediction, Recording, answers_of
 from longseq.training.data import Part
 
 _SHOWN = 5  # classes of an item whose probabilities the page has, and curves of a recording
@@ -145,11 +145,8 @@ class Page:
     def _item(self, prediction: Prediction) -> dict[str, Any]:
         """An item of the page; its values are in the order that page.js reads."""
         probabilities, names = prediction.probabilities.float(), self.model.class_names
-        if probabilities.isnan().any():  # nothing was heard
-            probabilities, answers = torch.zeros_like(probabilities), []
-        else:
-            answers = self.model.task.answer(self.model.head, probabilities, names)
-        answer = [names.index(answer.class_name) for answer in answers]
+        answer = [names.index(answer.class_name) for answer in answers_of(self.model, probabilities)]
+        probabilities = probabilities.nan_to_num()  # JSON has no NaN
         top = probabilities.topk(min(_SHOWN, len(names))).indices.tolist()
         scores = [[label, round(float(probabilities[label]), 4)] for label in dict.fromkeys([*top, *answer])]
         # as precise as splits.csv, whose rows decisions replace

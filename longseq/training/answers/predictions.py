@@ -112,18 +112,26 @@ class FilePredictions:
 
     def _answers(self, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
         names = self.model.class_names
-        if probabilities.isnan().any():  # nothing was heard
-            return []
-        if self.top is None:
-            return self.model.task.answer(self.model.head, probabilities, names)
+        if self.top is None or not is_heard(probabilities):
+            return answers_of(self.model, probabilities)
         highest = probabilities.topk(self.top)
         return [Answer(names[label], value) for value, label in zip(*map(Tensor.tolist, highest), strict=True)]
 
 
+def is_heard(probabilities: Tensor) -> bool:
+    """Whether a part of a file holds something. The probabilities of a gap are NaN, as after the place where the file
+    breaks off."""
+    return not bool(probabilities.isnan().any())
+
+
+def answers_of(model: Classifier, probabilities: Float[Tensor, " classes"]) -> list[Answer]:
+    """The classes that the task names; none if nothing is heard."""
+    return model.task.answer(model.head, probabilities, model.class_names) if is_heard(probabilities) else []
+
+
 def _heard(rows: Sequence[tuple[Part, Tensor]]) -> Sequence[tuple[Part, Tensor]]:
-    """The parts of a file without those that have nothing to hear, whose values are NaN: after the place where the file
-    breaks off, or in a gap. If no part has anything, the first one stays."""
-    return [(part, row) for part, row in rows if not row.isnan().any()] or rows[:1]
+    """The parts of a file that hold something. If none does, the first one stays."""
+    return [(part, row) for part, row in rows if is_heard(row)] or rows[:1]
 
 
 def features_of_files(features: Iterable[tuple[Part, Tensor]]) -> Iterator[tuple[str, Float[Tensor, " dim"]]]:
