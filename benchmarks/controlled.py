@@ -38,7 +38,7 @@ from longseq.cli import main as longseq
 
 VALIDATIONS = 5  # of a training
 LEARNED = 0.6  # the validation accuracy of one system with which the experiment after it begins
-_TRIALS, _ROUNDS = (10, 90), 3  # steps of the two trainings whose times are subtracted, and how often this is done
+_TRIALS, _ROUNDS = (5, 35), 3  # steps of the two trainings whose times are subtracted, and how often this is done
 
 
 class Trainer(NamedTuple):
