@@ -68,7 +68,7 @@ def _compared(first: list[Tested], second: list[Tested], group: str | None) -> l
     groups = [group_of(name, group) for _ in pairs for name in names]
     of_first, of_second = (np.concatenate([pair[place] for pair in rights]) for place in (0, 1))
     figures = [f"{figure:+.3f}" for figure in interval(of_first, of_second, groups)]
-    ps = " ".join(f"{mcnemar(*pair)[2]:.2g}" for pair in rights)
+    ps = " ".join(f"{p:.2g}" if (p := mcnemar(*pair)[2]) else "<1e-300" for pair in rights)
     return [str(len(names)), str(len(set(groups))), *figures, ps]
 
 

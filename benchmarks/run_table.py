@@ -159,7 +159,7 @@ def _differences(rows: Sequence[Row]) -> str:
             row["second"],
             row["first"],
             f"{row['difference']} ({row['low']} to {row['high']})",
-            f"{row['n']}, {row['groups']}",
+            f"{int(row['n']):,}, {int(row['groups']):,}",
             row["McNemar p of each seed"].replace(" ", ", "),
         ]
         for row in rows
