@@ -53,7 +53,7 @@ class Trainer(NamedTuple):
     @property
     def label(self) -> str:
         """The name, for files."""
-        return self.name.replace("/", "-").replace(" ", "-")
+        return self.name.replace(",", "").replace("/", "-").replace(" ", "-")
 
     @property
     def place(self) -> Path:
@@ -117,7 +117,8 @@ class Trainer(NamedTuple):
     def steps(self, system: str) -> int:
         """The steps of a training of this system."""
         if self.experiment.after:
-            return int(self.of_other(self.experiment.after, system)["steps"])
+            before = self.of_other(self.experiment.after, system)
+            return round(int(before["steps"]) * self.experiment.minutes / float(before["minutes"]))
         return round(60 * self.experiment.minutes / self.speeds()[system])
 
     def speeds(self) -> dict[str, float]:
@@ -188,7 +189,8 @@ class Trainer(NamedTuple):
         """Whether a system has learned the experiment before, if there is one."""
         if not (before := self.experiment.after):
             return True
-        return any(float(row["validation"]) >= LEARNED for row in read(self.table, before))
+        systems = self.experiment.systems  # and not peers, which train nothing that the systems could go on from
+        return any(float(row["validation"]) >= LEARNED for row in read(self.table, before) if row["system"] in systems)
 
 
 def main() -> None:
@@ -214,7 +216,7 @@ def main() -> None:
     for trainer in parts:
         if not trainer.may_begin():
             print(f"{trainer.name}: left out, as no system has {LEARNED:g} on the validation before it")
-            break
+            continue
         if given.judge:
             judge(trainer)
             continue

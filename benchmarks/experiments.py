@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import words
+from drawings import brightness
 from words import Peer
 
 
@@ -23,7 +24,7 @@ class Experiment(NamedTuple):
     seeds: int = 3
     prepare: Callable[[Path, Path], object] | None = None  # gets the data's and the experiment's folder, once
     start: str = ""  # flags of a common model from which all systems go on, and whose time does not count
-    after: str = ""  # the experiment from whose models the systems go on, with as many steps, if one learned it
+    after: str = ""  # the experiment from whose models the systems go on, with its steps a minute, if one learned it
     peers: Mapping[str, Peer] = MappingProxyType({})  # systems that longseq does not have
     seconds: tuple[int, ...] = ()  # durations of Needles' test; the first is the experiment's own
 
@@ -37,19 +38,21 @@ _MIXING = {"Linformer, k = 64": "", "static E": "--config controls/static --mode
 _LEVELS = 1, 2, 4, 6, 14  # dashes
 
 
-def _pathfinder(dashes: int, before: int | None) -> Experiment:
+def _pathfinder(dashes: int, before: int | None, minutes: int = 10) -> Experiment:
     return Experiment(
-        10,
+        minutes,
         f"--config image/pathfinder --data.dashes {dashes} --model.encoder.local Conv2d",
         {
             "no attention, twice the depth": "--config controls/none --model.encoder.depth 8",
             "Linformer, k = 64": "--model.encoder.attention Linformer --model.encoder.attention.k 64",
             "Verma with E": "--model.encoder.attention.k 64",
+            "static E": "--config controls/static --model.encoder.attention.k 64",
         },
         (["Linformer, k = 64", "Verma with E"], ["no attention, twice the depth"]),
-        rates=(1e-3,),
+        rates=(5e-4,),
         seeds=1,
         after="" if before is None else f"pathfinder/{before} dashes",
+        peers={"mean brightness": brightness(dashes)},
     )
 
 
@@ -112,6 +115,7 @@ EXPERIMENTS = {
         f"pathfinder/{dashes} dashes": _pathfinder(dashes, before)
         for dashes, before in zip(_LEVELS, (None, *_LEVELS), strict=False)
     },
+    "pathfinder/2 dashes, longer": _pathfinder(2, 1, 30),
     "order": Experiment(
         6,
         f"{_SPEAKERS} --data.question order --data.shortest 2.2 --model.pool attention --model.encoder.positions clock",

@@ -34,8 +34,8 @@ class Pathfinder(ImageDataModule):
 
     Args:
         size: Height and width: 32, 64, 128 or 256.
-        dashes: Dashes of a long path, 1 to 14; 6, 9 and 14 are the paper's degrees of difficulty. With 1 the dots
-            overlap.
+        dashes: Dashes of a long path, 1 to 14; 6, 9 and 14 are the paper's degrees of difficulty. With 1, joined dots
+            overlap, so the brightness of an image tells them.
         distractors: The number of shorter paths, which have a third as many dashes.
         num_train: Images to train on, validation included.
         num_test: Images to test on.

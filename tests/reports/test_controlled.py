@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ VALIDATED = {
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    for name in ("controlled", "experiments", "judge", "curves", "words", "run_table", "paired", "front_door"):
+    own = ("controlled", "experiments", "judge", "curves", "words", "drawings", "run_table", "paired", "front_door")
+    for name in own:
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("controlled"), importlib.import_module("run_table")
 
@@ -133,18 +135,23 @@ def test_the_next_level_begins_if_one_system_has_learned_the_one_before_and_goes
     trainer: Any, scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controlled, fitted = trainer
-    script, _ = scripts
+    script, table = scripts
     first = controlled._replace(experiment=controlled.experiment._replace(rates=(0.002,), seeds=1))
     second = first._replace(name="mine/2", experiment=first.experiment._replace(after="mine"))
     assert first.may_begin() and not second.may_begin()
     with pytest.raises(SystemExit, match="has no runs of ours in mine; train it there first"):
         second.train("ours")
     first.train("low")  # 0.1 on the validation
+    peer = {"experiment": "mine", "system": "a peer", "seed": "0", "validation": "0.9"}  # from which nothing goes on
+    table.write(tmp_path / "runs.csv", dict.fromkeys(table.HEADER, "") | peer)
     assert not second.may_begin()
     first.train("ours")  # 0.7
     assert second.may_begin()
     second.train("ours")
-    assert fitted == [("low", 0.002, 0, 2250), ("ours", 0.002, 0, 4500), ("ours", 0.002, 0, 4500)]
+    longer = second._replace(name="mine/2, longer", experiment=second.experiment._replace(minutes=4.5))
+    longer.train("ours")
+    assert longer.label == "mine-2-longer"
+    assert fitted == [("low", 0.002, 0, 2250), *[("ours", 0.002, 0, steps) for steps in (4500, 4500, 13500)]]
     monkeypatch.undo()
     asked: list[Any] = []
     monkeypatch.setattr(script.Trainer, "fit", lambda trainer, *given: asked.extend(given))
@@ -185,6 +192,20 @@ def test_an_experiment_may_have_the_rates_of_another_and_systems_of_its_own(
     with open(tmp_path / "comparisons.csv", newline="") as file:
         compared = [(row["first"], row["second"], row["difference"]) for row in csv.DictReader(file)]
     assert compared == [("high", "ours", "+0.000"), ("low", "ours", "+0.000"), ("forest", "ours", "+0.500")]
+
+
+@pytest.mark.parametrize(("dashes", "lowest", "highest"), [(1, 0.9, 1), (2, 0.3, 0.7)])
+def test_brightness_tells_joined_dots_only_where_they_overlap(
+    scripts: Any, dashes: int, lowest: float, highest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawings = importlib.import_module("drawings")
+    monkeypatch.setenv("LONGSEQ_CACHE", str(tmp_path))
+    monkeypatch.setattr(drawings, "Pathfinder", partial(drawings.Pathfinder, num_train=200, num_test=100))
+    control = drawings.brightness(dashes)
+    tested = control.answers(tmp_path, tmp_path, 0)
+    assert len(tested.names) == 100 and tested.labels == [0, 1] * 50
+    assert lowest <= tested.right.mean() <= highest
+    assert lowest <= control.fit(tmp_path, tmp_path, 1, 0)["validation"] <= highest
 
 
 def test_needles_are_judged_by_duration_as_one_sequence_and_in_windows(
