@@ -37,15 +37,15 @@ def draw(table: Path, experiment: str, path: Path) -> None:
         if row["setting"] == settings.get(row["system"]):
             points.setdefault(row["system"], []).append(row)
     figure, (by_minutes, by_steps) = panels(2)
-    for system, rows in points.items():
+    for system, rows in sorted(points.items()):
         steps = sorted({int(row["steps"]) for row in rows})
         values = [[float(row["validation"]) for row in rows if int(row["steps"]) == step] for step in steps]
         minutes = sorted({float(row["minutes"]) for row in rows})
         for axes, x in ((by_minutes, minutes), (by_steps, steps)):
-            colour = colour_of(system, [*points])
+            colour = colour_of(system, sorted(points))
             axes.fill_between(x, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.2, linewidth=0)
             axes.plot(x, [np.mean(of_step) for of_step in values], "o-", color=colour, label=system)
     by_minutes.set(xlabel="minutes of a core", ylabel="validation accuracy", title=experiment)
     by_steps.set(xlabel="steps")
-    by_minutes.legend(fontsize=7)
+    figure.legend(*by_minutes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
     save(figure, path)
