@@ -9,13 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LEVELS = [f"pathfinder/{dashes} dashes" for dashes in (1, 2, 4, 6, 14)]
-NAMES = ["same", "few", "needles", "pixels", "pixels/permuted", *LEVELS, "order"]
+NAMES = ["same", "few", "needles", "pixels", "pixels/permuted", *LEVELS, "pathfinder/2 dashes, longer", "order"]
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    for name in ("controlled", "experiments", "judge", "curves", "words", "run_table", "paired", "front_door"):
+    own = ("controlled", "experiments", "judge", "curves", "words", "drawings", "run_table", "paired", "front_door")
+    for name in own:
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("controlled")
 
