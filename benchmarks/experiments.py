@@ -1,6 +1,7 @@
 """What docs/results/protocol.md compares: its experiments, with the flags of every system. controlled.py runs them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -31,11 +32,33 @@ class Experiment(NamedTuple):
 
 _LINFORMER, _VERMA, _NONE = "Linformer, Dynamic", "Verma without E", "no attention"
 _DYNAMIC = "--model.encoder.attention Linformer --model.encoder.attention.projection Dynamic"
-_SPEAKERS = "--config audio/needles --data.root DATA --data.test_speakers [theo,yweweler] --data.val_speakers [lucas]"
+_NEW_SPEAKERS = "--data.test_speakers [theo,yweweler] --data.val_speakers [lucas]"
+_SPEAKERS = f"--config audio/needles --data.root DATA {_NEW_SPEAKERS}"
 _DIGITS = f"{_SPEAKERS} --data.held_out_digits [7,8,9]"
 _PIXELS = "--config image/mnist --data.root DATA --trainer.limit_val_batches 16"
 _MIXING = {"Linformer, k = 64": "", "static E": "--config controls/static --model.encoder.attention.k 64"}
 _LEVELS = 1, 2, 4, 6, 14  # dashes
+_WORDS = {
+    _LINFORMER: f"{_DYNAMIC} --model.encoder.attention.k 32",
+    _VERMA: "",
+    "exact softmax": "--config controls/softmax",
+    _NONE: "--config controls/none",
+    "pooled features": "--config controls/features",
+    "no attention, long kernel": "--config controls/long_kernel --model.encoder.local.kernel_size 31",
+}
+_S4D = {"S4D": "--model.encoder.attention S4D"}
+
+
+def _words(clips: int, folder: str, systems: dict[str, str]) -> Experiment:
+    return Experiment(
+        4,
+        f"--config audio/speech_commands --data AudioFolder --data.root RUNS/{folder}/words",
+        systems,
+        ([_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]),
+        group=r"(\w+)_nohash",
+        prepare=partial(words.write, clips),
+        peers=words.PEERS,
+    )
 
 
 def _pathfinder(dashes: int, before: int | None, minutes: int = 10) -> Experiment:
@@ -70,21 +93,13 @@ EXPERIMENTS = {
         ([_LINFORMER, "Verma"], ["pooled features"]),
         start=f"{_DIGITS} --config controls/none --trainer.max_epochs 10",
     ),
-    "few": Experiment(
+    "few": _words(30, "few", _WORDS),
+    "more/words": _words(79, "more-words", _WORDS | _S4D),
+    "more/speakers": Experiment(
         4,
-        "--config audio/speech_commands --data AudioFolder --data.root RUNS/few/words",
-        {
-            _LINFORMER: f"{_DYNAMIC} --model.encoder.attention.k 32",
-            _VERMA: "",
-            "exact softmax": "--config controls/softmax",
-            _NONE: "--config controls/none",
-            "pooled features": "--config controls/features",
-            "no attention, long kernel": "--config controls/long_kernel --model.encoder.local.kernel_size 31",
-        },
+        f"--config audio/speech_commands --data FSDD --data.root DATA {_NEW_SPEAKERS}",
+        _WORDS | _S4D,
         ([_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]),
-        group=r"(\w+)_nohash",
-        prepare=words.write,
-        peers=words.PEERS,
     ),
     "needles": Experiment(
         8,

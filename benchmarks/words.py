@@ -1,4 +1,4 @@
-"""The ten words of Speech Commands with 30 clips each, and two systems beside longseq's that learn them."""
+"""The ten words of Speech Commands with few clips each, and two systems beside longseq's that learn them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,6 @@ from sklearn.metrics import log_loss
 from datamodules import AudioFolder
 from longseq.reports.baseline import features
 
-CLIPS = 30  # of a word, to train on
 RATE_HZ = 16000
 
 
@@ -25,14 +24,14 @@ class Peer(NamedTuple):
     answers: Callable[[Path, Path, int], Tested]  # to the test, with this seed
 
 
-def write(data: Path, folder: Path) -> None:
-    """Link the clips as class folders, with the first 30 of each word in train; the splits are the published lists."""
+def write(clips: int, data: Path, folder: Path) -> None:
+    """Link so many clips of each word, the first ones, to train on, and all others as the published lists say."""
     from front_door import speech_commands
 
     counts: dict[str, int] = {}
     for split, word, file in speech_commands(data):
         counts[split + word] = counts.get(split + word, 0) + 1
-        if split == "train" and counts[split + word] > CLIPS:
+        if split == "train" and counts[split + word] > clips:
             continue
         (target := folder / "words" / split / word).mkdir(parents=True, exist_ok=True)
         if not (link := target / Path(str(file)).name).exists():

@@ -9,7 +9,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LEVELS = [f"pathfinder/{dashes} dashes" for dashes in (1, 2, 4, 6, 14)]
-NAMES = ["same", "few", "needles", "pixels", "pixels/permuted", *LEVELS, "pathfinder/2 dashes, longer", "order"]
+NAMES = [
+    "same",
+    "few",
+    "more/words",
+    "more/speakers",
+    "needles",
+    "pixels",
+    "pixels/permuted",
+    *LEVELS,
+    "pathfinder/2 dashes, longer",
+    "order",
+]
 
 
 @pytest.fixture
@@ -62,7 +73,7 @@ def test_the_two_systems_beside_longseq_answer_the_same_clips(
     trained: list[Any] = []
     fit_cnn = front_door.fit_cnn
     monkeypatch.setattr(front_door, "fit_cnn", lambda *given: trained.append(fit_cnn(*given)) or trained[-1])
-    words.write(real_data, tmp_path)
+    words.write(30, real_data, tmp_path)
     folders = [sorted((tmp_path / "words" / split).glob("*/*.wav")) for split in ("train", "test")]
     assert [len(clips) for clips in folders] == [300, 124]
     tested = {}
