@@ -36,9 +36,10 @@ _NEW_SPEAKERS = "--data.test_speakers [theo,yweweler] --data.val_speakers [lucas
 _SPEAKERS = f"--config audio/needles --data.root DATA {_NEW_SPEAKERS}"
 _DIGITS = f"{_SPEAKERS} --data.held_out_digits [7,8,9]"
 _PIXELS = "--config image/mnist --data.root DATA --trainer.limit_val_batches 16"
-_MIXING = {"Linformer, k = 64": "", "static E": "--config controls/static --model.encoder.attention.k 64"}
+_STATIC = {"static E": "--config controls/static --model.encoder.attention.k 64"}
+_MIXING = {"Linformer, k = 64": ""} | _STATIC
 _LEVELS = 1, 2, 4, 6, 14  # dashes
-_WORDS = {
+_OF_CLIPS = {
     _LINFORMER: f"{_DYNAMIC} --model.encoder.attention.k 32",
     _VERMA: "",
     "exact softmax": "--config controls/softmax",
@@ -46,19 +47,20 @@ _WORDS = {
     "pooled features": "--config controls/features",
     "no attention, long kernel": "--config controls/long_kernel --model.encoder.local.kernel_size 31",
 }
-_S4D = {"S4D": "--model.encoder.attention S4D"}
+_AND_S4D = _OF_CLIPS | {"S4D": "--model.encoder.attention S4D"}
 
 
-def _words(clips: int, folder: str, systems: dict[str, str]) -> Experiment:
-    return Experiment(
-        4,
-        f"--config audio/speech_commands --data AudioFolder --data.root RUNS/{folder}/words",
-        systems,
-        ([_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]),
-        group=r"(\w+)_nohash",
-        prepare=partial(words.write, clips),
-        peers=words.PEERS,
-    )
+def _of_clips(data: str, systems: dict[str, str]) -> Experiment:
+    """Short sounds, from the data of these flags."""
+    primary = [_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]
+    return Experiment(4, f"--config audio/speech_commands {data}", systems, primary)
+
+
+def _of_words(clips: int, folder: str, systems: dict[str, str]) -> Experiment:
+    """Ten words of Speech Commands, which are written to this folder of the trainings."""
+    experiment = _of_clips(f"--data AudioFolder --data.root RUNS/{folder}/words", systems)
+    prepare = partial(words.write, clips)
+    return experiment._replace(group=r"(\w+)_nohash", prepare=prepare, peers=words.PEERS)
 
 
 def _pathfinder(dashes: int, before: int | None, minutes: int = 10) -> Experiment:
@@ -69,7 +71,7 @@ def _pathfinder(dashes: int, before: int | None, minutes: int = 10) -> Experimen
             "no attention, twice the depth": "--config controls/none --model.encoder.depth 8",
             "Linformer, k = 64": "--model.encoder.attention Linformer --model.encoder.attention.k 64",
             "Verma with E": "--model.encoder.attention.k 64",
-            "static E": "--config controls/static --model.encoder.attention.k 64",
+            **_STATIC,
         },
         (["Linformer, k = 64", "Verma with E"], ["no attention, twice the depth"]),
         rates=(5e-4,),
@@ -93,14 +95,9 @@ EXPERIMENTS = {
         ([_LINFORMER, "Verma"], ["pooled features"]),
         start=f"{_DIGITS} --config controls/none --trainer.max_epochs 10",
     ),
-    "few": _words(30, "few", _WORDS),
-    "more/words": _words(79, "more-words", _WORDS | _S4D),
-    "more/speakers": Experiment(
-        4,
-        f"--config audio/speech_commands --data FSDD --data.root DATA {_NEW_SPEAKERS}",
-        _WORDS | _S4D,
-        ([_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]),
-    ),
+    "few": _of_words(30, "few", _OF_CLIPS),
+    "more/words": _of_words(79, "more-words", _AND_S4D),
+    "more/speakers": _of_clips(f"--data FSDD --data.root DATA {_NEW_SPEAKERS}", _AND_S4D),
     "needles": Experiment(
         8,
         f"{_SPEAKERS} --data.background mixed",

@@ -24,9 +24,8 @@ VALIDATED = {
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    own = ("controlled", "experiments", "judge", "curves", "words", "drawings", "run_table", "paired", "front_door")
-    for name in own:
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     return importlib.import_module("controlled"), importlib.import_module("run_table")
 
 
