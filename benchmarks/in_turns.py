@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -176,6 +177,12 @@ def _kernels(step: Step) -> tuple[float, int]:
 
 def spread(ratios: Sequence[float]) -> list[str]:
     return [f"**{statistics.median(ratios):.2f}**", f"{min(ratios):.2f} to {max(ratios):.2f}"]
+
+
+def write_page(page: Path, title: str, measured: str) -> None:
+    """Write what was measured, which begins with its command, below all that the page says before a command."""
+    written = page.read_text() if page.exists() else f"# {title}\n\n"
+    page.write_text(written.partition("    python ")[0] + measured)
 
 
 def write_within(minutes: float, rows: Iterable[Row], write: Callable[[list[Row], str], Any]) -> None:

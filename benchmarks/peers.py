@@ -33,6 +33,7 @@ from in_turns import (
     seconds_of,
     spread,
     training_step,
+    write_page,
     write_within,
 )
 from jsonargparse.typing import PositiveInt
@@ -307,9 +308,12 @@ def main() -> None:
     out = options.out or Path("docs/results", "peers-gpu.md" if bench.compiles else "peers.md")
     out.parent.mkdir(parents=True, exist_ok=True)
     minutes = (6.5 if bench.compiles else math.inf) if options.minutes is None else options.minutes
-    top = f"# longseq and its peers\n\n{about}\n\n"
     measured = rows(bench, options.parts, options.rounds)
-    write_within(minutes, measured, lambda done, late: out.write_text(top + markdown(header, done) + late))
+
+    def write(done: list[Row], late: str) -> None:
+        write_page(out, "longseq and its peers", f"{about}\n\n{markdown(header, done)}{late}")
+
+    write_within(minutes, measured, write)
 
 
 if __name__ == "__main__":
