@@ -32,7 +32,7 @@ import curves
 import torch
 from experiments import EXPERIMENTS, Experiment
 from judge import judge
-from run_table import RUNS, Row, best_of, chosen, measured, read
+from run_table import RUNS, Row, best_rate, chosen, measured, read
 
 from longseq.cli import main as longseq
 
@@ -178,10 +178,7 @@ class Trainer(NamedTuple):
         steps, rates = self.steps(system), self.experiment.rates
         if self.experiment.rates_of:
             rates = (float(self.of_other(self.experiment.rates_of, system)["setting"]),)
-        rows = {rate: self.row(system, rate, 0, steps) for rate in rates}
-        while (best := float(best_of([*rows.values()])["setting"])) in (min(rows), max(rows)) and len(rates) > 1:
-            rate = best / 2 if best == min(rows) else 2 * best
-            rows[rate] = self.row(system, rate, 0, steps)
+        best = best_rate(rates, lambda rate: self.row(system, rate, 0, steps))
         for seed in range(1, self.experiment.seeds):
             self.row(system, best, seed, steps)
 

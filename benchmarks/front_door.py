@@ -5,11 +5,12 @@
 DIR holds CIFAR-10-images, tiny-imagenet-200, MNIST, free-spoken-digit-dataset, SpeechCommands and ESC-50-master; the
 sets are written to RUNS/sets as class folders. Each system has the same minutes on one core, and the same training and
 validation samples. longseq runs from its command line, and its minutes include its start; the CNN's minutes include
-only its training. The CNN tries three learning rates, with seed 0 and the first value of --minutes. The one with the
-best validation is used for its other trainings; the rows of all three are kept.
+only its training. The CNN tries three learning rates, with seed 0 and the first value of --minutes, and further ones
+while the best is at their edge. The one with the best validation is used for its other trainings; all rows are kept.
 
 A row is written to docs/results/runs.csv as soon as it is measured, and is not measured again. Two processes with
-different --sets may run at the same time.
+different --sets may run at the same time, each on a core of its own. When the trainings of a set are done, its systems
+are compared, and the differences are written to comparisons.csv beside the table.
 """
 
 import argparse
@@ -31,21 +32,25 @@ import torch
 import torch.nn.functional as F
 import torchaudio
 from jsonargparse.typing import PositiveFloat, PositiveInt
+from judge import compare
+from paired import Tested, answers_of
 from PIL import Image
-from run_table import RUNS, chosen, measure_all, print_tables, read
+from run_table import RUNS, Row, best_rate, chosen, measured, print_tables, read
 from torch import Tensor, nn
 from torchvision import datasets
 
 from longseq.reports.processes import run_python
 
-RATES = "0.001", "0.002", "0.004"
-# The flags of each system, after --config image/folder or audio/folder; the CNN has none.
+RATES = 1e-3, 2e-3, 4e-3  # of the CNN, tried first
+# The flags of each system, after --config image/folder or audio/folder.
 SYSTEMS = {
     "longseq": [],
     "longseq, Verma": ["--model.encoder.depth", "1"],
     "longseq, softmax": ["--model.encoder.depth", "1", "--model.encoder.attention", "Softmax"],
-    "CNN": None,
 }
+LEVEL = "CNN, level subtracted"  # of sounds only
+CNNS = "CNN", LEVEL
+ANSWERS = "answers.json"  # of a training, to the test
 
 
 # (split, class, file or pixels) of each sample of a set.
@@ -133,6 +138,8 @@ class Set(NamedTuple):
     seconds: float = 0.0
     strides: tuple[int, ...] = (1, 2, 2)
     mirrors: bool = True
+    subtracts_level: bool = False  # a clip's mean, from its spectrogram
+    group: str | None = None  # matches what is drawn together in the bootstrap, in a sample's name
 
     @property
     def config(self) -> str:
@@ -145,7 +152,7 @@ SETS = {
     "tiny450": Set(tiny(450), 64, strides=(2, 1, 2, 2)),
     "mnist3000": Set(mnist, 28, mirrors=False),
     "fsdd": Set(fsdd, seconds=1.0),
-    "speech_commands": Set(speech_commands, seconds=1.0),
+    "speech_commands": Set(speech_commands, seconds=1.0, group=r"(\w+)_nohash"),
     **{f"esc50-{fold}": Set(esc50(fold), seconds=5.0) for fold in range(1, 6)},
 }
 
@@ -252,6 +259,7 @@ class Sounds:
     """Clips of one length, as log-mel spectrograms. Augmentation shifts, scales, masks and mixes, and adds noise."""
 
     def __init__(self, folder: Path, source: Set) -> None:
+        self.subtracts_level = source.subtracts_level
         first = next((folder / "train").glob("*/*"))
         self.rate = soundfile.info(first).samplerate
         self.length = round(source.seconds * self.rate)
@@ -274,7 +282,10 @@ class Sounds:
         return SoundCNN(num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        return ((self.mel(x) + 1e-6).log()[:, None] - self.mean) / self.std
+        levels = (self.mel(x) + 1e-6).log()[:, None]
+        if self.subtracts_level:
+            levels = levels - levels.mean((2, 3), keepdim=True)
+        return (levels - self.mean) / self.std
 
     def augmented(self, x: Tensor) -> Tensor:
         shifts = [round(random.uniform(-0.1, 0.1) * self.length) for _ in x]
@@ -314,6 +325,11 @@ class CNN(NamedTuple):
 
     def accuracy(self, split: str) -> float:
         return float(self.right(split).double().mean())
+
+    def tested(self, folder: Path) -> Tested:
+        """The answers to the test split of a folder from which the data was read."""
+        names = [path.relative_to(folder).as_posix() for path in sorted((folder / "test").glob("*/*"))]
+        return Tested(names, self.data.splits["test"][1].tolist(), self.right("test").numpy())
 
 
 def untrained_cnn(folder: Path, source: Set) -> CNN:
@@ -356,17 +372,17 @@ def fit_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float) -
     return CNN(data, network, round(steps / a_pass), max(validated, best))
 
 
-def train_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float) -> dict[str, object]:
-    """Train a CNN for so many minutes of one core, and return epochs, validation accuracy and test accuracy."""
+def train_cnn(folder: Path, source: Set, minutes: float, seed: int, rate: float, run: Path) -> dict[str, object]:
+    """Train a CNN for so many minutes of one core, and return its epochs and accuracies."""
     cnn = fit_cnn(folder, source, minutes, seed, rate)
-    figures = {"epochs": cnn.passes, "validation": cnn.validation, "test": cnn.accuracy("test")}
-    return {**figures, "minutes": minutes}
+    (tested := cnn.tested(folder)).save(run / ANSWERS)
+    return {"epochs": cnn.passes, "validation": cnn.validation, "test": tested.right.mean(), "minutes": minutes}
 
 
 def train_longseq(
     folder: Path, source: Set, minutes: float, seed: int, flags: list[str], run: Path
 ) -> dict[str, object]:
-    """Train longseq for so many minutes on one core, and return epochs, validation accuracy and test accuracy."""
+    """Train longseq for so many minutes on one core, and return its epochs and accuracies."""
     shutil.rmtree(run, ignore_errors=True)  # left by a training that was stopped
     command = ["-m", "longseq", "fit", "--config", source.config, "--data.root", str(folder), *flags]
     command += ["--minutes", f"{minutes:g}", "--seed_everything", str(seed), "--trainer.enable_progress_bar", "false"]
@@ -376,42 +392,58 @@ def train_longseq(
     (metrics,) = run.glob("runs/*/0/metrics.json")
     figures = json.loads(metrics.read_text())
     epochs = torch.load(metrics.with_name("last.ckpt"), weights_only=True)["epoch"]
+    answers_of(metrics.with_name("best.ckpt")).save(run / ANSWERS)
     names = {"validation": "val/accuracy", "test": "test/accuracy"}
     described = {"epochs": epochs, "minutes": minutes, "flags": " ".join(["--config", source.config, *flags])}
     return {name: figures[metric] for name, metric in names.items()} | described
 
 
-def experiment_of(name: str, minutes: float) -> str:
-    return f"front_door/{name}/{minutes:g} min"
-
-
 def train(
     name: str, systems: Iterable[str], all_minutes: list[float], seeds: int, data: Path, runs: Path, table: Path
 ) -> None:
-    """Train every combination that has no row yet."""
-    folder = written(name, data, runs)
-    rates: Sequence[str] = RATES
+    """Train every combination that has no row yet, and compare."""
+    folder, source = written(name, data, runs), SETS[name]
+    rates: dict[str, Sequence[float]] = {system: RATES for system in CNNS}
     for minutes in all_minutes:
+        experiment = f"front_door/{name}/{minutes:g} min"
 
-        def measure(system: str, setting: str, seed: int, minutes: float = minutes) -> dict[str, object]:
-            if system == "CNN":
-                return train_cnn(folder, SETS[name], minutes, seed, float(setting))
-            run = runs / f"{name}-{system}-{minutes:g}-{seed}".replace(", ", "-")
-            return train_longseq(folder, SETS[name], minutes, seed, SYSTEMS[system], run)
+        def run_of(system: str, setting: str, seed: int, minutes: float = minutes) -> Path:
+            return runs / f"{name}-{system}-{setting}-{minutes:g}-{seed}".replace(", ", "-").replace(" ", "-")
 
-        experiment = experiment_of(name, minutes)
-        settings = {system: rates if system == "CNN" else ("",) for system in systems}
-        measure_all(table, experiment, settings, seeds, measure)
+        def row_of(system: str, setting: str, seed: int, experiment: str = experiment, minutes: float = minutes) -> Row:
+            def measure() -> dict[str, object]:
+                run = run_of(system, setting, seed, minutes)
+                if system in CNNS:
+                    read = source._replace(subtracts_level=system == LEVEL)
+                    return train_cnn(folder, read, minutes, seed, float(setting), run)
+                return train_longseq(folder, source, minutes, seed, SYSTEMS[system], run)
+
+            return measured(table, (experiment, system, setting, str(seed)), measure)
+
+        for system in systems:
+            best = ""
+            if system in CNNS:
+                rate = best_rate(rates[system], lambda rate, system=system: row_of(system, f"{rate:g}", 0))
+                rates[system], best = (rate,), f"{rate:g}"  # later minutes use the rate of the first
+            for seed in range(seeds):
+                row_of(system, best, seed)
         print_tables(table, experiment)
-        if "CNN" in settings:  # later minutes use the rate of the first
-            rates = (chosen(read(table, experiment))["CNN"][0]["setting"],)
+        answers = {
+            system: [run_of(system, row["setting"], int(row["seed"])) / ANSWERS for row in rows]
+            for system, rows in chosen(read(table, experiment)).items()
+        }
+        if missing := [str(path) for paths in answers.values() for path in paths if not path.exists()]:
+            print(f"{experiment}: not compared, as these are missing: {', '.join(missing)}")
+        elif "longseq" in answers and len(answers) > 1:
+            tested = {system: [Tested.load(path) for path in paths] for system, paths in answers.items()}
+            compare(table, "longseq", {experiment: tested}, source.group)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of the data sets")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *CNNS], default=[*SYSTEMS, *CNNS])
     parser.add_argument("--minutes", nargs="+", type=PositiveFloat, default=[2.0])
     parser.add_argument("--seeds", type=PositiveInt, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/front_door"), help="the folder of sets and trainings")
@@ -419,7 +451,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # for longseq
     for name in options.sets:
-        train(name, options.systems, options.minutes, options.seeds, options.data, options.runs, options.table)
+        systems = [system for system in options.systems if system != LEVEL or SETS[name].seconds]
+        train(name, systems, options.minutes, options.seeds, options.data, options.runs, options.table)
 
 
 if __name__ == "__main__":

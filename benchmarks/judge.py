@@ -1,7 +1,7 @@
 """The test of an experiment of controlled.py: the chosen checkpoints' answers, and the comparisons of the protocol."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,15 +47,23 @@ def judge(trainer: "Trainer") -> None:
         return max(systems, key=lambda name: mean(best[name]))
 
     ours, control = map(better, trainer.experiment.primary)
-    rows = []
-    for experiment, tested in answers.items():
-        for first in (control, *(name for name in tested if name not in (control, ours))):
-            compared = _compared(tested[first], tested[ours], trainer.experiment.group)
-            rows.append(dict(zip(COMPARED, [experiment, first, ours, *compared], strict=True)))
-    table = comparisons(trainer.table)
-    others = [row for row in read(table, header=COMPARED) if row["experiment"] not in answers]
-    write_csv(table, COMPARED, [list(row.values()) for row in [*others, *rows]])
+    first = {experiment: {control: tested[control]} | tested for experiment, tested in answers.items()}
+    compare(trainer.table, ours, first, trainer.experiment.group)
     curves.draw(trainer.table, trainer.name, trainer.table.with_name(f"curves-{trainer.label}.png"))
+
+
+def compare(runs: Path, ours: str, answers: Mapping[str, Mapping[str, list[Tested]]], group: str | None = None) -> None:
+    """Write by how much our system is ahead of each other one, in each experiment, to the table of comparisons beside
+    the table of runs."""
+    rows = [
+        [experiment, first, ours, *_compared(tested[first], tested[ours], group)]
+        for experiment, tested in answers.items()
+        for first in tested
+        if first != ours
+    ]
+    table = comparisons(runs)
+    others = [row for row in read(table, header=COMPARED) if row["experiment"] not in answers]
+    write_csv(table, COMPARED, [*([*row.values()] for row in others), *rows])
 
 
 def _compared(first: list[Tested], second: list[Tested], group: str | None) -> list[str]:

@@ -9,6 +9,7 @@ sample itself. The samples of a group are not independent, and neither are the s
 """
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -27,6 +28,15 @@ class Tested(NamedTuple):
     names: list[str]
     labels: list[int]
     right: np.ndarray
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self._replace(right=self.right.tolist())))
+
+    @classmethod
+    def load(cls, path: Path) -> "Tested":
+        names, labels, right = json.loads(path.read_text())
+        return cls(names, labels, np.array(right))
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:

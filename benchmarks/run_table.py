@@ -85,6 +85,16 @@ def _processor_seconds() -> float:
     return sum(os.times()[:4])  # of this process and of those that it started
 
 
+def best_rate(rates: Sequence[float], row_of: Callable[[float], Row]) -> float:
+    """The learning rate that is best on the validation. While that is the lowest or the highest of several, the next
+    one is tried too: half or twice of it."""
+    rows = {rate: row_of(rate) for rate in rates}
+    while (best := float(best_of([*rows.values()])["setting"])) in (min(rows), max(rows)) and len(rates) > 1:
+        rate = best / 2 if best == min(rows) else 2 * best
+        rows[rate] = row_of(rate)
+    return best
+
+
 def measure_all(
     table: Path,
     experiment: str,

@@ -77,8 +77,7 @@ def answers_of_cnn(folder: Path, run: Path, seed: int) -> Tested:
 
     cnn = untrained_cnn(folder / "words", SETS["speech_commands"])
     cnn.network.load_state_dict(torch.load(run / "cnn.pt", weights_only=True))
-    names = [path.relative_to(folder / "words").as_posix() for path in sorted((folder / "words/test").glob("*/*.wav"))]
-    return Tested(names, cnn.data.splits["test"][1].tolist(), cnn.right("test").numpy())
+    return cnn.tested(folder / "words")
 
 
 PEERS = {

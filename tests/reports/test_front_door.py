@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import soundfile
+import torch
 from PIL import Image
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/front_door.py"
@@ -45,7 +46,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     script.main()
 
 
-def test_a_table_has_the_three_rates_and_the_best_of_them_trains_on_and_nothing_is_trained_twice(
+def test_rates_are_tried_until_the_best_is_between_others_and_it_trains_on_and_nothing_is_trained_twice(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = "--sets", "things", "fsdd", "--systems", "CNN", "--minutes", "0.01", "--seeds", "2"
@@ -55,14 +56,55 @@ def test_a_table_has_the_three_rates_and_the_best_of_them_trains_on_and_nothing_
         assert found == split
         with open("runs.csv", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["experiment"] == f"front_door/{name}/0.01 min"]
-        assert [row["seed"] for row in rows] == ["0", "0", "0", "1"]
-        first = {row["setting"]: float(row["validation"]) for row in rows[:3]}
-        assert list(first) == ["0.001", "0.002", "0.004"]
-        assert first[rows[3]["setting"]] == max(first.values())
+        *first, last = rows
+        assert {row["seed"] for row in first} == {"0"} and last["seed"] == "1"
+        validated = {float(row["setting"]): float(row["validation"]) for row in first}
+        assert list(validated)[:3] == [0.001, 0.002, 0.004]
+        assert validated[float(last["setting"])] == max(validated.values())
+        assert min(validated) < float(last["setting"]) < max(validated)
         assert all(0 <= float(row["test"]) <= 1 and float(row["epochs"]) >= 0 for row in rows)
     assert "front_door/fsdd/0.01 min\n| system |" in capsys.readouterr().out
     monkeypatch.setattr(script, "train_cnn", None)  # what has a row is not trained again
     run(script, monkeypatch, *given)
+
+
+def test_a_set_of_sounds_has_a_cnn_that_hears_no_level(script: ModuleType, tmp_path: Path) -> None:
+    folder = script.written("fsdd", tmp_path / "data", tmp_path)
+    clips = torch.randn(2, 8000) * torch.tensor([[0.2], [1.0]])
+    heard = {}
+    for subtracts in (False, True):
+        sounds = script.Sounds(folder, script.SETS["fsdd"]._replace(subtracts_level=subtracts))
+        heard[subtracts] = float((sounds.features(2 * clips) - sounds.features(clips)).abs().mean())
+    assert heard[False] > 0.1
+    assert heard[True] < 1e-3
+
+
+def test_the_answers_of_systems_are_compared(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_longseq(folder, source, minutes, seed, flags, out):
+        files = sorted((folder / "test").glob("*/*"))
+        names, right = [file.relative_to(folder).as_posix() for file in files], np.arange(len(files)) % 2 == seed
+        script.Tested(names, [0] * len(files), right).save(out / "answers.json")
+        return {"validation": 0.5, "test": right.mean(), "minutes": minutes}
+
+    monkeypatch.setattr(script, "train_longseq", train_longseq)
+    given = "--sets", "things", "fsdd", "--systems", "longseq", "CNN", "CNN, level subtracted"
+    run(script, monkeypatch, *given, "--minutes", "0.01", "--seeds", "2")
+    with open("comparisons.csv", newline="") as file:
+        found = {(row["experiment"], row["first"], row["second"]): row for row in csv.DictReader(file)}
+    sounds = "front_door/fsdd/0.01 min"
+    assert [*found] == [
+        ("front_door/things/0.01 min", "CNN", "longseq"),
+        (sounds, "CNN", "longseq"),
+        (sounds, "CNN, level subtracted", "longseq"),
+    ]
+    with open("runs.csv", newline="") as file:
+        of_cnn = [row for row in csv.DictReader(file) if row["experiment"] == sounds and row["system"] == "CNN"]
+    rate = next(row["setting"] for row in of_cnn if row["seed"] == "1")
+    accuracies = [float(row["test"]) for row in of_cnn if row["setting"] == rate]
+    difference = float(found[sounds, "CNN", "longseq"]["difference"])
+    test = len([*Path("runs/front_door/sets/fsdd/test").glob("*/*")])
+    mean = (test // 2 + (test + 1) // 2) / 2 / test
+    assert difference == pytest.approx(mean - sum(accuracies) / 2, abs=2e-3)
 
 
 @pytest.mark.thorough
@@ -71,3 +113,10 @@ def test_longseq_is_trained_by_its_command_line(script: ModuleType, monkeypatch:
     with open("runs.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["system"] == "longseq" and float(row["test"]) > 0.1
+    (answers,) = Path("runs/front_door").glob("*/answers.json")
+    tested = script.Tested.load(answers)
+    assert tested.right.mean() == pytest.approx(float(row["test"]), abs=1e-4)
+    files = sorted(Path("runs/front_door/sets/things/test").glob("*/*"))
+    assert [Path(name).name for name in tested.names] == [file.name for file in files]
+    cnn = script.untrained_cnn(Path("runs/front_door/sets/things"), script.SETS["things"])
+    assert cnn.tested(Path("runs/front_door/sets/things"))[:2] == tested[:2]
