@@ -414,19 +414,19 @@ def train(
             def measure() -> dict[str, object]:
                 run = run_of(system, setting, seed, minutes)
                 if system in CNNS:
-                    read = source._replace(subtracts_level=system == LEVEL)
-                    return train_cnn(folder, read, minutes, seed, float(setting), run)
+                    of_cnn = source._replace(subtracts_level=system == LEVEL)
+                    return train_cnn(folder, of_cnn, minutes, seed, float(setting), run)
                 return train_longseq(folder, source, minutes, seed, SYSTEMS[system], run)
 
             return measured(table, (experiment, system, setting, str(seed)), measure)
 
-        for system in systems:
-            best = ""
-            if system in CNNS:
-                rate = best_rate(rates[system], lambda rate, system=system: row_of(system, f"{rate:g}", 0))
-                rates[system], best = (rate,), f"{rate:g}"  # later minutes use the rate of the first
-            for seed in range(seeds):
-                row_of(system, best, seed)
+        best = dict.fromkeys(systems, "")
+        for system in (system for system in systems if system in CNNS):
+            rate = best_rate(rates[system], lambda rate, system=system: row_of(system, f"{rate:g}", 0))
+            rates[system], best[system] = (rate,), f"{rate:g}"  # later minutes use the rate of the first
+        for seed in range(seeds):  # the systems in turns, because a machine's speed drifts
+            for system, setting in best.items():
+                row_of(system, setting, seed)
         print_tables(table, experiment)
         answers = {
             system: [run_of(system, row["setting"], int(row["seed"])) / ANSWERS for row in rows]
