@@ -3,6 +3,7 @@
 import copy
 import inspect
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,28 @@ def test_a_checkpoint_can_be_put_before_its_validation(tmp_path) -> None:
     lightning.put_before_validation(checkpoint["loops"]["fit_loop"])
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]["current"]
     assert progress == {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+
+
+def test_a_training_by_steps_goes_on_from_an_epochs_end_with_the_next_epoch(tmp_path) -> None:
+    class Batches(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            numbers.append(batch_idx)
+
+    def resumed(prepare: Callable[[pl.Trainer], None]) -> None:
+        steps = {"max_epochs": -1, "max_steps": 8}
+        trainer = trainer_of(tmp_path, Batches(), check_val_every_n_epoch=2, enable_checkpointing=False, **steps)
+        prepare(trainer)
+        trainer.fit(model(), datamodule=Digits(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+
+    saving = ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True)
+    trainer_of(tmp_path, saving, check_val_every_n_epoch=2).fit(model(), datamodule=Digits())
+    numbers: list[int] = []
+    resumed(lightning.resume_whole_epochs)
+    assert numbers == [0, 1, 2, 3]
+    numbers.clear()
+    with pytest.raises(ZeroDivisionError):  # a fifth batch of four has no share in a step
+        resumed(lambda _: None)
+    assert numbers == [4]
 
 
 def test_stochastic_weight_averaging_has_its_average(tmp_path) -> None:

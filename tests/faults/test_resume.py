@@ -42,6 +42,10 @@ SETTINGS = {
         "--trainer.max_epochs", "-1", "--trainer.max_steps", "14", "--trainer.val_check_interval", "7",
         "--trainer.check_val_every_n_epoch", "null",
     ],
+    "steps": ["--trainer.max_epochs", "-1", "--trainer.max_steps", "25"],
+    "steps, every second epoch validated": [
+        "--trainer.max_epochs", "-1", "--trainer.max_steps", "25", "--trainer.check_val_every_n_epoch", "2",
+    ],
     "two processes": ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"],
     "parts": [
         "--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "FullySharded",
@@ -59,6 +63,10 @@ KILLS = [
     pytest.param("bf16, accumulation, workers, augmentation", "on_train_batch_end", 13, "SIGTERM", 0, marks=THOROUGH),
     # in the last validation
     pytest.param("an end within an epoch", "on_validation_batch_end", 3, "SIGTERM", 0, marks=THOROUGH),
+    # these resume from the checkpoint of an epoch's end, after which nothing was validated in two of them
+    ("an end within an epoch", "on_train_batch_start", 12, "SIGKILL", 0),
+    pytest.param("steps", "on_train_batch_start", 14, "SIGKILL", 0, marks=THOROUGH),
+    pytest.param("steps, every second epoch validated", "on_train_batch_start", 14, "SIGKILL", 0, marks=THOROUGH),
     ("two processes", "on_train_batch_end", 7, "SIGTERM", 0),
     pytest.param("two processes", "on_train_batch_end", 7, "SIGTERM", 1, marks=THOROUGH),
 ]
