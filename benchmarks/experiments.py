@@ -31,8 +31,10 @@ class Experiment(NamedTuple):
 
 
 _LINFORMER, _VERMA, _NONE = "Linformer, Dynamic", "Verma without E", "no attention"
+_LONG_KERNEL = "no attention, long kernel"
 _DYNAMIC = "--model.encoder.attention Linformer --model.encoder.attention.projection Dynamic"
 _NEW_SPEAKERS = "--data.test_speakers [theo,yweweler] --data.val_speakers [lucas]"
+_OF_SPEAKERS = f"--data FSDD --data.root DATA {_NEW_SPEAKERS}"
 _SPEAKERS = f"--config audio/needles --data.root DATA {_NEW_SPEAKERS}"
 _DIGITS = f"{_SPEAKERS} --data.held_out_digits [7,8,9]"
 _PIXELS = "--config image/mnist --data.root DATA --trainer.limit_val_batches 16"
@@ -45,14 +47,14 @@ _OF_CLIPS = {
     "exact softmax": "--config controls/softmax",
     _NONE: "--config controls/none",
     "pooled features": "--config controls/features",
-    "no attention, long kernel": "--config controls/long_kernel --model.encoder.local.kernel_size 31",
+    _LONG_KERNEL: "--config controls/long_kernel --model.encoder.local.kernel_size 31",
 }
 _AND_S4D = _OF_CLIPS | {"S4D": "--model.encoder.attention S4D"}
 
 
 def _of_clips(data: str, systems: dict[str, str]) -> Experiment:
     """Short sounds, from the data of these flags."""
-    primary = [_LINFORMER, _VERMA], [_NONE, "no attention, long kernel"]
+    primary = [_LINFORMER, _VERMA], [_NONE, _LONG_KERNEL]
     return Experiment(4, f"--config audio/speech_commands {data}", systems, primary)
 
 
@@ -97,7 +99,11 @@ EXPERIMENTS = {
     ),
     "few": _of_words(30, "few", _OF_CLIPS),
     "more/words": _of_words(79, "more-words", _AND_S4D),
-    "more/speakers": _of_clips(f"--data FSDD --data.root DATA {_NEW_SPEAKERS}", _AND_S4D),
+    "more/speakers": _of_clips(_OF_SPEAKERS, _AND_S4D),
+    "more/level": _of_clips(
+        f"{_OF_SPEAKERS} --model.encoder.subtract_mean level",
+        {name: _OF_CLIPS[name] for name in (_LINFORMER, _NONE, _LONG_KERNEL)},
+    )._replace(primary=([_LINFORMER], [_NONE, _LONG_KERNEL]), rates_of="more/speakers"),
     "needles": Experiment(
         8,
         f"{_SPEAKERS} --data.background mixed",

@@ -14,6 +14,7 @@ NAMES = [
     "few",
     "more/words",
     "more/speakers",
+    "more/level",
     "needles",
     "pixels",
     "pixels/permuted",
