@@ -289,25 +289,24 @@ def watched_figure(states: Mapping[str, Any], kind: str) -> tuple[str, bool]:
     return settings["monitor"], settings["mode"] == "min"
 
 
-class _ResumedFitLoop(_FitLoop):
+class _ExactFitLoop(_FitLoop):
     @property
     def done(self) -> bool:
+        """Whether the last validation is over too. Lightning runs none in a resumed training whose max_steps is
+        reached, but ``put_before_validation`` places checkpoints there."""
         validated: Any = self.epoch_loop.val_loop.batch_progress.total
         is_to_be_validated = self.epoch_loop.restarting and validated.processed == validated.started - 1
         return super().done and not is_to_be_validated
 
     def _iteration_based_training(self) -> bool:
+        """Never: with max_steps Lightning takes every epoch for an unfinished one. From a checkpoint of an epoch's end
+        it counts this epoch twice, and trains a batch more than the epoch has if no validation followed."""
         return False
 
 
-def resume_whole_epochs(trainer: pl.Trainer) -> None:
-    """Make a resumed training go on exactly where its checkpoint was saved.
-
-    Lightning runs no validation after the last step once max_steps is reached, but ``put_before_validation`` places
-    checkpoints there. And with max_steps it takes every epoch for an unfinished one: from a checkpoint of an epoch's
-    end it would count this epoch twice, and train a batch more than the epoch has if no validation followed.
-    """
-    trainer.fit_loop.__class__ = _ResumedFitLoop
+def resume_exactly(trainer: pl.Trainer) -> None:
+    """Make a resumed training go on exactly where its checkpoint was saved, which Lightning does not always do."""
+    trainer.fit_loop.__class__ = _ExactFitLoop
 
 
 def count_from_what_is_validated(trainer: pl.Trainer) -> None:

@@ -20,7 +20,7 @@ from longseq.compat.lightning import (
     is_accumulating,
     is_followed_by_validation,
     put_before_validation,
-    resume_whole_epochs,
+    resume_exactly,
     stops_early,
 )
 from longseq.training.classifier import Classifier
@@ -63,7 +63,7 @@ class Sentinel(Checkpoint):  # a Checkpoint, because Lightning runs those after 
         self._is_over = False  # whether a callback has ended the training
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Classifier) -> None:
-        resume_whole_epochs(trainer)
+        resume_exactly(trainer)
         # whoever resumes a training that was tested wants it to go on
         was_tested = trainer.strategy.broadcast(self.last.with_name("metrics.json").exists())
         trainer.should_stop = trainer.should_stop or (self._is_over and not was_tested)

@@ -186,7 +186,7 @@ def test_a_training_by_steps_goes_on_from_an_epochs_end_with_the_next_epoch(tmp_
     saving = ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True)
     trainer_of(tmp_path, saving, check_val_every_n_epoch=2).fit(model(), datamodule=Digits())
     numbers: list[int] = []
-    resumed(lightning.resume_whole_epochs)
+    resumed(lightning.resume_exactly)
     assert numbers == [0, 1, 2, 3]
     numbers.clear()
     with pytest.raises(ZeroDivisionError):  # a fifth batch of four has no share in a step
