@@ -116,9 +116,9 @@ class Trainer(NamedTuple):
 
     def steps(self, system: str) -> int:
         """The steps of a training of this system."""
-        if self.experiment.after:
-            before = self.of_other(self.experiment.after, system)
-            return round(int(before["steps"]) * self.experiment.minutes / float(before["minutes"]))
+        if other := self.experiment.after or self.experiment.steps_of:
+            row = self.of_other(other, system)
+            return round(int(row["steps"]) * self.experiment.minutes / float(row["minutes"]))
         return round(60 * self.experiment.minutes / self.speeds()[system])
 
     def speeds(self) -> dict[str, float]:
@@ -219,7 +219,7 @@ def main() -> None:
             continue
         with trainer.alone():
             trainer.prepare()
-            if not trainer.experiment.after:
+            if not (trainer.experiment.after or trainer.experiment.steps_of):
                 trainer.speeds()
         for system in trainer.systems:
             if system in (given.systems or trainer.systems):

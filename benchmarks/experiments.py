@@ -22,6 +22,7 @@ class Experiment(NamedTuple):
     group: str | None = None  # matches what is drawn together in the bootstrap, in a sample's name
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)  # of learning, tried first; a single one is not chosen
     rates_of: str = ""  # the experiment whose chosen rates are used instead
+    steps_of: str = ""  # the experiment whose steps a minute are used, instead of measuring them
     seeds: int = 3
     prepare: Callable[[Path, Path], object] | None = None  # gets the data's and the experiment's folder, once
     start: str = ""  # flags of a common model from which all systems go on, and whose time does not count
@@ -35,6 +36,7 @@ _LONG_KERNEL = "no attention, long kernel"
 _DYNAMIC = "--model.encoder.attention Linformer --model.encoder.attention.projection Dynamic"
 _NEW_SPEAKERS = "--data.test_speakers [theo,yweweler] --data.val_speakers [lucas]"
 _SPOKEN = f"--data FSDD --data.root DATA {_NEW_SPEAKERS}"
+_LEVEL = "--model.encoder.subtract_mean level"
 _SPEAKERS = f"--config audio/needles --data.root DATA {_NEW_SPEAKERS}"
 _DIGITS = f"{_SPEAKERS} --data.held_out_digits [7,8,9]"
 _PIXELS = "--config image/mnist --data.root DATA --trainer.limit_val_batches 16"
@@ -50,6 +52,7 @@ _OF_CLIPS = {
     _LONG_KERNEL: "--config controls/long_kernel --model.encoder.local.kernel_size 31",
 }
 _AND_S4D = _OF_CLIPS | {"S4D": "--model.encoder.attention S4D"}
+_THREE = {name: _OF_CLIPS[name] for name in (_LINFORMER, _NONE, _LONG_KERNEL)}
 
 
 def _of_clips(data: str, systems: dict[str, str]) -> Experiment:
@@ -100,10 +103,8 @@ EXPERIMENTS = {
     "few": _of_words(30, "few", _OF_CLIPS),
     "more/words": _of_words(79, "more-words", _AND_S4D),
     "more/speakers": _of_clips(_SPOKEN, _AND_S4D),
-    "more/level": _of_clips(
-        f"{_SPOKEN} --model.encoder.subtract_mean level",
-        {name: _OF_CLIPS[name] for name in (_LINFORMER, _NONE, _LONG_KERNEL)},
-    )._replace(rates_of="more/speakers"),
+    "more/level": _of_clips(f"{_SPOKEN} {_LEVEL}", _THREE)._replace(rates_of="more/speakers"),
+    "more/level-kept": _of_clips(_SPOKEN, _THREE)._replace(rates_of="more/speakers", steps_of="more/level"),
     "needles": Experiment(
         8,
         f"{_SPEAKERS} --data.background mixed",

@@ -193,6 +193,19 @@ def test_an_experiment_may_have_the_rates_of_another_and_systems_of_its_own(
     assert compared == [("high", "ours", "+0.000"), ("low", "ours", "+0.000"), ("forest", "ours", "+0.500")]
 
 
+def test_an_experiment_may_have_the_steps_a_minute_of_another(trainer: Any, scripts: Any, tmp_path: Path) -> None:
+    controlled, fitted = trainer
+    _, table = scripts
+    same = controlled._replace(name="mine/same", experiment=controlled.experiment._replace(steps_of="mine", minutes=3))
+    with pytest.raises(SystemExit, match="has no runs of ours in mine; train it there first"):
+        same.steps("ours")
+    controlled.train("ours")
+    fitted.clear()
+    same.train("ours")
+    assert {steps for *_, steps in fitted} == {9000}  # in 3 minutes, after 4,500 in 1.5
+    assert not table.read(tmp_path / "runs.csv", "mine/same/speeds")
+
+
 @pytest.mark.parametrize(("dashes", "lowest", "highest"), [(1, 0.9, 1), (2, 0.3, 0.7)])
 def test_brightness_tells_joined_dots_only_where_they_overlap(
     scripts: Any, dashes: int, lowest: float, highest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ NAMES = [
     "more/words",
     "more/speakers",
     "more/level",
+    "more/level-kept",
     "needles",
     "pixels",
     "pixels/permuted",
@@ -37,7 +38,8 @@ def test_every_experiment_has_a_system_for_each_part_of_its_comparison(script: A
     for name, experiment in script.EXPERIMENTS.items():
         compared = {system for group in experiment.primary for system in group}
         assert compared <= {*experiment.systems, *experiment.peers}, name
-        assert all(other in NAMES[: NAMES.index(name)] for other in (experiment.after, experiment.rates_of) if other)
+        others = experiment.after, experiment.rates_of, experiment.steps_of
+        assert all(other in NAMES[: NAMES.index(name)] for other in others if other)
 
 
 # What makes an experiment's trainings short, by a word of its flags.
