@@ -116,7 +116,7 @@ class Trainer(NamedTuple):
 
     def steps(self, system: str) -> int:
         """The steps of a training of this system."""
-        if other := self.experiment.after or self.experiment.steps_of:
+        if other := self.experiment.paced_by:
             row = self.of_other(other, system)
             return round(int(row["steps"]) * self.experiment.minutes / float(row["minutes"]))
         return round(60 * self.experiment.minutes / self.speeds()[system])
@@ -219,7 +219,7 @@ def main() -> None:
             continue
         with trainer.alone():
             trainer.prepare()
-            if not (trainer.experiment.after or trainer.experiment.steps_of):
+            if not trainer.experiment.paced_by:
                 trainer.speeds()
         for system in trainer.systems:
             if system in (given.systems or trainer.systems):

@@ -30,6 +30,11 @@ class Experiment(NamedTuple):
     peers: Mapping[str, Peer] = MappingProxyType({})  # systems that longseq does not have
     seconds: tuple[int, ...] = ()  # durations of Needles' test; the first is the experiment's own
 
+    @property
+    def paced_by(self) -> str:
+        """The experiment whose steps a minute are used; if there is none, they are measured."""
+        return self.after or self.steps_of
+
 
 _LINFORMER, _VERMA, _NONE = "Linformer, Dynamic", "Verma without E", "no attention"
 _LONG_KERNEL = "no attention, long kernel"
